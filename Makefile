@@ -27,7 +27,7 @@ DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto unasync screenshots docs clean
+.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto unasync screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -152,6 +152,9 @@ unasync: $(STAMP) ## Make the clients for threads from those for asyncio
 
 screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chromium
 	$(BIN)/python -m tests.browser.screenshots docs/images
+
+tidy: $(STAMP) ## Figures of the sources: lines, public names, ports, calls of one append and of one send
+	@$(BIN)/python -m tools.tidy
 
 docs: $(STAMP) ## Write docs/configuration.md and docs/cli.md anew, from the code
 	$(BIN)/python -m tools.docs_reference

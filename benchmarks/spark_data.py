@@ -18,13 +18,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import MIB, StoreConfig
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.format import blank_head, segment_name
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.types import LogIndex, NodeId
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, encode_record
@@ -261,7 +261,7 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
         base_dir=base_directory, segment_bytes=spec.segment_bytes, index_segment_bytes=spec.index_segment_bytes
     )
     store = FileStore.open(
-        config, cluster_id=spec.cluster_id, group=spec.group, node_id=NodeId(spec.node_id), clock=SystemClock()
+        config, cluster_id=spec.cluster_id, group=spec.group, node_id=NodeId(spec.node_id), clock=Clock()
     )
     directory = store.directory
     store.close()  # it has left its identity; the log itself is written here
@@ -273,7 +273,7 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
     last = LogIndex(writer.index - 1)
     mark = Mark(last, writer.last_end, writer.chain)
     checkpoint = LogCheckpoint(mark, indexed=last, committed=last, clean_stop=True)
-    create_checkpoint(RealFileSystem(), directory / "checkpoint", checkpoint)
+    create_checkpoint(FileSystem(), directory / "checkpoint", checkpoint)
     return WrittenLog(directory, writer.index, writer.last_end)
 
 

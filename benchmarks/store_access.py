@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import MIB, StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId, Term
@@ -21,4 +21,4 @@ TERM: Final = Term(1)
 def open_store(directory: Path, segment_bytes: int = 1024 * MIB) -> FileStore:
     """A store in ``directory`` with every setting but the segment size left alone."""
     config = StoreConfig(base_dir=directory, segment_bytes=segment_bytes)
-    return FileStore.open(config, cluster_id=CLUSTER_ID, group=GROUP, node_id=NODE_ID, clock=SystemClock())
+    return FileStore.open(config, cluster_id=CLUSTER_ID, group=GROUP, node_id=NODE_ID, clock=Clock())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cluster.connection import parse_addresses
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
+from dledger import flag_values
+from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 """Where a broker with default settings listens."""
-_AGO = re.compile(r"(\d+)([smhd])")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     with_target = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=flag_values.Seconds(min=0, min_open=True),
         default=5.0,
         show_default=True,
         metavar="SECONDS",
@@ -78,7 +77,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
         default=DEFAULT_BROKER,
         show_default=True,
         metavar="HOST:PORT,…",
-        callback=lambda _context, _parameter, text: parse_addresses(text),
+        callback=flag_values.addresses,
         help="Listen addresses of some or all brokers (also DLEDGER_BROKER).",
     )(with_target)
 
@@ -101,15 +100,19 @@ class Moment(click.ParamType[str | int]):
         text = str(value).strip()
         if self._ends and text in ("first", "last"):
             return text
-        if ago := _AGO.fullmatch(text):
-            return int(time.time() * 1000) - int(ago[1]) * _UNIT_MS[ago[2]]
         if text.isascii() and text.isdigit():
             return int(text)
         try:
-            return int(datetime.fromisoformat(text).timestamp() * 1000)
+            return _moment_ms(text)
         except ValueError:
             words = "first, last, " if self._ends else ""
-            self.fail(f"{text!r} is no time: write {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
+            self.fail(f"invalid time {text!r}: use {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
+
+
+def _moment_ms(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(time.time() * 1000 - parse_duration_ms(text, unit=""))
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def start_of(moment: str | int) -> Literal["first", "last"] | int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError
+from dledger.values import without_brackets
 
 try:
     from cryptography import x509
@@ -241,7 +242,7 @@ def _common_name(text: str) -> x509.Name:
 
 def _host_name(host: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+        return x509.IPAddress(ipaddress.ip_address(without_brackets(host)))
     except ValueError:
         pass
     if not _HOST.fullmatch(host):

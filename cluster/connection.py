@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
+from dledger import flag_values
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -36,18 +37,6 @@ class GroupTarget:
         )
 
 
-def parse_addresses(text: str) -> tuple[str, ...]:
-    """``host:port,host:port``. Raises ``click.BadParameter`` naming the part that is no address."""
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    for part in parts:
-        host, _, port = part.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-            raise click.BadParameter(f"{part!r} is no address: write HOST:PORT, for example {DEFAULT_BOOTSTRAP}")
-    if not parts:
-        raise click.BadParameter("no address given: write HOST:PORT,HOST:PORT")
-    return parts
-
-
 def group_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--bootstrap``, ``--group``, ``--timeout`` and the security options: one ``target`` for the command."""
 
@@ -61,7 +50,7 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
     with_target = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=flag_values.Seconds(min=0, min_open=True),
         default=5.0,
         show_default=True,
         metavar="SECONDS",
@@ -77,6 +66,6 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
         default=DEFAULT_BOOTSTRAP,
         show_default=True,
         metavar="HOST:PORT,…",
-        callback=lambda _context, _parameter, text: parse_addresses(text),
+        callback=flag_values.addresses,
         help="Client addresses of some or all nodes (also DLEDGER_BOOTSTRAP).",
     )(with_target)

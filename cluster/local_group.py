@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, ClassVar, Final, Protocol, Self
+from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
 from cluster.local_tls import LocalTls
 from dledger.errors import DLedgerError
@@ -79,31 +79,9 @@ class NodeProcess(Protocol):
         """SIGKILL."""
 
 
-def launch(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, detached: bool) -> NodeProcess:
-    """Run a node's command line; its standard input is a pipe unless it is ``detached``."""
-    return subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        env=dict(environment),
-        start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
-    )
-
-
-class Launch(Protocol):
-    """As ``launch``."""
-
-    def __call__(
-        self, words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, detached: bool
-    ) -> NodeProcess: ...
-
-
 class LocalGroup:
     """Starts all nodes on entry and ends all on exit. Not thread-safe, except ``kill``."""
 
-    launch: ClassVar[Launch] = staticmethod(launch)
-    """How a node's process is begun."""
     _companion = 0
     """What a node adds to its peer port to get another port that must be free."""
 
@@ -121,7 +99,7 @@ class LocalGroup:
         self.directory = directory
         self.name = name
         self._settings = {"flush_mode": flush, **(settings or {})}
-        self._detached = detached
+        self.is_detached = detached
         self._processes: dict[NodeId, NodeProcess] = {}
         self.log_format = "text"
         """How the nodes write their logs; or ``json``."""
@@ -149,7 +127,7 @@ class LocalGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._detached or kind is not None:
+        if not self.is_detached or kind is not None:
             self.close()
 
     def serve_metrics(self) -> None:
@@ -325,7 +303,7 @@ class LocalGroup:
         return f"{HOST}:{other.peer_port}"
 
     def _ending_with_us(self, words: list[str]) -> list[str]:
-        return words if self._detached else [*words, "--until-stdin-closes"]
+        return words if self.is_detached else [*words, "--until-stdin-closes"]
 
     def _spawn(self, node: NodeId, extra: Sequence[str] = ()) -> int:
         """Start the process and give the size of its log before that."""
@@ -335,12 +313,22 @@ class LocalGroup:
         if before is not None and before.stdin is not None:
             before.stdin.close()
         with log_file.open("ab") as log:
-            self._processes[node] = self.launch(
-                [*self.command(node), *extra], self._environment(), log, detached=self._detached
-            )
+            self._processes[node] = self.launch([*self.command(node), *extra], log)
         return offset
 
-    def _environment(self) -> dict[str, str]:
+    def launch(self, words: Sequence[str], log: IO[bytes]) -> NodeProcess:
+        """Run a node's command line; its standard input is a pipe unless the group is detached."""
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL if self.is_detached else subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=self.environment(),
+            start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
+        )
+
+    def environment(self) -> dict[str, str]:
+        """What a node finds in its environment."""
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))}
         return ours | {"DLEDGER_LOG_FORMAT": self.log_format}
 

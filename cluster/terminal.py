@@ -9,11 +9,11 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 
 from dledger.conditions import Condition
 
-
-class Advance(Protocol):
-    """Moves a progress bar."""
-
-    def __call__(self, steps: int = 1) -> None:
-        """``steps`` more are done."""
+Advance = Callable[[int], None]
+"""Moves a progress bar: so many more are done."""
 
 
 def on_terminal() -> bool:
@@ -160,11 +156,11 @@ def progress(title: str, total: int | None) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(title, total=total)
 
-        def advance(steps: int = 1) -> None:
+        def advance(steps: int) -> None:
             bar.advance(task, steps)
 
         yield advance
 
 
-def _no_advance(steps: int = 1) -> None:
+def _no_advance(_steps: int) -> None:
     """Where nobody looks, nothing moves."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.records import record
 
 _log = logging.getLogger("dledger")
@@ -77,7 +77,7 @@ class Conditions:
 
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self._name = name
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._lock = threading.Lock()  # guards _held and _left_out; a leaf: nothing is called while it is held
         self._held: dict[tuple[str, str], _Held] = {}
         self._left_out = False

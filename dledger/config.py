@@ -7,15 +7,17 @@ that is wrong with it at once. Reading conf files and the environment is ``dledg
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from dledger.errors import ConfigError
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.limits import Bytes, BytesOrZero, Millis, Percent, Port, Positive, Range, Unit, out_of_range
 from dledger.types import NodeId
+from dledger.values import address_text, host_of, parse_address, split, without_brackets
 
 MIB: Final = 1 << 20
 CLIENT_PORT_OFFSET: Final = 10_000
@@ -40,40 +42,31 @@ class Member:
     @property
     def address(self) -> str:
         """``host:port``, with brackets around an IPv6 host."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
     """Timers of the elector, in milliseconds."""
 
-    heartbeat_interval_ms: int = 100
+    heartbeat_interval_ms: Millis = 100
     """How often a leader tells the others that it lives."""
-    election_timeout_ms_min: int = 500
+    election_timeout_ms_min: Millis = 500
     """Shortest silence after which a follower seeks leadership; within it nobody helps to depose a leader."""
-    election_timeout_ms_max: int = 1000
+    election_timeout_ms_max: Millis = 1000
     """Longest such silence, drawn anew each time; a leader that no quorum answers for so long steps down."""
-    transfer_timeout_ms: int = 1000
+    transfer_timeout_ms: Millis = 1000
     """How long a hand-over of leadership may take before the old leader goes on."""
     transfer_max_lag_entries: int = 1000
     """A member that lags further behind is not handed leadership."""
     preferred_leaders: tuple[NodeId, ...] = ()
     """Members to which any other leader hands over as soon as they have caught up."""
-    preferred_check_interval_ms: int = 1000
+    preferred_check_interval_ms: Millis = 1000
     """How often a leader looks whether a preferred one, or one with room on its disk, should lead instead."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        found = _not_positive(
-            self,
-            (
-                "heartbeat_interval_ms",
-                "election_timeout_ms_min",
-                "election_timeout_ms_max",
-                "transfer_timeout_ms",
-                "preferred_check_interval_ms",
-            ),
-        )
+        found = out_of_range(self)
         if self.election_timeout_ms_min < 3 * self.heartbeat_interval_ms:
             found.append(
                 f"election_timeout_ms_min={self.election_timeout_ms_min} must be at least three times "
@@ -91,53 +84,38 @@ class ElectionConfig:
 class ReplicationConfig:
     """Limits of the entry pusher."""
 
-    push_bytes_max: int = MIB
+    push_bytes_max: Bytes = MIB
     """Bytes of log in one push; a push always carries at least one entry."""
-    inflight_pushes_max: int = 16
+    inflight_pushes_max: Positive = 16
     """Pushes on their way to one follower: with ``push_bytes_max`` the limit of what a slow one can hold up."""
-    push_timeout_ms: int = 1000
+    push_timeout_ms: Millis = 1000
     """How long a push may stay unanswered before the dispatcher compares again."""
-    retry_interval_ms: int = 100
+    retry_interval_ms: Millis = 100
     """Pause before an unreachable or refusing follower is tried again."""
-    commit_push_delay_ms: int = 5
+    commit_push_delay_ms: Millis = 5
     """How long an idle leader waits for an append to carry the commit index before it sends one alone."""
-    handler_queue_pushes_max: int = 256
+    handler_queue_pushes_max: Positive = 256
     """Pushes that a follower queues; beyond it they are refused, and the leader compares again."""
-    pending_entries_max: int = 10_000
+    pending_entries_max: Positive = 10_000
     """Entries that may wait for a quorum on the leader; beyond it appends are refused (``PendingFullError``)."""
-    pending_bytes_max: int = 64 * MIB
+    pending_bytes_max: Bytes = 64 * MIB
     """Bytes of them."""
-    ack_timeout_ms: int = 2500
+    ack_timeout_ms: Millis = 2500
     """How long an append or a linearizable read waits for a quorum; then an append's outcome is unknown."""
     noop_body: bytes = b""
     """Body of the entry with which a leader begins its term; a broker gives its own."""
     noop_compatible: bool = False
     """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; a broker does."""
-    max_producers: int = 4096
+    max_producers: Annotated[int, Range(1, 65_536)] = 4096
     """Producers whose repeated appends a leader knows; a further one takes the place of one idle for 10 minutes."""
-    producer_expiry_ms: int = 7 * 24 * 3_600_000
+    producer_expiry_ms: Millis = 7 * 24 * 3_600_000
     """How long an idle producer is remembered at least; then it must begin under a new name."""
-    producer_snapshot_entries: int = 16_384
+    producer_snapshot_entries: Annotated[int, Range(1, 131_072)] = 16_384
     """After so many entries (32 for each producer, if that is more) a leader writes down what it knows of producers."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        found = _not_positive(
-            self,
-            (
-                "push_bytes_max",
-                "inflight_pushes_max",
-                "push_timeout_ms",
-                "retry_interval_ms",
-                "commit_push_delay_ms",
-                "handler_queue_pushes_max",
-                "pending_entries_max",
-                "pending_bytes_max",
-                "ack_timeout_ms",
-                "producer_expiry_ms",
-            ),
-        )
-        found += _out_of_bounds(self, {"max_producers": (1, 65_536), "producer_snapshot_entries": (1, 131_072)})
+        found = out_of_range(self)
         if self.noop_compatible and not self.noop_body:
             found.append("noop_compatible requires a noop_body that readers of the log accept as an ordinary entry")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
@@ -163,75 +141,53 @@ class StoreConfig:
     """Directories over which segments are spread, instead of ``data`` in the node's own."""
     read_only_data_dirs: tuple[Path, ...] = ()
     """Directories whose segments are read but never written to or removed."""
-    segment_bytes: int = 1024 * MIB
+    segment_bytes: Annotated[int, Range(ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1), Unit.BYTES] = 1024 * MIB
     """Size of a segment file; the same on all members, and for the life of a log."""
-    index_segment_bytes: int = 160 * MIB
+    index_segment_bytes: Annotated[int, Range(INDEX_UNIT_BYTES, multiple_of=INDEX_UNIT_BYTES), Unit.BYTES] = 160 * MIB
     """Size of an index file; for the life of a log."""
-    max_entry_bytes: int = 4 * MIB
+    max_entry_bytes: Bytes = 4 * MIB
     """Largest record, its 48 byte header included."""
     flush_mode: FlushMode = FlushMode.SYNC
     """When an entry counts as stored: after its flush, or once it is in the page cache (a power cut can lose it)."""
-    flush_interval_ms: int = 10
+    flush_interval_ms: Millis = 10
     """Flush period of ``flush_mode=async`` while appends come; ``sync`` flushes as soon as something waits."""
-    checkpoint_interval_ms: int = 100
+    checkpoint_interval_ms: Millis = 100
     """How old the durable flushed mark may become."""
-    warm_bytes: int = 16 * MIB
+    warm_bytes: BytesOrZero = 16 * MIB
     """How far ahead of the end the segment is pre-touched."""
-    recovery_verify_bytes: int = 64 * MIB
+    recovery_verify_bytes: BytesOrZero = 64 * MIB
     """How many bytes below the durable mark are verified again at start."""
     import_unchecked: bool = False
     """Open a log whose CRC fields are 0, as the Java line writes them."""
-    retention_hours: float = 72
+    retention_hours: Annotated[float, Range(0), Unit.HOURS] = 72
     """Age (since its last write) from which a segment may be removed."""
-    delete_hour: tuple[int, ...] = (4,)
+    delete_hour: Annotated[tuple[int, ...], Range(0, 23)] = (4,)
     """Local hours of the day in which expired segments are removed."""
-    disk_check_ratio: float = 0.70
+    disk_check_ratio: Annotated[float, Range(above=0, high=1)] = 0.70
     """Usage above which expired segments are removed at any hour."""
-    disk_clean_ratio: float = 0.85
+    disk_clean_ratio: Annotated[float, Range(above=0, high=1)] = 0.85
     """Usage above which unexpired segments are removed too, if ``force_clean``."""
-    disk_full_ratio: float = 0.90
+    disk_full_ratio: Annotated[float, Range(above=0, high=1)] = 0.90
     """Usage above which appends are refused with ``DISK_FULL``."""
     force_clean: bool = True
     """Whether a disk above ``disk_clean_ratio`` costs the oldest segments, expired or not."""
-    clean_interval_ms: int = 1000
+    clean_interval_ms: Millis = 1000
     """How often the disk is measured and expired segments are looked for."""
-    follower_keep_bytes: int = 16 * 1024 * MIB
+    follower_keep_bytes: BytesOrZero = 16 * 1024 * MIB
     """How many bytes of log are kept, beyond retention, for a live follower that still needs them."""
-    scrub_bytes_per_s: int = MIB
+    scrub_bytes_per_s: BytesOrZero = MIB
     """How fast a running node verifies its whole log again and again, in the background; 0: not at all."""
     auto_repair: bool = True
     """Whether a member of a group fetches damaged or missing segments from its peers by itself."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        found = _not_positive(
-            self,
-            (
-                "segment_bytes",
-                "index_segment_bytes",
-                "max_entry_bytes",
-                "flush_interval_ms",
-                "checkpoint_interval_ms",
-                "clean_interval_ms",
-            ),
-        )
-        if self.index_segment_bytes % INDEX_UNIT_BYTES:
-            found.append(f"index_segment_bytes={self.index_segment_bytes} must be a multiple of {INDEX_UNIT_BYTES}")
-        if self.segment_bytes < ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1:
-            found.append(f"segment_bytes={self.segment_bytes} is too small for a single entry")
-        if self.scrub_bytes_per_s < 0:
-            found.append(f"scrub_bytes_per_s={self.scrub_bytes_per_s} must not be negative")
-        if self.warm_bytes < 0 or self.recovery_verify_bytes < 0 or self.follower_keep_bytes < 0:
-            found.append("warm_bytes, recovery_verify_bytes and follower_keep_bytes must not be negative")
-        if not 0 < self.disk_check_ratio <= self.disk_clean_ratio <= self.disk_full_ratio <= 1:
+        found = out_of_range(self)
+        if not self.disk_check_ratio <= self.disk_clean_ratio <= self.disk_full_ratio:
             found.append(
-                f"disk ratios must satisfy 0 < disk_check_ratio={self.disk_check_ratio} <= "
-                f"disk_clean_ratio={self.disk_clean_ratio} <= disk_full_ratio={self.disk_full_ratio} <= 1"
+                f"disk ratios must satisfy disk_check_ratio={self.disk_check_ratio} <= "
+                f"disk_clean_ratio={self.disk_clean_ratio} <= disk_full_ratio={self.disk_full_ratio}"
             )
-        if any(not 0 <= hour <= 23 for hour in self.delete_hour):
-            found.append(f"delete_hour={self.delete_hour} must be hours from 0 to 23")
-        if self.retention_hours < 0:
-            found.append(f"retention_hours={self.retention_hours} must not be negative")
         return found
 
     @property
@@ -313,10 +269,8 @@ def is_loopback(address: str) -> bool:
     kind, _, path = address.partition(":")
     if kind in ("unix", "unix-abstract") and path:
         return not path.isdigit()  # else a host of that name
-    host = address
-    if address.startswith("[") or address.count(":") == 1:
-        host = address.rpartition(":")[0] if not address.endswith("]") else address
-    host = host.removeprefix("[").removesuffix("]")
+    has_port = address.count(":") == 1 or (address.startswith("[") and not address.endswith("]"))
+    host = host_of(address) if has_port else without_brackets(address)
     if host.removesuffix(".").lower() == "localhost":
         return True
     try:
@@ -333,7 +287,7 @@ class AccessConfig:
     """Whether clients need an access key and the permission for what they do; everything else is denied then."""
     acl_file: Path | None = None
     """Accounts and permissions, as RocketMQ's ``plain_acl.yml``; read again when it changes, refused if others may."""
-    account_share_percent: int = 75
+    account_share_percent: Percent = 75
     """How much of what clients can have on a server (entries, bytes, pulls, streams, answers) one account may have.
 
     Where access control is off, one address; it may also have no more than this part of the connections.
@@ -341,7 +295,7 @@ class AccessConfig:
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        found = _out_of_bounds(self, {"account_share_percent": (1, 100)})
+        found = out_of_range(self)
         if self.acl_enable and self.acl_file is None:
             found.append(
                 "acl_enable=true requires acl_file, the file of accounts (`dledger access new NAME` creates one)"
@@ -353,69 +307,52 @@ class AccessConfig:
 class ConnectionLimits:
     """What clients may take up of a server that they connect to."""
 
-    connections_max: int = 1024
+    connections_max: Annotated[int, Range(1, 1_000_000)] = 1024
     """Connections of clients; of more, those of the address with the most are hung up on, idle ones first."""
-    connection_calls_max: int = 128
+    connection_calls_max: Annotated[int, Range(1, 1_000_000)] = 128
     """Calls and streams at once on one connection; more wait at the client. Each may hold an incomplete request in
     memory, so this, times the largest request, is what one connection may take. Consumers have a stream per queue, and
     our clients open further connections for more than 64.
     """
-    connection_idle_ms_max: int = 600_000
+    connection_idle_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
     """How long a connection without a call is kept."""
-    handshake_ms_max: int = 5_000
+    handshake_ms_max: Annotated[int, Range(100, 120_000), Unit.MS] = 5_000
     """How long a new connection may take to say (TLS and) HTTP/2."""
-    header_bytes_max: int = 16 * 1024
+    header_bytes_max: Annotated[int, Range(1_024, MIB), Unit.BYTES] = 16 * 1024
     """Metadata of one call."""
-    call_ms_max: int = 30_000
+    call_ms_max: Annotated[int, Range(100, 3_600_000), Unit.MS] = 30_000
     """Longest call that is no stream, also without a deadline of the client's; a pull may take its wait longer.
 
     A client that takes nothing of its answers for so long is hung up on.
     """
-    answer_bytes_max: int = 256 * MIB
+    answer_bytes_max: Annotated[int, Range(MIB, 1 << 40), Unit.BYTES] = 256 * MIB
     """Bytes of answers that clients have not taken yet; further reads of the log and pulls wait for room."""
-    ping_interval_ms_min: int = 5_000
+    ping_interval_ms_min: Annotated[int, Range(100, 3_600_000), Unit.MS] = 5_000
     """Clients that ping more often without a call are hung up on."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        return _out_of_bounds(
-            self,
-            {
-                "connections_max": (1, 1_000_000),
-                "connection_calls_max": (1, 1_000_000),
-                "connection_idle_ms_max": (1_000, 86_400_000),
-                "handshake_ms_max": (100, 120_000),
-                "header_bytes_max": (1_024, MIB),
-                "call_ms_max": (100, 3_600_000),
-                "answer_bytes_max": (MIB, 1 << 40),
-                "ping_interval_ms_min": (100, 3_600_000),
-            },
-        )
+        return out_of_range(self)
 
 
 @dataclass(frozen=True, slots=True)
 class BulkReadConfig:
     """What readers of large ranges (Spark jobs, audits) may take up of a node."""
 
-    bulk_streams_max: int = 16
+    bulk_streams_max: Annotated[int, Range(1, 10_000)] = 16
     """Large reads of the log (raw chunks, block digests) at once; more are refused, and tried again elsewhere."""
-    bulk_stream_ms_max: int = 600_000
+    bulk_stream_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
     """Longest such read; clients go on where it ended. One chunk may take ``call_ms_max`` until the client takes it."""
-    fetch_rate_bytes_max: int = 0
+    # One piece of work must fit into a second, or readers that take turns would wait too long to be told apart from
+    # those that get nothing.
+    fetch_rate_bytes_max: Annotated[int, Range(MIB, or_zero=True), Unit.BYTES] = 0
     """Bytes of log per second that are given raw, to all who ask together; 0: as fast as they take them."""
-    digest_rate_bytes_max: int = 1024 * MIB
+    digest_rate_bytes_max: Annotated[int, Range(16 * MIB, or_zero=True), Unit.BYTES] = 1024 * MIB
     """Bytes of log per second of which digests are computed, for all who ask together; 0: no limit."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
-        found = _out_of_bounds(self, {"bulk_streams_max": (1, 10_000), "bulk_stream_ms_max": (1_000, 86_400_000)})
-        # One piece of work must fit into a second, or readers that take turns would wait too long to be told apart from
-        # those that get nothing.
-        for name, least in (("fetch_rate_bytes_max", MIB), ("digest_rate_bytes_max", 16 * MIB)):
-            rate = getattr(self, name)
-            if rate and rate < least:
-                found.append(f"{name}={rate} must be 0 (no limit) or at least {least}")
-        return found
+        return out_of_range(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +372,7 @@ class ServerConfig:
     """
     client_host: str = ""
     """Address to listen on for clients; empty: ``bind_host``, or the host of this node in ``members``."""
-    client_port: int | None = None
+    client_port: Annotated[int | None, Range(0, 65535)] = None
     """Port for clients; not given: the peer port + 10000; 0: any free port."""
     advertised_client_address: str = ""
     """What nodes tell clients to connect to; empty: the client port, at ``client_host`` or the host in ``members``."""
@@ -448,11 +385,11 @@ class ServerConfig:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
-    client_streams_max: int = 1024
+    client_streams_max: Positive = 1024
     """Streams of each kind (append, follow, watch; health and reflection) that clients may have open on this node."""
     client_appends: bool = True
     """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
-    metrics_port: int = 0
+    metrics_port: Port = 0
     """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
     """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
@@ -487,7 +424,7 @@ class ServerConfig:
 
     def problems(self) -> list[str]:
         """Everything wrong with this configuration, as sentences; empty when it is sound."""
-        found: list[str] = []
+        found = out_of_range(self)
         ids = [member.node_id for member in self.members]
         if not self.group:
             found.append("group must not be empty")
@@ -503,17 +440,11 @@ class ServerConfig:
         found += [
             f"preferred leader {one!r} is not a member" for one in self.election.preferred_leaders if one not in ids
         ]
-        if self.client_port is not None and not 0 <= self.client_port <= 65535:
-            found.append(f"client_port={self.client_port} must be between 0 and 65535")
         if self.node_id in ids and self.client_port is None and self.self_member.port + CLIENT_PORT_OFFSET > 65535:
             found.append(
                 f"peer port {self.self_member.port} + {CLIENT_PORT_OFFSET} is not a valid port: set client_port "
                 "explicitly"
             )
-        if self.client_streams_max <= 0:
-            found.append("client_streams_max must be positive")
-        if not 0 <= self.metrics_port <= 65535:
-            found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         found += self.election.problems() + self.replication.problems() + self.store.problems()
         found += self.access.problems() + self.limits.problems() + self.bulk.problems()
         found += self.security.problems([*addresses, *filter(None, (self.bind_host, self.client_host))])
@@ -535,30 +466,18 @@ def parse_members(text: str) -> tuple[Member, ...]:
     """
     members: list[Member] = []
     problems: list[str] = []
-    for part in (piece.strip() for piece in text.split(";")):
-        if not part:
-            continue
-        node_id, dash, address = part.partition("-")
-        host, colon, port = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (dash and colon and node_id and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+    for part in split(text, ";"):
+        node_id, _, address = part.partition("-")
+        try:
+            host, port = parse_address(address)
+        except ValueError:
+            host, port = "", 0
+        if node_id and host:
+            members.append(Member(NodeId(node_id), host, port))
+        else:
             problems.append(f"member {part!r} must have the form id-host:port, for example n0-127.0.0.1:20911")
-            continue
-        members.append(Member(NodeId(node_id), host, int(port)))
     if not members and not problems:
         problems.append("no members given: use id-host:port;id-host:port")
     if problems:
         raise ConfigError(problems)
     return tuple(members)
-
-
-def _out_of_bounds(record: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
-    return [
-        f"{name}={getattr(record, name)} must be between {low} and {high}"
-        for name, (low, high) in bounds.items()
-        if not low <= getattr(record, name) <= high
-    ]
-
-
-def _not_positive(record: object, names: Sequence[str]) -> list[str]:
-    return [f"{name}={getattr(record, name)} must be positive" for name in names if getattr(record, name) <= 0]

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader, MemberRun
@@ -65,7 +65,7 @@ from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE
 from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.store.repair import set_aside_damaged
@@ -109,7 +109,7 @@ class DLedgerServer:
         self.held_back: Callable[[int], None] = lambda _end: None
         """Told up to where more would be removed, but for ``keep_from``; to be set before ``start``; must be fast."""
         self._cluster_id = config.effective_cluster_id
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this node; whoever notices something says so here."""
         self._stopped = threading.Event()
@@ -178,15 +178,26 @@ class DLedgerServer:
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
         )
-        self._remembered = RememberedFile(RealFileSystem(), self.log.directory)
+        self._remembered = RememberedFile(FileSystem(), self.log.directory)
         self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
+        name = config.node_id
+        self._roles = RoleChangeNotifier(name, self._supervisor)
+        self._peer_log = PeerLogClient(config, self.tls)
+        self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
-            config, self._node, self.log, self.log.hard_state, self._clock, self._supervisor, self._send
+            config,
+            self._node,
+            self.log,
+            self._clock,
+            self._supervisor,
+            save=self.log.hard_state.save,
+            send=self._send,
+            on_role_change=self._roles.publish,
+            on_commit=self._publish_commit,
+            # Where nobody can repair the log, a part of the core that meets damage ends the node.
+            on_damage=self._watch.note_damage if config.peers and config.store.auto_repair else self._supervisor.report,
+            on_fenced=self._tell_fenced,
         )
-        self._roles = RoleChangeNotifier(config.node_id, self._supervisor)
-        self._driver.on_role_change = self._roles.publish
-        self._driver.on_commit = self._publish_commit
-        self._driver.on_fenced = self._tell_fenced
         if self.fenced:
             self._tell_fenced(self.fenced)
         self._listeners_lock = threading.Lock()  # guards the replacement of _commit_listeners
@@ -195,36 +206,38 @@ class DLedgerServer:
         self._roles.listen(self._note_lost_leadership)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
-        name = config.node_id
-        self._peer_log = PeerLogClient(config, self.tls)
-        self._watch = self._make_watch(self._peer_log)
+        self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
             Worker(f"dledger-warm-{name}", self._warm, self._clock, self._supervisor),
             Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
-            scrub := Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor),
+            self._scrub,
         ]
-        self._watch.wake = scrub.wake
+        self.log.on_damage(self._watch.note_damage)
+        for damage in self.log.damage_at_start:
+            self._node.state.whole = False
+            self._watch.note_damage(damage)
         if self.tls is not None:
             self._workers.append(
                 Worker(f"dledger-tls-{name}", partial(self._renew_tls, self.tls), self._clock, self._supervisor)
             )
 
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
-        """What looks after the log. Where nobody can repair it, a part of the core that meets damage ends the node."""
+        """What looks after the log."""
         store, quorum = self._config.store, len(self._config.members) // 2 + 1
         settings = WatchSettings(store.scrub_bytes_per_s, store.auto_repair, quorum)
         name, log = self._config.node_id, WatchedStore(self.log)
-        watch = LogWatch(name, log, peers, settings, self.conditions, self._clock)
-        watch.on_diverged = self._fence
-        watch.on_whole = self._become_whole
-        self.log.on_damage(watch.note_damage)
-        for damage in self.log.damage_at_start:
-            self._node.state.whole = False
-            watch.note_damage(damage)
-        if self._config.peers and store.auto_repair:
-            self._driver.on_damage = watch.note_damage
-        return watch
+        return LogWatch(
+            name,
+            log,
+            peers,
+            settings,
+            self.conditions,
+            self._clock,
+            wake=lambda: self._scrub.wake(),  # which steps it
+            on_diverged=self._fence,
+            on_whole=self._become_whole,
+        )
 
     def _become_whole(self) -> None:
         """Whatever a peer could mend is mended: from now on this member counts again, if its memory is worth it."""

@@ -18,55 +18,6 @@ from dledger.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "DLEDGER_"
 
-# --- values ----------------------------------------------------------------------------------------------------------
-
-_BYTE_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_TRUE = ("true", "yes", "on", "1")
-_FALSE = ("false", "no", "off", "0")
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes: ``4096``, ``64k``, ``16MiB``, ``1g`` (powers of 1024). Raises ``ValueError``."""
-    match = _BYTE_SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is no size: write bytes or 64k, 16m, 1g")
-    return int(match[1]) << _BYTE_UNITS[match[2].lower()]
-
-
-def parse_integer(text: str) -> int:
-    """A whole number. Raises ``ValueError``."""
-    if re.fullmatch(r"[+-]?[0-9]+", text) is None:
-        raise ValueError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def parse_number(text: str) -> float:
-    """A decimal number without an exponent. Raises ``ValueError``."""
-    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", text) is None:
-        raise ValueError(f"{text!r} is no number")
-    return float(text)
-
-
-def parse_percentage(text: str) -> float:
-    """A number of percent, as a ratio. Raises ``ValueError``."""
-    return parse_number(text) / 100
-
-
-def parse_boolean(text: str) -> bool:
-    """``true`` or ``false`` and their usual synonyms. Raises ``ValueError``."""
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(f"invalid boolean {text!r}: use true or false")
-
-
-def split(text: str, separators: str) -> list[str]:
-    """The parts between any of the separators, without blanks and empty ones."""
-    return [part.strip() for part in re.split(f"[{separators}]", text) if part.strip()]
-
-
 # --- names -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -30,18 +30,18 @@ from dledger.config import (
 )
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
-from dledger.setting_sources import (
-    Chosen,
-    SettingTarget,
-    Vocabulary,
+from dledger.limits import Unit, limits_of
+from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
+from dledger.types import NodeId
+from dledger.values import (
     parse_boolean,
-    parse_bytes,
     parse_integer,
+    parse_millis,
     parse_number,
     parse_percentage,
+    parse_size,
     split,
 )
-from dledger.types import NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def parse_flush_mode(text: str) -> FlushMode:
         return FlushMode(text.lower().removesuffix("_flush"))
     except ValueError:
         raise ValueError(
-            f"{text!r} is no flush mode: write sync or async (RocketMQ: SYNC_FLUSH, ASYNC_FLUSH)"
+            f"invalid flush mode {text!r}: use sync or async (RocketMQ: SYNC_FLUSH, ASYNC_FLUSH)"
         ) from None
 
 
@@ -83,7 +83,7 @@ def parse_client_auth(text: str) -> ClientAuth:
     try:
         return ClientAuth(switch.get(text.lower(), text.lower()))
     except ValueError:
-        raise ValueError(f"{text!r} is no way to ask clients for a certificate: write require or none") from None
+        raise ValueError(f"invalid client authentication {text!r}: use require or none") from None
 
 
 def parse_hours(text: str) -> tuple[int, ...]:
@@ -133,6 +133,8 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     tuple[Member, ...]: _members,
 }
 
+_UNIT_PARSERS: Final[dict[Unit, Callable[[str], object]]] = {Unit.BYTES: parse_size, Unit.MS: parse_millis}
+
 _SECTIONS: Final[dict[str, type]] = {
     "election": ElectionConfig,
     "replication": ReplicationConfig,
@@ -144,17 +146,24 @@ _SECTIONS: Final[dict[str, type]] = {
 }
 
 
+def parsers_of(
+    record: type, by_type: Mapping[object, Callable[[str], object]]
+) -> Iterator[tuple[str, Callable[[str], object]]]:
+    """Every field of a record that has a parser, by its unit or else by its type."""
+    hints, limits = get_type_hints(record), limits_of(record)
+    for field in fields(record):
+        parse = by_type.get(hints[field.name])
+        unit = limits[field.name].unit
+        if parse is not None:
+            yield field.name, _UNIT_PARSERS.get(unit, parse) if unit is not None else parse
+
+
 def _own_targets() -> dict[str, SettingTarget]:
-    targets: dict[str, SettingTarget] = {}
-    for record in (ServerConfig, *_SECTIONS.values()):
-        hints = get_type_hints(record)
-        for field in fields(record):
-            if field.name not in _SECTIONS:
-                in_bytes = hints[field.name] is int and field.name.endswith(("_bytes", "_bytes_max"))
-                targets[field.name] = SettingTarget(
-                    field.name, parse_bytes if in_bytes else _TYPE_PARSERS[hints[field.name]]
-                )
-    return targets
+    return {
+        name: SettingTarget(name, parse)
+        for record in (ServerConfig, *_SECTIONS.values())
+        for name, parse in parsers_of(record, _TYPE_PARSERS)
+    }
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

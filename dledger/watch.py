@@ -13,16 +13,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, DLedgerError, LackingError, ShutdownError, UnavailableError
-from dledger.store.mending import Repaired, SegmentSource
-from dledger.store.scrub import ScrubStep
+from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.store.mending import Repaired
+from dledger.store.watched import WatchedStore
 from dledger.types import LogIndex, NodeId
 
 _log = logging.getLogger("dledger")
@@ -37,43 +40,6 @@ _SAMPLES: Final = (0, 4, 8, 12, 16, 20, 24, 28, 32)
 """Peers are asked about the newest committed index rounded down to these powers of two: they may be behind."""
 
 
-class PeerLogs(Protocol):
-    """The other members' logs (``dledger.rpc.peers.log_exchange.PeerLogClient``)."""
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """Whom it can ask."""
-
-    def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
-        """Committed bytes; None if ``peer`` does not hold all of them. Raises ``UnavailableError``."""
-
-    def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
-        """Chain CRCs of those that ``peer`` holds as committed. Raises ``UnavailableError``."""
-
-
-class WatchedLog(Protocol):
-    """The node's own log, as this sees it; ``DLedgerServer`` makes it of a ``FileStore``."""
-
-    def verify(self, max_bytes: int) -> ScrubStep:
-        """The next bytes of an endless walk. Raises ``DiskError``."""
-
-    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
-        """Replace a damaged segment by what ``source`` has. Raises ``DLedgerError``; then nothing has changed."""
-
-    def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
-        """A segment's damage; None if it is sound or gone. Raises ``DLedgerError``."""
-
-    def base_of(self, path: Path) -> int | None:
-        """The segment that a file holds; None if it is no data segment."""
-
-    def chain_crcs(self, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
-        """As ``PeerLogs.chain_crcs``, of this log."""
-
-    @property
-    def committed_index(self) -> LogIndex:
-        """The last entry known to be committed."""
-
-
 @dataclass(slots=True)
 class _Damage:
     """A damaged segment."""
@@ -81,7 +47,7 @@ class _Damage:
     path: Path
     error: CorruptLogError
     due_ms: int = 0
-    wait_ms: int = RETRY_MS_MIN
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS_MIN, RETRY_MS_MAX))
     nobody_has_it: bool = False
 
 
@@ -97,15 +63,24 @@ class WatchSettings:
 class LogWatch:
     """The work of the thread, and where damage is told."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         name: NodeId,
-        log: WatchedLog,
-        peers: PeerLogs,
+        log: WatchedStore,
+        peers: PeerLogClient,
         settings: WatchSettings,
         conditions: Conditions,
         clock: Clock,
+        *,
+        wake: Callable[[], None],
+        on_diverged: Callable[[str], None],
+        on_whole: Callable[[], None],
     ) -> None:
+        """``wake`` makes the thread step soon.
+
+        ``on_diverged`` is called, each time it is found again, when most members hold another history than this one,
+        ``on_whole`` when no damage is left that a peer may still mend.
+        """
         self._name = name
         self._own = log
         self._peers = peers
@@ -118,12 +93,9 @@ class LogWatch:
         self._scrub_due_ms = clock.monotonic_ms()
         self._stopping = False
         self._pass_began_ms = clock.monotonic_ms()
-        self.wake: Callable[[], None] = lambda: None
-        """Makes the thread step soon."""
-        self.on_diverged: Callable[[str], None] = lambda _reason: None
-        """Called, each time it is found again, when most members hold another history than this one."""
-        self.on_whole: Callable[[], None] = lambda: None
-        """Called when no damage is left that a peer may still mend."""
+        self._wake = wake
+        self._on_diverged = on_diverged
+        self._on_whole = on_whole
 
     def stop(self) -> None:
         """End what is under way soon."""
@@ -147,7 +119,7 @@ class LogWatch:
                 self._damaged[base] = _Damage(error.path, error)
         if not known:
             self._conditions.set(ConditionKind.DAMAGED, _where(error), subject=str(error.path))
-            self.wake()
+            self._wake()
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
@@ -199,7 +171,7 @@ class LogWatch:
         with self._lock:
             left = list(self._damaged.values())
         if all(one.nobody_has_it for one in left):
-            self.on_whole()
+            self._on_whole()
         return min((one.due_ms for one in left), default=None)
 
     def _repair(self, base: int, damage: _Damage) -> None:
@@ -210,7 +182,7 @@ class LogWatch:
             self._pause()
             self._conditions.set(ConditionKind.REPAIRING, f"fetching it from {peer}", subject=subject)
             try:
-                repaired = self._own.repair(base, _PeerSource(self._peers, peer), self._pause)
+                repaired = self._own.repair(base, partial(self._peers.read_log, peer), self._pause)
             except LackingError as error:
                 lacking, asked = lacking + 1, asked + 1
                 tried.append(f"{peer}: {error}")
@@ -249,8 +221,7 @@ class LogWatch:
             self._repaired(base, damage, _NOTHING, self._name)
             return
         damage.nobody_has_it = nobody_has_it
-        damage.due_ms = self._clock.monotonic_ms() + damage.wait_ms
-        damage.wait_ms = min(2 * damage.wait_ms, RETRY_MS_MAX)
+        damage.due_ms = self._clock.monotonic_ms() + round(damage.backoff.pause())
         advice = "; ".join(tried) if tried else "it is not repaired: there is nobody to fetch it from"
         self._conditions.set(ConditionKind.DAMAGED, f"{_where(found)}. {advice}", subject=str(damage.path))
 
@@ -290,20 +261,8 @@ class LogWatch:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
         for (index, _), count in against.items():
             if count >= self._settings.quorum:
-                self.on_diverged(f"{count} members hold another entry {index}, or another one before it")
+                self._on_diverged(f"{count} members hold another entry {index}, or another one before it")
                 return
-
-
-class _PeerSource:
-    """One peer's bytes."""
-
-    def __init__(self, peers: PeerLogs, peer: NodeId) -> None:
-        self._peers = peers
-        self._peer = peer
-
-    def read(self, position: int, length: int) -> bytes | None:
-        """See ``Source``."""
-        return self._peers.read_log(self._peer, position, length)
 
 
 _NOTHING: Final = Repaired((), None)

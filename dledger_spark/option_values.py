@@ -1,4 +1,4 @@
-"""Reading the text of one option: numbers, sizes, durations, addresses, offsets."""
+"""Reading the text of one option of a kind that only Spark's options have; ``dledger.values`` reads all others."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from dledger.config import MIB
+from dledger.values import split
 
 EARLIEST: Final = -2
 """``startingOffsets=earliest``; Kafka's number for it."""
 LATEST: Final = -1
 """``latest``; Kafka's number for it."""
-_SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
-_SIZE_FACTORS: Final = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h)?", re.IGNORECASE)
-_DURATION_FACTORS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-_BOOLEANS: Final = {"true": True, "false": False}
-
-
-class BadValueError(ValueError):
-    """Raised for a text that an option cannot have; the message completes "option x: "."""
 
 
 def text_value(text: str) -> str:
@@ -34,27 +25,14 @@ def path_value(text: str) -> str:
         if text.startswith(prefix):
             return text[len(prefix) :]
     if "://" in text:
-        raise BadValueError(
-            f"{text} is on no local file system: mount or copy the directory, or read the running group"
-        )
+        raise ValueError(f"{text} is on no local file system: mount or copy the directory, or read the running group")
     return text
 
 
-def addresses_value(text: str) -> tuple[str, ...]:
-    addresses = tuple(one.strip() for one in re.split("[,;]", text) if one.strip())
-    for one in addresses:
-        host, _, port = one.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise BadValueError(f"{one} is not host:port (a node's client port)")
-    if not addresses:
-        raise BadValueError("name at least one host:port")
-    return addresses
-
-
 def names_value(text: str) -> tuple[str, ...]:
-    names = tuple(one.strip() for one in text.split(",") if one.strip())
+    names = tuple(split(text, ","))
     if not names:
-        raise BadValueError("name at least one topic")
+        raise ValueError("name at least one topic")
     return names
 
 
@@ -62,48 +40,8 @@ def pattern_value(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise BadValueError(f"{text} is no regular expression: {error}") from error
+        raise ValueError(f"invalid regular expression {text!r}: {error}") from error
     return text
-
-
-def number_value(minimum: int, maximum: int = (1 << 63) - 1) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise BadValueError(f"{text!r} is no whole number") from None
-        if not minimum <= number <= maximum:
-            raise BadValueError(f"{number} is not between {minimum} and {maximum}")
-        return number
-
-    return parse
-
-
-def size_value(minimum: int, maximum: int = (1 << 63) - 1) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        match = _SIZE.fullmatch(text)
-        if not match:
-            raise BadValueError(f"{text!r} is no size: bytes, or a number with k, m or g")
-        size = int(match[1]) * _SIZE_FACTORS[match[2].lower()]
-        if not minimum <= size <= maximum:
-            raise BadValueError(f"{text} is not between {minimum} and {maximum} bytes")
-        return size
-
-    return parse
-
-
-def duration_ms_value(text: str) -> int:
-    match = _DURATION.fullmatch(text)
-    if not match:
-        raise BadValueError(f"{text!r} is no duration: a number with ms, s, m or h")
-    return int(match[1]) * _DURATION_FACTORS[(match[2] or "").lower()]
-
-
-def boolean_value(text: str) -> bool:
-    try:
-        return _BOOLEANS[text.lower()]
-    except KeyError:
-        raise BadValueError(f"invalid boolean {text!r}: use true or false") from None
 
 
 def choice_value(*choices: str) -> Callable[[str], str]:
@@ -111,7 +49,7 @@ def choice_value(*choices: str) -> Callable[[str], str]:
         for one in choices:
             if text.lower() == one:
                 return one
-        raise BadValueError(f"{text!r} is none of {', '.join(choices)}")
+        raise ValueError(f"invalid value {text!r}: use one of {', '.join(choices)}")
 
     return parse
 
@@ -127,13 +65,13 @@ def offsets_value(*, starting: bool) -> Callable[[str], int]:
         try:
             value = json.loads(text)
         except ValueError:
-            raise BadValueError(f"{text!r} is none of {allowed}") from None
+            raise ValueError(f"invalid offset {text!r}: use {allowed}") from None
         if isinstance(value, dict) and set(value) == {"index"}:
             value = value["index"]
         elif isinstance(value, dict):
-            raise BadValueError(f"a group is one log with one index, not one per topic and partition: {allowed}")
+            raise ValueError(f"a group is one log with one index, not one per topic and partition: {allowed}")
         if not isinstance(value, int) or isinstance(value, bool) or (value < 0 and value not in words.values()):
-            raise BadValueError(f"{text!r} is none of {allowed}")
+            raise ValueError(f"invalid offset {text!r}: use {allowed}")
         return value
 
     return parse

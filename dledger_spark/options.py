@@ -17,22 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dledger.config import MIB
 from dledger.errors import ConfigError
+from dledger.limits import FieldLimits, Range, Unit
+from dledger.values import parse_addresses, parse_boolean, parse_integer, parse_millis, parse_size
 from dledger_spark.errors import OptionError
 from dledger_spark.foreign_options import instead_of
 from dledger_spark.option_values import (
     EARLIEST,
     LATEST,
-    BadValueError,
-    addresses_value,
-    boolean_value,
     choice_value,
-    duration_ms_value,
     names_value,
-    number_value,
     offsets_value,
     path_value,
     pattern_value,
-    size_value,
     text_value,
 )
 
@@ -67,6 +63,8 @@ SPLITS_MAX: Final = 4096
 GROUP_DEFAULT: Final = "default"
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
+_UNITS: Final[dict[Callable[[str], Any], Unit]] = {parse_size: Unit.BYTES, parse_millis: Unit.MS}
+_INT64_MAX: Final = (1 << 63) - 1
 _NEAREST: Final = 3
 NOTHING_NAMED: Final = (
     'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (A table made with columns '
@@ -84,6 +82,14 @@ class Option:
     default: str
     meaning: str
     aliases: tuple[str, ...] = ()
+    allowed: Range | None = None
+
+    def read(self, text: str) -> Any:  # noqa: ANN401  # as above
+        """The value. Raises ``ValueError``."""
+        value = self.parse(text)
+        if problem := FieldLimits(self.allowed, _UNITS.get(self.parse)).problem(self.name, value):
+            raise ValueError(problem.removeprefix(f"{self.name}="))
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +224,8 @@ def _parsed(
             continue
         given_as[option.attribute] = key
         try:
-            values[option.attribute] = option.parse(str(text).strip())
-        except BadValueError as error:
+            values[option.attribute] = option.read(str(text).strip())
+        except ValueError as error:
             problems.append(f"option {option.name}: {error}")
     names = {one.attribute for one in SECURITY_OPTIONS}
     security = replace(SecurityOptions(), **{name: values.pop(name) for name in list(values) if name in names})
@@ -252,7 +258,7 @@ READ_OPTIONS: Final = (
     Option(
         "bootstrap.servers",
         "servers",
-        addresses_value,
+        parse_addresses,
         "",
         "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
         ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
@@ -277,62 +283,81 @@ READ_OPTIONS: Final = (
         '`latest`, what is committed when the query starts, or `{"index": N}`: the first entry not read; batch only',
     ),
     Option(
-        "startingTimestamp", "starting_ms", number_value(0), "", "ms: begin with the first message stored then or later"
+        "startingTimestamp",
+        "starting_ms",
+        parse_integer,
+        "",
+        "ms: begin with the first message stored then or later",
+        allowed=Range(0, _INT64_MAX),
     ),
     Option(
         "endingTimestamp",
         "ending_ms",
-        number_value(0),
+        parse_integer,
         "",
         "ms: end before the first message stored then or later; batch only",
+        allowed=Range(0, _INT64_MAX),
     ),
     Option(
         "maxOffsetsPerTrigger",
         "max_rows_per_trigger",
-        number_value(1),
+        parse_integer,
         "none",
         "at most so many entries in a micro-batch",
+        allowed=Range(1, _INT64_MAX),
     ),
     Option(
         "maxBytesPerTrigger",
         "max_bytes_per_trigger",
-        size_value(1),
+        parse_size,
         "none",
         "at most so many bytes of log in a micro-batch",
+        allowed=Range(1, _INT64_MAX),
     ),
     Option(
         "minOffsetsPerTrigger",
         "min_rows_per_trigger",
-        number_value(1),
+        parse_integer,
         "none",
         "wait for so many entries before a micro-batch",
+        allowed=Range(1, _INT64_MAX),
     ),
-    Option("maxTriggerDelay", "max_trigger_delay_ms", duration_ms_value, "15m", "but not longer than this"),
+    Option(
+        "maxTriggerDelay",
+        "max_trigger_delay_ms",
+        parse_millis,
+        "15m",
+        "but not longer than this",
+        allowed=Range(0, _INT64_MAX),
+    ),
     Option(
         "minPartitions",
         "min_partitions",
-        number_value(1, SPLITS_MAX),
+        parse_integer,
         "",
         f"at least so many splits, up to {SPLITS_MAX}, as far as records allow",
+        allowed=Range(1, SPLITS_MAX),
     ),
     Option(
         "maxRecordsPerPartition",
         "max_records_per_partition",
-        number_value(1),
+        parse_integer,
         "none",
         "at most so many entries in a split",
+        allowed=Range(1, _INT64_MAX),
     ),
     Option(
         "splitBytes",
         "split_bytes",
-        size_value(SPLIT_BYTES_MIN, SPLIT_BYTES_MAX),
+        parse_size,
         "256m",
         "how much log one task reads, and maps into memory",
+        allowed=Range(SPLIT_BYTES_MIN, SPLIT_BYTES_MAX),
     ),
     Option(
         "failOnDataLoss",
         "fail_on_data_loss",
-        boolean_value,
+        parse_boolean,
         "true",
         "fail when a part that was asked for is no longer kept; `false`: go on with what is",
     ),
@@ -350,19 +375,27 @@ READ_OPTIONS: Final = (
         "leader",
         "which nodes of a running group to read",
     ),
-    Option("fetchTimeoutMs", "fetch_timeout_ms", number_value(1, 3_600_000), "30000", "how long one fetch may take"),
+    Option(
+        "fetchTimeoutMs",
+        "fetch_timeout_ms",
+        parse_millis,
+        "30000",
+        "how long one fetch may take",
+        allowed=Range(1, 3_600_000),
+    ),
     Option(
         "fetchRetries",
         "fetch_retries",
-        number_value(0, 1000),
+        parse_integer,
         "3",
         "how often a failed fetch is repeated",
         ("fetchOffset.numRetries",),
+        allowed=Range(0, 1000),
     ),
     Option(
         "pushFilters",
         "push_filters",
-        boolean_value,
+        parse_boolean,
         "false",
         "filter in the reader; needs Spark's `spark.sql.python.filterPushdown.enabled`",
     ),
@@ -390,14 +423,14 @@ READ_OPTIONS: Final = (
     Option(
         "includeHeaders",
         "include_headers",
-        boolean_value,
+        parse_boolean,
         "false",
         "with `schemaStyle=kafka`: the properties as `headers`",
     ),
     Option(
         "allowUncommitted",
         "allow_uncommitted",
-        boolean_value,
+        parse_boolean,
         "false",
         "read a directory beyond what its checkpoint calls committed: such entries may never have been acknowledged",
     ),
@@ -414,7 +447,7 @@ WRITE_OPTIONS: Final = (
     Option(
         "bootstrap.servers",
         "servers",
-        addresses_value,
+        parse_addresses,
         "",
         "client addresses of a running group, `host:port,host:port` (brokers: `listenPort`)",
         ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
@@ -428,7 +461,14 @@ WRITE_OPTIONS: Final = (
         "random",
         "names this write: a rerun with the same one adds only what is missing",
     ),
-    Option("queueId", "queue_id", number_value(0, (1 << 31) - 1), "in turn", "the queue that all rows go to"),
+    Option(
+        "queueId",
+        "queue_id",
+        parse_integer,
+        "in turn",
+        "the queue that all rows go to",
+        allowed=Range(0, (1 << 31) - 1),
+    ),
     Option(
         "partitioner",
         "partitioner",
@@ -437,13 +477,21 @@ WRITE_OPTIONS: Final = (
         "which queue a row goes to that names none: the next one in turn, or, with `keys`, always the same one for the "
         "same keys, as RocketMQ's `SelectMessageQueueByHash` chooses it",
     ),
-    Option("batchBytes", "batch_bytes", size_value(1, _BATCH_BYTES_MAX), "1m", "how much is sent in one request"),
+    Option(
+        "batchBytes",
+        "batch_bytes",
+        parse_size,
+        "1m",
+        "how much is sent in one request",
+        allowed=Range(1, _BATCH_BYTES_MAX),
+    ),
     Option(
         "sendTimeoutMs",
         "send_timeout_ms",
-        number_value(1, 3_600_000),
+        parse_millis,
         "60000",
         "how long a send is repeated before the task fails",
+        allowed=Range(1, 3_600_000),
     ),
 )
 SECURITY_OPTIONS: Final = (
@@ -456,7 +504,7 @@ SECURITY_OPTIONS: Final = (
     ),
     Option("tlsCertificate", "tls_certificate", text_value, "", "this client's certificate (PEM)"),
     Option("tlsKey", "tls_key", text_value, "", "its key (PEM)"),
-    Option("insecure", "insecure", boolean_value, "false", "plaintext to other machines is what is wanted"),
+    Option("insecure", "insecure", parse_boolean, "false", "plaintext to other machines is what is wanted"),
     Option("accessKey", "access_key", text_value, "", "the account that requests are signed for"),
     Option("secretKey", "secret_key", text_value, "", "its secret; Spark blanks it out in plans and pages"),
 )

@@ -5,12 +5,15 @@ Reading conf files, the environment and flags is ``rocketstore.settings``'s busi
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
-from rocketstore.config import KEYS_INDEXED_MAX, MIB, MessageStoreConfig
+from dledger.errors import ConfigError
+from dledger.limits import Bytes, Millis, Port, Positive, Range, out_of_range
+from dledger.values import address_text
+from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole
 
 PERMISSION_READ: Final = 4
@@ -46,7 +49,7 @@ class BrokerConfig:
     """Empty: the DLedger group's name, or ``broker-a``."""
     broker_id: int = 0
     """Of a plain broker. In a DLedger broker the role decides: 0 leads, n0 to n2 follow as 1 to 3."""
-    listen_port: int = 10911
+    listen_port: Port = 10911
     """Port for clients; 0: any free port (plain broker only)."""
     listen_host: str = ""
     """Address to listen on for clients; empty: ``bind_host`` or the member's host in a DLedger broker; in a plain one
@@ -56,43 +59,43 @@ class BrokerConfig:
     """The host that clients and the other brokers shall connect to; empty: the one listened on."""
     namesrv_addr: str = ""
     """RocketMQ's name servers."""
-    broker_permission: int = PERMISSION_READ | PERMISSION_WRITE
+    broker_permission: Annotated[int, Range(0, 7)] = PERMISSION_READ | PERMISSION_WRITE
     """What clients may do with topics that do not say: a sum of 4 (read) and 2 (write)."""
     auto_create_topic_enable: bool = True
     """Whether a send makes the topic that it names."""
     auto_create_subscription_group: bool = True
     """Whether RocketMQ makes a consumer group that is not there."""
-    default_topic_queue_nums: int = 8
+    default_topic_queue_nums: Positive = 8
     """Queues of a topic that does not say how many."""
-    queues_max: int = 16_384
+    queues_max: Positive = 16_384
     """Queues that all topics may have together; what sends to unknown topics makes may have nine tenths of them."""
-    groups_max: int = 10_000
+    groups_max: Positive = 10_000
     """Consumer groups that may have offsets."""
-    offsets_max: int = 500_000
+    offsets_max: Positive = 500_000
     """Offsets, one per group and queue, that all groups may have together."""
     long_polling_enable: bool = True
     """Whether a pull waits for messages as long as it asks to (``pull_wait_ms_max`` at most)."""
-    short_polling_time_mills: int = 1000
+    short_polling_time_mills: Millis = 1000
     """Longest wait of a pull while ``long_polling_enable`` is false."""
-    pull_wait_ms_max: int = 60_000
+    pull_wait_ms_max: Millis = 60_000
     """Longest wait of a pull."""
-    pull_bytes_max: int = 4 * MIB
+    pull_bytes_max: Bytes = 4 * MIB
     """Records in one answer, except that a single larger one is always given."""
-    pulls_waiting_max: int = 20_000
+    pulls_waiting_max: Positive = 20_000
     """Pulls that may wait for messages."""
-    streams_max: int = 1024
+    streams_max: Positive = 1024
     """Streams of each kind (send, pull; health and reflection) that clients may have open on this broker."""
-    send_pending_messages_max: int = 40_000
+    send_pending_messages_max: Positive = 40_000
     """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
-    send_pending_bytes_max: int = 48 * MIB
+    send_pending_bytes_max: Bytes = 48 * MIB
     """Bytes of them."""
-    read_threads: int = 4
+    read_threads: Positive = 4
     """Threads that read messages for pulls and queries."""
-    metrics_port: int = 0
+    metrics_port: Port = 0
     """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
     """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
-    metrics_topics_max: int = 200
+    metrics_topics_max: Positive = 200
     """Topics, and pairs of a group and a topic, that get figures of their own; all others are told as one."""
 
     @property
@@ -122,22 +125,11 @@ class BrokerConfig:
     def address(self, port: int) -> str:
         """What clients connect to, given the port that is listened on."""
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address_text(host, port)
 
     def problems(self) -> list[str]:
         """Everything wrong with this configuration, as sentences; empty when it is sound."""
-        found = _store_problems(self.store)
-        found += [
-            f"{name}={getattr(self, name)} must be positive"
-            for name in (*_POSITIVE, "default_topic_queue_nums")
-            if getattr(self, name) <= 0
-        ]
-        if not 0 <= self.listen_port <= 65535:
-            found.append(f"listen_port={self.listen_port} must be between 0 and 65535")
-        if not 0 <= self.metrics_port <= 65535:
-            found.append(f"metrics_port={self.metrics_port} must be between 0 and 65535")
-        if not 0 <= self.broker_permission <= 7:
-            found.append(f"broker_permission={self.broker_permission} must be a sum of 4 (read) and 2 (write)")
+        found = out_of_range(self.store) + out_of_range(self) + _delay_problems(self.store)
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
             found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]
@@ -187,67 +179,9 @@ class BrokerConfig:
         return []
 
 
-_POSITIVE: Final = (
-    "short_polling_time_mills",
-    "pull_wait_ms_max",
-    "pull_bytes_max",
-    "pulls_waiting_max",
-    "streams_max",
-    "send_pending_messages_max",
-    "send_pending_bytes_max",
-    "read_threads",
-    "metrics_topics_max",
-    "queues_max",
-    "groups_max",
-    "offsets_max",
-)
-_STORE_POSITIVE: Final = (
-    "mapped_file_size_commit_log",
-    "mapped_file_size_consume_queue",
-    "flush_interval_commit_log",
-    "commit_interval_commit_log",
-    "flush_interval_consume_queue",
-    "sync_flush_timeout",
-    "slave_timeout",
-    "dispatch_behind_bytes_max",
-    "max_message_size",
-    "transient_store_pool_size",
-    "clean_resource_interval",
-    "max_hash_slot_num",
-    "max_index_num",
-    "default_query_max_num",
-    "max_transfer_bytes_on_message_in_memory",
-    "max_transfer_count_on_message_in_memory",
-    "max_transfer_bytes_on_message_in_disk",
-    "max_transfer_count_on_message_in_disk",
-    "flush_delay_offset_interval",
-)
-_RATIOS: Final = (
-    "disk_max_used_space_ratio",
-    "disk_space_clean_forcibly_ratio",
-    "disk_space_warning_level_ratio",
-    "access_message_in_memory_max_ratio",
-)
-_DELAY_LEVEL = re.compile(r"[0-9]+[smhd]")
-
-
-def _store_problems(store: MessageStoreConfig) -> list[str]:
-    found = [f"{name}={getattr(store, name)} must be positive" for name in _STORE_POSITIVE if getattr(store, name) <= 0]
-    found += [
-        f"{name}={getattr(store, name)} must be a percentage from 1 to 100"
-        for name in _RATIOS
-        if not 1 <= getattr(store, name) <= 100
-    ]
-    if not 1 <= store.message_keys_max <= KEYS_INDEXED_MAX:
-        found.append(f"message_keys_max={store.message_keys_max} must be between 1 and {KEYS_INDEXED_MAX}")
-    found += [
-        f"{name}={getattr(store, name)} must not be negative"
-        for name in ("file_reserved_time", "derived_scrub_bytes_per_s")
-        if getattr(store, name) < 0
-    ]
-    found += [
-        f"message_delay_level: {level!r} is no time: write 30s, 5m, 2h or 1d"
-        for level in store.message_delay_level.split()
-        if not _DELAY_LEVEL.fullmatch(level)
-    ]
-    return found
+def _delay_problems(store: MessageStoreConfig) -> list[str]:
+    try:
+        DelayLevels.parse(store.message_delay_level)
+    except ConfigError as error:
+        return list(error.problems)
+    return []

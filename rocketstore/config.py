@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
 from rocketstore.types import BrokerRole, FlushDiskType
 
 KIB: Final = 1024
@@ -28,43 +29,43 @@ class MessageStoreConfig:
     """Directories of the plain commit log, separated by commas; empty: ``<root>/commitlog``."""
     read_only_commit_log_store_paths: str = ""
     """Directories whose log files are read but never written to, separated by commas."""
-    mapped_file_size_commit_log: int = 1024 * MIB
+    mapped_file_size_commit_log: Bytes = 1024 * MIB
     """Size of a log file; for the life of a log, and the same on all members of a group."""
-    mapped_file_size_consume_queue: int = 6_000_000
+    mapped_file_size_consume_queue: Bytes = 6_000_000
     """Size of a consume queue's file, rounded up to whole units of 20 bytes; for the life of a store."""
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
     """SYNC_FLUSH: a put is answered when it is durable; ASYNC_FLUSH: before. Not given in a DLedger broker: durable."""
-    flush_interval_commit_log: int = 500
+    flush_interval_commit_log: Millis = 500
     """How often an asynchronous flush looks for work (ms)."""
     flush_commit_log_least_pages: int = 4
     """With fewer dirty pages of 4 KiB an asynchronous flush waits for the thorough one."""
-    flush_commit_log_thorough_interval: int = 10_000
+    flush_commit_log_thorough_interval: AnyMillis = 10_000
     """How often an asynchronous flush takes everything (ms)."""
     flush_commit_log_timed: bool = True
     """Whether asynchronous flushes come at intervals only; else also whenever something was put."""
-    commit_interval_commit_log: int = 200
+    commit_interval_commit_log: Millis = 200
     """As ``flush_interval_commit_log``, from the transient store pool to the file."""
     commit_commit_log_least_pages: int = 4
     """As ``flush_commit_log_least_pages``, from the transient store pool to the file."""
-    commit_commit_log_thorough_interval: int = 200
+    commit_commit_log_thorough_interval: AnyMillis = 200
     """As ``flush_commit_log_thorough_interval``, from the transient store pool to the file."""
-    flush_interval_consume_queue: int = 1000
+    flush_interval_consume_queue: Millis = 1000
     """How often consume queues and index are flushed (ms)."""
     flush_consume_queue_least_pages: int = 2
     """Consume queues with fewer dirty pages wait for the thorough flush."""
-    flush_consume_queue_thorough_interval: int = 60_000
+    flush_consume_queue_thorough_interval: AnyMillis = 60_000
     """How often consume queues and index are flushed whole and the checkpoint is written (ms)."""
-    sync_flush_timeout: int = 5000
+    sync_flush_timeout: Millis = 5000
     """How long a put waits for SYNC_FLUSH before it is answered FLUSH_DISK_TIMEOUT (ms)."""
-    slave_timeout: int = 3000
+    slave_timeout: Millis = 3000
     """How long a put would wait for a slave (ms)."""
-    os_page_cache_busy_timeout_mills: int = 1000
+    os_page_cache_busy_timeout_mills: AnyMillis = 1000
     """A put that finds the one before writing for longer is refused (OS_PAGECACHE_BUSY)."""
-    dispatch_behind_bytes_max: int = 32 * MIB
+    dispatch_behind_bytes_max: Bytes = 32 * MIB
     """With so much of the log not yet in consume queues and index, puts are refused (OS_PAGECACHE_BUSY)."""
-    message_keys_max: int = 64
+    message_keys_max: Annotated[int, Range(1, KEYS_INDEXED_MAX)] = 64
     """Keys of one message (up to 1024): each costs as much to index as a whole message with one."""
-    max_message_size: int = 4 * MIB
+    max_message_size: Bytes = 4 * MIB
     """Largest body of a message or a batch."""
     check_crc_on_recover: bool = True
     """Whether a plain log's bodies are checked against their CRCs at start."""
@@ -72,55 +73,55 @@ class MessageStoreConfig:
     """Whether new files of a plain log are written to once before use."""
     transient_store_pool_enable: bool = False
     """Whether puts go to buffers in memory first (ASYNC_FLUSH only): a killed process loses them."""
-    transient_store_pool_size: int = 5
+    transient_store_pool_size: Positive = 5
     """How many such buffers there are, each as large as a log file."""
     fast_fail_if_no_buffer_in_store_pool: bool = False
     """Whether a put is refused rather than written to the file when all buffers are in use."""
-    clean_resource_interval: int = 10_000
+    clean_resource_interval: Millis = 10_000
     """How often disks are measured and expired files are looked for (ms)."""
     delete_when: str = "04"
     """Local hours of the day in which expired files are removed, separated by ``;``."""
-    file_reserved_time: int = 72
+    file_reserved_time: Annotated[int, Range(0), Unit.HOURS] = 72
     """Hours after its last write from which a log file may be removed."""
-    disk_max_used_space_ratio: int = 75
+    disk_max_used_space_ratio: Percent = 75
     """Percentage of the disk in use above which expired files are removed at any hour (10 to 95 count)."""
-    disk_space_warning_level_ratio: int = 90
+    disk_space_warning_level_ratio: Percent = 90
     """Percentage above which no messages are taken."""
-    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_clean_forcibly_ratio: Percent = 85
     """Percentage above which the oldest files go whatever their age, if ``clean_file_forcibly_enable``."""
     clean_file_forcibly_enable: bool = True
     """Whether a disk that is too full costs files that have not expired."""
-    delete_commit_log_files_interval: int = 100
+    delete_commit_log_files_interval: AnyMillis = 100
     """Pause between the removals of two log files (ms)."""
-    delete_consume_queue_files_interval: int = 100
+    delete_consume_queue_files_interval: AnyMillis = 100
     """RocketMQ's pause between the removals of two queue files (ms)."""
-    redelete_hanged_file_interval: int = 120_000
+    redelete_hanged_file_interval: AnyMillis = 120_000
     """RocketMQ's interval of trying again to remove a file that readers hold (ms)."""
     message_index_enable: bool = True
     """Whether keys are indexed, for queries by key."""
     message_index_safe: bool = True
     """True here, false in RocketMQ, where keys older than the replay's start stay lost after a crash."""
-    derived_scrub_bytes_per_s: int = MIB
+    derived_scrub_bytes_per_s: BytesOrZero = MIB
     """How fast a running broker verifies its consume queues, with the messages that they lead to, and its key index,
     again and again (bytes a second, at least 1 KiB per message; 0: not at all). What is wrong is made again from the
     log, whoever finds it."""
-    max_hash_slot_num: int = 5_000_000
+    max_hash_slot_num: Positive = 5_000_000
     """Hash slots of an index file (4 bytes each)."""
-    max_index_num: int = 20_000_000
+    max_index_num: Positive = 20_000_000
     """Entries of an index file (20 bytes each)."""
     max_msgs_num_batch: int = 64
     """Most messages that a query by key gives."""
-    default_query_max_num: int = 32
+    default_query_max_num: Positive = 32
     """How many messages a query by key gives when it does not say."""
-    max_transfer_bytes_on_message_in_memory: int = 256 * KIB
+    max_transfer_bytes_on_message_in_memory: Bytes = 256 * KIB
     """Most bytes that one get gives while they are probably in memory; in a broker 1 MiB."""
-    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_count_on_message_in_memory: Positive = 32
     """Most messages that one get gives while they are probably in memory; in a broker 4096."""
-    max_transfer_bytes_on_message_in_disk: int = 64 * KIB
+    max_transfer_bytes_on_message_in_disk: Bytes = 64 * KIB
     """Most bytes that one get gives from further behind; in a broker 1 MiB."""
-    max_transfer_count_on_message_in_disk: int = 8
+    max_transfer_count_on_message_in_disk: Positive = 8
     """Most messages that one get gives from further behind; in a broker 4096."""
-    access_message_in_memory_max_ratio: int = 40
+    access_message_in_memory_max_ratio: Percent = 40
     """Percentage of the machine's memory that is taken for the log's end being in the page cache."""
     disk_fall_recorded: bool = True
     """Whether RocketMQ counts how far consumers are behind on the disk."""
@@ -128,7 +129,7 @@ class MessageStoreConfig:
     """Whether a slave, too, puts an offset right that lies outside a queue."""
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     """The delay levels, from 1 on, separated by blanks."""
-    flush_delay_offset_interval: int = 10_000
+    flush_delay_offset_interval: Millis = 10_000
     """How often RocketMQ writes the progress of delayed delivery (ms)."""
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     """RocketMQ's role of a plain broker: ASYNC_MASTER or SYNC_MASTER."""

@@ -8,26 +8,20 @@ knows are errors. Everything that is wrong is reported at once, and nothing is o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
-from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
+from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.setting_sources import (
-    Chosen,
-    SettingTarget,
-    Vocabulary,
-    parse_boolean,
-    parse_bytes,
-    parse_integer,
-)
+from dledger.limits import limits_of
+from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
+from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.types import BrokerRole, FlushDiskType
@@ -70,9 +64,6 @@ _IRREGULAR_NAMES: Final = {
     "metrics_port": "metricsPromExporterPort",
     "metrics_host": "metricsPromExporterHost",
 }
-_SIZES: Final = re.compile(r"max_message_size|.*_bytes_max|mapped_file_size_.*|max_transfer_bytes_.*")
-
-
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -89,12 +80,12 @@ def _one_of(kind: type[_Word], text: str) -> _Word:
     try:
         return kind(text.upper())
     except ValueError:
-        raise ValueError(f"{text!r} is none of {', '.join(kind)}") from None
+        raise ValueError(f"invalid value {text!r}: use one of {', '.join(kind)}") from None
 
 
 def _hours_text(text: str) -> str:
-    if any(not 0 <= hour <= 23 for hour in dledger_settings.parse_hours(text)):
-        raise ValueError(f"{text!r} must be hours from 0 to 23, separated by ;")
+    if problem := limits_of(StoreConfig)["delete_hour"].problem("deleteWhen", dledger_settings.parse_hours(text)):
+        raise ValueError(problem)
     return text
 
 
@@ -115,15 +106,10 @@ def _camel(name: str) -> str:
 
 def _targets_of(record: type) -> dict[str, SettingTarget]:
     targets: dict[str, SettingTarget] = {}
-    hints = get_type_hints(record)
-    for one in fields(record):
-        if hints[one.name] in _PARSERS:
-            parse = _PARSERS[hints[one.name]]
-            if hints[one.name] is int and _SIZES.fullmatch(one.name):
-                parse = parse_bytes
-            target = SettingTarget(one.name, _hours_text if one.name == "delete_when" else parse)
-            targets[one.name] = target
-            targets[_IRREGULAR_NAMES.get(one.name, _camel(one.name))] = target
+    for name, parse in dledger_settings.parsers_of(record, _PARSERS):
+        target = SettingTarget(name, _hours_text if name == "delete_when" else parse)
+        targets[name] = target
+        targets[_IRREGULAR_NAMES.get(name, _camel(name))] = target
     return targets
 
 

@@ -72,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def _quick_starts() -> Iterator[None]:
     """All local groups start their nodes from a process that has loaded the modules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalGroup, "launch", staticmethod(preloaded.launch))
+        patch.setattr(LocalGroup, "launch", preloaded.launch)
         yield
 
 

@@ -16,7 +16,7 @@ from benchmarks import stats
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import PutDone
 from rocketstore.config import MIB, MessageStoreConfig
@@ -47,7 +47,7 @@ def message_store(directory: Path) -> Iterator[MessageStore]:
     Puts may outrun dispatch, which has the same interpreter, as far as they like: that is what is measured.
     """
     config = MessageStoreConfig(store_path_root_dir=directory, dispatch_behind_bytes_max=_LAG_BYTES_MAX)
-    store = MessageStore(config, PlainCommitLog(config, clock=SystemClock()))
+    store = MessageStore(config, PlainCommitLog(config, clock=Clock()))
     try:
         store.load()
         store.start()
@@ -97,7 +97,7 @@ def log_put_rate(context: Context, *, batch: int, keyed: bool = False) -> float:
     """Puts on a commit log alone, as RocketMQ's put path ends: encoded, placed, written."""
     directory = context.directory / "messages-log"
     config = MessageStoreConfig(store_path_root_dir=directory)
-    log = PlainCommitLog(config, clock=SystemClock())
+    log = PlainCommitLog(config, clock=Clock())
     directory.mkdir()
     try:
         log.load(clean_stop=True)
@@ -164,7 +164,7 @@ def rebuild(context: Context) -> tuple[float, float]:
         for derived in ("consumequeue", "index"):
             shutil.rmtree(directory / derived)
         config = MessageStoreConfig(store_path_root_dir=directory)
-        store = MessageStore(config, PlainCommitLog(config, clock=SystemClock()))
+        store = MessageStore(config, PlainCommitLog(config, clock=Clock()))
         try:
             started = time.perf_counter()
             store.load()

@@ -12,7 +12,9 @@ import click
 
 from cluster import logs, process
 from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget, group_options, parse_addresses
+from cluster.connection import GroupTarget, group_options
+from dledger import flag_values
+from dledger.values import parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
@@ -36,7 +38,7 @@ this machine only, unless told --allow-remote, and then asks for a token: the on
     "--nodes",
     envvar="DLEDGER_CONSOLE_NODES",
     metavar="HOST:PORT,…",
-    callback=lambda _context, _parameter, text: parse_addresses(text) if text else None,
+    callback=lambda context, parameter, text: flag_values.addresses(context, parameter, text or None),
     help="Client addresses of some or all nodes, or listen addresses of brokers; the same as -b.",
 )
 @click.option(
@@ -147,11 +149,10 @@ def _any_group(context: click.Context, target: GroupTarget, nodes: tuple[str, ..
 
 
 def _host_and_port(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise click.BadParameter(f"{listen!r} is no address: write HOST:PORT, for example {DEFAULT_LISTEN}")
-    return host, int(port)
+    try:
+        return parse_address(listen, port_min=0)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from None
 
 
 def _token(file: Path | None) -> str:

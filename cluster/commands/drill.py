@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cluster import terminal
+from dledger import flag_values
 
 
 def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
 @click.option(
     "--calm",
     "calm_s",
-    type=click.FloatRange(0.2, 60),
+    type=flag_values.Seconds(0.2, 60),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -12,6 +12,7 @@ import click
 
 from cluster import terminal
 from cluster.connection import GroupTarget, group_options
+from dledger import flag_values
 from dledger.errors import DLedgerError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role
@@ -37,7 +38,7 @@ lag is how many entries a node is behind the leader's end. What is the matter wi
 disk_full and so on) is a line each below the table. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option("--interval", type=flag_values.Seconds(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (one per line with --watch).")
 @group_options
 def status(

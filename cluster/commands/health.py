@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.security_options import CommandSecurity, security_options
+from dledger import flag_values
 from dledger.errors import ConfigError
+from dledger.values import address_text
 
 if TYPE_CHECKING:
     import grpc
@@ -55,7 +57,7 @@ Exit codes: 0 it serves, 1 it does not or nobody answers, 2 wrong usage or setti
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=flag_values.Seconds(min=0, min_open=True),
     default=3.0,
     show_default=True,
     metavar="SECONDS",
@@ -98,7 +100,7 @@ def own_server(environ: Mapping[str, str]) -> OwnServer:
 
 def _reachable(host: str, port: int) -> str:
     host = _ANY_HOST.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_text(host, port)
 
 
 def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:

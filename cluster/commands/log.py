@@ -103,7 +103,7 @@ class _Tally:
         self.last_index = result.index
         if as_json:
             _print_appended(result, as_json)
-        advance()
+        advance(1)
 
 
 def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:

@@ -177,7 +177,7 @@ class _Tally:
         self.stored += 1
         if as_json:
             _print_sent(receipt, as_json)
-        advance()
+        advance(1)
 
 
 def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:

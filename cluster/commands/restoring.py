@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from cluster.commands.inspection import node_directory
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError
 from dledger.store.file_store import FileStore
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.identity import read_identity
 from dledger.store.remembered import forget_remembered
 from dledger.types import HardState, Standing, Term
@@ -52,13 +52,13 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         wanted = Term(state.term if term is None else term)
         vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.VOTER)
         if vouched == state:
-            forget_remembered(RealFileSystem(), directory)
+            forget_remembered(FileSystem(), directory)
             click.echo("its vote counts already; what it remembers of others is forgotten, and nothing else is changed")
             return
         if not yes:
             click.confirm("Do you vouch that nothing it has forgotten is needed any more?", abort=True)
         store.hard_state.save(vouched)
-        forget_remembered(RealFileSystem(), directory)  # it would make those doubt again who are vouched for with it
+        forget_remembered(FileSystem(), directory)  # it would make those doubt again who are vouched for with it
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
 
 
@@ -77,7 +77,7 @@ def _open(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
         cluster_id=identity.cluster_id,
         group=identity.group,
         node_id=identity.node_id,
-        clock=SystemClock(),
+        clock=Clock(),
     )
 
 

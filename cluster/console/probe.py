@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cluster.console.facts import BrokerFacts, NodeFacts, broker_facts_of, facts_of_node, facts_of_plain_broker
 from dledger.errors import DLedgerError, InvalidRequestError
@@ -27,18 +27,11 @@ class Answer:
     latency_ms: float
 
 
-class Probe(Protocol):
-    """Asks nodes. Thread-safe."""
-
-    def ask(self, address: str, timeout_s: float) -> Answer:
-        """What the node at ``address`` says of itself. Raises ``DLedgerError`` if it says nothing in time."""
-
-    def close(self) -> None:
-        """Calls under way fail."""
-
-
 class GroupProbe:
-    """Finds out by itself whether an address is a log node, a broker of a group or a plain broker."""
+    """Asks nodes; finds out by itself whether an address is a log node, a broker of a group or a plain broker.
+
+    Thread-safe.
+    """
 
     def __init__(self, target: GroupTarget, brokers: BrokerTarget) -> None:
         self._client: DLedgerClient = target.connect()
@@ -48,7 +41,10 @@ class GroupProbe:
         self._plain: set[str] = set()
 
     def ask(self, address: str, timeout_s: float) -> Answer:
-        """One metadata request, timed; then the broker's status where there is a broker."""
+        """What the node at ``address`` says of itself: a timed metadata request, then a broker's status.
+
+        Raises ``DLedgerError`` if it says nothing in time.
+        """
         if address in self._plain:
             return self._ask_plain(address)
         started = time.perf_counter()

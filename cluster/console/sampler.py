@@ -13,7 +13,7 @@ from typing import Final
 
 from cluster.console.facts import NodeState
 from cluster.console.history import NODES_MAX, History
-from cluster.console.probe import Probe
+from cluster.console.probe import GroupProbe
 from dledger.errors import DLedgerError, RequestTimeoutError
 
 JOIN_TIMEOUT_S: Final = 5.0
@@ -41,7 +41,7 @@ def wall_ms() -> int:
 class Sampler:
     """Fills a ``History``; starts threads for nodes as they become known."""
 
-    def __init__(self, probe: Probe, history: History, pace: SamplePace | None = None) -> None:
+    def __init__(self, probe: GroupProbe, history: History, pace: SamplePace | None = None) -> None:
         self._probe = probe
         self._history = history
         self._pace = pace or SamplePace()

@@ -21,6 +21,7 @@ from typing import Final
 
 from dledger.config import is_loopback
 from dledger.errors import ConfigError, DLedgerError
+from dledger.values import address_text
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class MetricsPort:
         try:
             self._server = _Server(host, port, pages)
         except (OSError, OverflowError) as error:
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            where = address_text(host, port)
             raise ConfigError(
                 [
                     f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or the host is "

@@ -18,6 +18,7 @@ from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.access.permissions import BOTH, RETRY_PREFIX, Permission, parse_permission
 from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
 from dledger.errors import ConfigError
+from dledger.values import parse_boolean
 
 SECRET_CHARS_MIN: Final = 8
 ACCOUNTS_MAX: Final = 10_000
@@ -128,7 +129,7 @@ class _Reader:
             access_key,
             secret,
             addresses,
-            read("admin", _boolean, default=False),
+            read("admin", parse_boolean, default=False),
             read("defaultTopicPerm", parse_permission, Permission.DENY),
             read("defaultGroupPerm", parse_permission, Permission.DENY),
             self._permissions(values.get("topicPerms")),
@@ -201,12 +202,6 @@ def _secret(text: str) -> bytes:
     if len(text) < SECRET_CHARS_MIN:
         raise ValueError(f"a secret key must have at least {SECRET_CHARS_MIN} characters, this one has {len(text)}")
     return text.encode()
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"invalid boolean {text!r}: use true or false")
-    return text.lower() == "true"
 
 
 def _assignment(text: str) -> tuple[str, Permission]:

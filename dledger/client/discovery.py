@@ -35,6 +35,7 @@ from dledger.errors import (
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
+from dledger.values import split
 
 DISCOVERY_TIMEOUT_S: Final = 1.0
 """How long one round of looking for the leader may take."""
@@ -77,7 +78,7 @@ def report_of_node(status: NodeStatus) -> ServerReport:
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
     """One address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` for none."""
-    parts = addresses.replace(";", ",").split(",") if isinstance(addresses, str) else addresses
+    parts = split(addresses, ",;") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
         raise ConfigError(["no address given: give host:port of at least one node"])

@@ -19,6 +19,7 @@ from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
 from dledger.rpc import options, tls
 from dledger.rpc.tls import TlsFiles
 from dledger.rpc.tls_keeper import FileWatch
+from dledger.values import parse_address
 
 __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 
@@ -158,9 +159,8 @@ class ChannelMaker:
         return known or failure
 
     def _probe(self, address: str) -> TlsError | None:
-        host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as link:
+            with socket.create_connection(parse_address(address), _PROBE_TIMEOUT_S) as link:
                 if _hangs_up_by_itself(link):
                     return None
                 return self._probe_plain(link, address) if self._material is None else self._probe_tls(link, address)

@@ -1,12 +1,12 @@
 """What the core needs from the outside, declared where it is used.
 
-``Log`` is the store as the core and the server see it; ``dledger.store`` has a file and a memory implementation, and
-one contract test suite runs against both.
+``Log`` is the store as the core sees it, which may not import it: ``dledger.store`` implements it in files, and the
+simulator in memory; one contract test suite runs against both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dledger.errors import DLedgerError
@@ -19,32 +19,25 @@ from dledger.types import (
     EntryId,
     EntryRun,
     FlushMark,
-    HardState,
     LogIndex,
     Magic,
     Position,
     Term,
 )
 
+AppendHook = Callable[[LogIndex, Term, Position, memoryview], None]
+"""Called on the leader for every NORMAL entry of a batch, after its index and position are fixed, before its CRCs.
 
-class AppendHook(Protocol):
-    """Called on the leader for every NORMAL entry of a batch, after its index and position are fixed, before its CRCs.
+The last argument is the whole record (48 byte header, then body), writable; a hook may change body bytes in place and
+nothing else. Followers never run hooks: they receive the patched bytes (RocketMQ stores position + 48 at record byte 76
+this way).
+"""
+BatchHook = Callable[[Sequence[int], Sequence[Body]], Sequence[Body]]
+"""Called on the leader once per part of a batch that lies in one segment: an ``AppendHook`` for many small entries.
 
-    ``record`` is the whole record (48 byte header, then body), writable; a hook may change body bytes in place and
-    nothing else. Followers never run hooks: they receive the patched bytes (RocketMQ stores position + 48 at record
-    byte 76 this way).
-    """
-
-    def __call__(self, index: LogIndex, term: Term, position: Position, record: memoryview) -> None: ...
-
-
-class BatchHook(Protocol):
-    """Called on the leader once per part of a batch that lies in one segment: an ``AppendHook`` for many small entries.
-
-    Gives the bodies to store, each as long as before: the same objects, changed in place, where they are ``bytearray``.
-    """
-
-    def __call__(self, positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]: ...
+From positions and bodies it gives the bodies to store, each as long as before: the same objects, changed in place,
+where they are ``bytearray``.
+"""
 
 
 class PreparedAppend(Protocol):
@@ -196,16 +189,6 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Flush, record a clean stop and release the directory. Idempotent."""
-
-
-class HardStateStore(Protocol):
-    """Where term and vote survive; a failed save poisons the node (it must not speak)."""
-
-    def load(self) -> HardState:
-        """The saved state, or the initial one in a new directory. Raises ``CorruptLogError`` if it is unreadable."""
-
-    def save(self, state: HardState) -> None:
-        """Return only when ``state`` is durable. Raises ``DiskError``."""
 
 
 class Random(Protocol):

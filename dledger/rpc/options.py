@@ -8,6 +8,7 @@ import grpc
 
 from dledger.config import MIB, ConnectionLimits, ServerConfig
 from dledger.errors import ConfigError
+from dledger.values import address_text
 
 RAFT_SERVICE: Final = "dledger.v1.RaftService"
 LOG_SERVICE: Final = "dledger.v1.LogService"
@@ -147,7 +148,7 @@ def bind(
     credentials: grpc.ServerCredentials | None = None,
 ) -> int:
     """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that cannot be."""
-    address = _address(host, port)
+    address = address_text(host, port)
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -160,11 +161,7 @@ def bind(
     return bound
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def bind_problem(host: str, port: int, whose: str) -> str:
     """Why a server does not start, in words."""
-    address = _address(host, port)
+    address = address_text(host, port)
     return f"cannot listen on the {whose} address {address}: the port is in use, or the host is not this machine's"

@@ -1,7 +1,7 @@
-"""What the gRPC services need from the node, and what the node needs from a transport.
+"""What the gRPC services and the peer transport need from the node and from its log.
 
-``dledger.server`` implements ``Receiver`` and ``LogNode``; ``dledger.rpc`` implements ``Transport`` (gRPC, and an
-in-memory twin). Nothing here knows protobuf.
+``dledger.server`` implements ``Receiver`` and ``LogNode``, ``dledger.store`` the others: ``rpc`` may import neither.
+Nothing here knows protobuf.
 """
 
 from __future__ import annotations
@@ -62,23 +62,6 @@ class PeerLog(Protocol):
 
     def chain_crc_at(self, index: LogIndex) -> int:
         """See ``Log``: proven, or ``CorruptLogError``."""
-
-
-class Transport(Protocol):
-    """Carries envelopes between members. One per node."""
-
-    def start(self, receiver: Receiver) -> None:
-        """Begin to listen and to deliver."""
-
-    def send(self, envelope: Envelope) -> None:
-        """Queue a message, never block, never raise for a dead peer (it is dropped; the protocol repeats itself).
-
-        A ``VoteRequest``/``HeartbeatRequest``'s answer comes back through ``Receiver.receive``. A ``PushResponse`` goes
-        out on the connection that its target opened.
-        """
-
-    def close(self) -> None:
-        """Stop listening and sending; joins every thread it started. Idempotent."""
 
 
 @record(frozen=True, slots=True)

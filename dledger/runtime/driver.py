@@ -30,7 +30,7 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.outbox import Outbox, RoleChange, Wake
-from dledger.core.ports import HardStateStore, Log
+from dledger.core.ports import Log
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -108,20 +108,32 @@ class _PushLane(_Lane[Message]):
 class NodeDriver:
     """Owns a node's lock, its workers and the order of its effects."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per effect
         self,
         config: ServerConfig,
         node: Node,
         log: Log,
-        hard_states: HardStateStore,
         clock: Clock,
         supervisor: Supervisor,
+        *,
+        save: Callable[[HardState], None],
         send: Callable[[NodeId, Message], None],
+        on_role_change: Callable[[RoleChange], None],
+        on_commit: Callable[[LogIndex], None],
+        on_damage: Callable[[CorruptLogError], None],
+        on_fenced: Callable[[str], None],
     ) -> None:
+        """``save`` returns only when a hard state is durable.
+
+        ``on_role_change`` is called once what the change depends on is durable, one at a time and in order, and must
+        only queue. All others are called outside the lock: ``on_commit`` by the thread that moved the commit index, so
+        that indexes may arrive out of order; ``on_damage`` when damage of the own log keeps a part from its work, which
+        will try again; ``on_fenced`` when most members were found to have another history.
+        """
         self._config = config
         self._node = node
         self._log = log
-        self._hard_states = hard_states
+        self._save = save
         self._clock = clock
         self._supervisor = supervisor
         self._send = send
@@ -130,17 +142,10 @@ class NodeDriver:
         self._durable_version = 0  # what the node was started with; it may have changed that already
         self._stopped = False
         self._told_flushed = log.flushed.sequence  # what the node knows; threads that race tell it twice at worst
-        self.on_role_change: Callable[[RoleChange], None] = lambda _change: None
-        """Called once what the change depends on is durable, one at a time and in order; must only queue."""
-        self.on_commit: Callable[[LogIndex], None] = lambda _index: None
-        """Called outside the lock by the thread that moved the commit index; indexes may arrive out of order."""
-        self.on_damage: Callable[[CorruptLogError], None] = supervisor.report
-        """Called outside the lock when damage of the own log keeps a part from its work; it will try again.
-
-        As long as nobody repairs the log meanwhile, the node that finds its own log damaged stops.
-        """
-        self.on_fenced: Callable[[str], None] = lambda _reason: None
-        """Called outside the lock when most members were found to have another history."""
+        self._on_role_change = on_role_change
+        self._on_commit = on_commit
+        self._on_damage = on_damage
+        self._on_fenced = on_fenced
         self._elector = self._part("elector", node.elector.step)
         self._handler = self._part("handler", node.handler.step)
         self._quorum_ack = self._part("quorum-ack", node.quorum_ack.step)
@@ -296,13 +301,13 @@ class NodeDriver:
         if effects.wake:  # after the pushes: the flusher would take the interpreter from this thread
             self._wake(effects.wake)
         if effects.role_changes:
-            self._drain(self._role_changes, lambda change: self.on_role_change(change))
+            self._drain(self._role_changes, self._on_role_change)
         if effects.committed is not None:
-            self.on_commit(effects.committed)
+            self._on_commit(effects.committed)
         for damage in effects.damage:
-            self.on_damage(damage)
+            self._on_damage(damage)
         if effects.fenced:
-            self.on_fenced(effects.fenced)
+            self._on_fenced(effects.fenced)
         for completion in effects.completions:
             completion()
 
@@ -320,7 +325,7 @@ class NodeDriver:
         """Return only when a hard state at least as new as ``version`` is durable."""
         with self._persist_lock:
             if version > self._durable_version:
-                self._hard_states.save(hard_state)
+                self._save(hard_state)
                 self._durable_version = version
 
     def _drain(self, lane: _Lane[Effect], act: Callable[[Effect], None]) -> None:
@@ -401,7 +406,7 @@ class NodeDriver:
             self._node_lost(target)
             return
         except CorruptLogError as damage:
-            self.on_damage(damage)
+            self._on_damage(damage)
             self._node_lost(target)
             return
         if self._node.state.term == push.term:

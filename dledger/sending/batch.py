@@ -261,12 +261,15 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
                 outcomes[place] = error
         self.outcomes, self.left = outcomes, ()
 
-    def expire(self, rules: WindowRules[ItemT, ResultT]) -> None:
-        """The time is over: what may be stored, or is under way, is unknown; the rest certainly is not stored."""
+    def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: str) -> None:
+        """The time is over: what may be stored, or is under way, is unknown; the rest certainly is not stored.
+
+        ``waited_for``: why nothing of it was sent, if nothing has failed.
+        """
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
         within = f"within {self.timeout_ms / 1000:g} s"
-        waited = self.error or "what was sent before was still under way"
+        waited = self.error or waited_for
         answered = self.error or "no answer came"
         for place in self.left:
             if place in under_way or is_unknown(outcomes[place]):

@@ -28,7 +28,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, Generic
+from typing import Annotated, Final, Generic
 
 from dledger.errors import (
     AccessDeniedError,
@@ -40,6 +40,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
+from dledger.limits import Bytes, Positive, Range, Unit, out_of_range
 from dledger.records import record
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, ItemT, OutgoingBatch, ResultT, WindowRules
 from dledger.sending.numbering import ProducerNumbering, is_misplaced
@@ -66,28 +67,18 @@ class WindowOptions:
     ``retry_unknown``: send also what may be stored again, without numbers: it may then be stored twice.
     """
 
-    linger_ms: float = 2.0
-    batch_bytes: int = 1 << 19
-    batch_items: int = 1024
-    pending_bytes_max: int = 1 << 23
-    inflight_requests_max: int = 32
-    inflight_items_max: int = 4096
-    timeout_ms: float = 5000.0
+    linger_ms: Annotated[float, Range(0), Unit.MS] = 2.0
+    batch_bytes: Bytes = 1 << 19
+    batch_items: Positive = 1024
+    pending_bytes_max: Bytes = 1 << 23
+    inflight_requests_max: Positive = 32
+    inflight_items_max: Positive = 4096
+    timeout_ms: Annotated[float, Range(above=0), Unit.MS] = 5000.0
     retry_unknown: bool = False
     one_at_a_time: bool = False
 
     def __post_init__(self) -> None:
-        positive = (
-            "batch_bytes",
-            "batch_items",
-            "pending_bytes_max",
-            "inflight_requests_max",
-            "inflight_items_max",
-            "timeout_ms",
-        )
-        problems = [f"{name} must be positive" for name in positive if getattr(self, name) <= 0]
-        if self.linger_ms < 0:
-            problems.append("linger must not be negative")
+        problems = out_of_range(self)
         if problems:
             raise ConfigError(problems)
 
@@ -521,11 +512,15 @@ class Window(Generic[ItemT, ResultT]):
     def _expire(self, now_ms: float) -> None:
         """Give up what has waited too long for its turn or for its answer."""
         if now_ms >= self._expiry_ms:
+            connected = self.is_connected or self._inflight
+            waited_for = (
+                "earlier requests were still in flight" if connected else "no connection to a leader was open yet"
+            )
             for queue in (self._inflight, self._again, self._backlog):
                 for batch in [one for one in queue if now_ms >= one.give_up_at_ms and not one.done]:
                     if not batch.sent:
                         queue.remove(batch)
-                    batch.expire(self._rules)
+                    batch.expire(self._rules, waited_for)
                     self._finish(batch)
             waiting = [batch.give_up_at_ms for batch in self.waiting() if not batch.done]
             self._expiry_ms = min(waiting, default=NEVER)

@@ -40,7 +40,7 @@ from dledger.store import cleaner, warmer
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.checkpoint import Mark
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.store.identity import StoreIdentity
 from dledger.store.log_files import Write
@@ -121,7 +121,7 @@ class FileStore:
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
         ``DiskFullError``.
         """
-        fs = fs or RealFileSystem()
+        fs = fs or FileSystem()
         identity = StoreIdentity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
         return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
 

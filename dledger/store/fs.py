@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 _LOG = logging.getLogger("dledger")
 
@@ -38,60 +38,24 @@ class DiskUsage:
         return self.used_bytes / usable if usable else 1.0
 
 
-class FileSystem(Protocol):
-    """What the store does to a disk. Every method raises ``OSError``."""
+class FileSystem:
+    """The machine's file system, as far as the store uses it. Every method raises ``OSError``."""
 
     def create(self, path: Path) -> int:
         """Create or empty a file and open it for reading and writing."""
-
-    def open(self, path: Path, *, writable: bool = True) -> int:
-        """Open an existing file."""
-
-    def close(self, fd: int) -> None:
-        """Close a file."""
-
-    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
-        """Write all of ``data`` at ``offset``."""
-
-    def sync(self, fd: int) -> None:
-        """Make a file's data durable (``fdatasync``)."""
-
-    def allocate(self, fd: int, length: int) -> None:
-        """Give a file real blocks for ``length`` bytes, all zero."""
-
-    def sync_dir(self, path: Path) -> None:
-        """Make a directory's entries durable."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Move a file or directory, replacing a file."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-
-    def make_dir(self, path: Path) -> None:
-        """Create one directory; no error if it is there."""
-
-    def usage(self, path: Path) -> DiskUsage:
-        """How full the path's file system is."""
-
-    def device(self, path: Path) -> int:
-        """Which file system the path is on: nothing is renamed from one to another."""
-
-
-class RealFileSystem:
-    """The machine's file system."""
-
-    def create(self, path: Path) -> int:
         mode = 0o640 if _is_read_by_group(path.parent) else 0o600
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def open(self, path: Path, *, writable: bool = True) -> int:
+        """Open an existing file."""
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
     def close(self, fd: int) -> None:
+        """Close a file."""
         os.close(fd)
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        """Write all of ``data`` at ``offset``."""
         written = os.pwrite(fd, data, offset)
         if written != len(data):
             rest = memoryview(data)
@@ -99,12 +63,15 @@ class RealFileSystem:
                 written += os.pwrite(fd, rest[written:], offset + written)
 
     def sync(self, fd: int) -> None:
+        """Make a file's data durable (``fdatasync``)."""
         os.fdatasync(fd)
 
     def allocate(self, fd: int, length: int) -> None:
+        """Give a file real blocks for ``length`` bytes, all zero."""
         os.posix_fallocate(fd, 0, length)
 
     def sync_dir(self, path: Path) -> None:
+        """Make a directory's entries durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -112,15 +79,19 @@ class RealFileSystem:
             os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
+        """Move a file or directory, replacing a file."""
         os.replace(source, target)
 
     def unlink(self, path: Path) -> None:
+        """Remove a file."""
         path.unlink()
 
     def make_dir(self, path: Path) -> None:
+        """Create one directory; no error if it is there."""
         path.mkdir(0o750 if _is_read_by_group(path.parent) else 0o700, exist_ok=True)
 
     def usage(self, path: Path) -> DiskUsage:
+        """How full the path's file system is."""
         stat = os.statvfs(path)
         return DiskUsage(
             total_bytes=stat.f_blocks * stat.f_frsize,
@@ -129,6 +100,7 @@ class RealFileSystem:
         )
 
     def device(self, path: Path) -> int:
+        """Which file system the path is on: nothing is renamed from one to another."""
         return path.stat().st_dev
 
 

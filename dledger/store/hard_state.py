@@ -78,7 +78,7 @@ def read_hard_state(directory: Path) -> HardState:
 
 
 class FileHardState:
-    """``HardStateStore`` on disk; ``_lock`` guards all of it."""
+    """Where term and vote survive; ``_lock`` guards all of it. A failed save poisons the node: it must not speak."""
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs

@@ -21,7 +21,6 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
 from dledger.layout import MIN_BLANK_BYTES
@@ -35,12 +34,11 @@ from dledger.store.mmap_file import MappedFile, UnreadableError
 from dledger.store.scrub import STEP_BYTES, DamagedError, ScrubPlace, verify_file, verify_step
 from dledger.types import LogIndex
 
+ReadSegment = Callable[[int, int], bytes | None]
+"""From a position and a length to exactly these committed bytes, of one segment, that a peer holds.
 
-class SegmentSource(Protocol):
-    """A peer that may hold what is missing here."""
-
-    def read(self, position: int, length: int) -> bytes | None:
-        """Exactly these committed bytes, of one segment; None if it does not hold all of them. ``DLedgerError``."""
+None if it does not hold all of them; raises ``DLedgerError``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +80,11 @@ class Mender:
         """
         return self._verify(base, self._end(), pause)[1]
 
-    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None] = lambda: None) -> Repaired:
+    def repair(self, base: int, read: ReadSegment, pause: Callable[[], None] = lambda: None) -> Repaired:
         """Replace the damaged segment at ``base``, and damaged ones next to it. Nothing if it is sound.
 
         ``pause`` is called between steps, and may raise to end it. Raises ``LackingError``, ``WrongBytesError``, what
-        ``source`` raises, ``CorruptLogError`` if its ends cannot be proven yet, ``DiskFullError``, ``DiskError``.
+        ``read`` raises, ``CorruptLogError`` if its ends cannot be proven yet, ``DiskFullError``, ``DiskError``.
         """
         end = self._end()
         if self._verify(base, end, pause)[1] is None:
@@ -96,7 +94,7 @@ class Mender:
             first, place = self._before(base, end, pause)
             step = self._files.segment_bytes
             for current in range(first, end.position, step):
-                file = self._fetch(current, end, source, pause)
+                file = self._fetch(current, end, read, pause)
                 fetched.append(file)
                 self._prove(file, place, end)
                 pause()
@@ -214,7 +212,7 @@ class Mender:
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
-    def _fetch(self, base: int, end: Mark, source: SegmentSource, pause: Callable[[], None]) -> MappedFile:
+    def _fetch(self, base: int, end: Mark, read: ReadSegment, pause: Callable[[], None]) -> MappedFile:
         """Fetch a segment's committed part into a temporary file, durably."""
         files, fs, size = self._files, self._fs, self._files.segment_bytes
         old = files.data.find(base)
@@ -229,7 +227,7 @@ class Mender:
             if position - base >= MIN_BLANK_BYTES:
                 fs.write(fd, blank_head(position - base), 0)
             for at in range(position, stop, STEP_BYTES):
-                fs.write(fd, _received(source, at, min(STEP_BYTES, stop - at)), at - base)
+                fs.write(fd, _received(read, at, min(STEP_BYTES, stop - at)), at - base)
                 pause()
             fs.sync(fd)
         except BaseException:
@@ -363,8 +361,8 @@ class Mender:
             one.sync()
 
 
-def _received(source: SegmentSource, position: int, length: int) -> bytes:
-    data = source.read(position, length)
+def _received(read: ReadSegment, position: int, length: int) -> bytes:
+    data = read(position, length)
     if data is None:
         raise LackingError(f"it does not hold the log from position {position} on")
     if len(data) != length:

@@ -12,7 +12,7 @@ from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError
 from dledger.store.aside import check_room_for_log, next_aside
 from dledger.store.checkpoint import LogCheckpoint, create_checkpoint
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_hard_state
 from dledger.store.identity import DirectoryLock
 from dledger.store.opening import CHECKPOINT_FILE, layout_of
@@ -30,7 +30,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
     ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running, and
     ``ConfigError`` if too many logs were set aside before.
     """
-    fs = fs or RealFileSystem()
+    fs = fs or FileSystem()
     layout = layout_of(config, node_id)
     lock = DirectoryLock(layout.directory)
     try:

@@ -8,13 +8,13 @@ from pathlib import Path
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.store.file_store import FileStore
 from dledger.store.format import parse_segment_name
-from dledger.store.mending import Repaired, SegmentSource
+from dledger.store.mending import ReadSegment, Repaired
 from dledger.store.scrub import ScrubStep
 from dledger.types import LogIndex
 
 
 class WatchedStore:
-    """Implements ``watch.WatchedLog``."""
+    """The node's own log, as ``LogWatch`` sees it. Used by its thread only, but for ``base_of``."""
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
@@ -25,9 +25,9 @@ class WatchedStore:
         """See ``Scrub.step``."""
         return self._scrub.step(max_bytes)
 
-    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
+    def repair(self, base: int, read: ReadSegment, pause: Callable[[], None]) -> Repaired:
         """See ``Mender.repair``."""
-        return self._mender.repair(base, source, pause)
+        return self._mender.repair(base, read, pause)
 
     def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
         """See ``Mender.find``."""

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
+
+from dledger_spark.audit.replica import Replica
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 SPLIT_BYTES: Final = 256 * 1024 * 1024
@@ -110,23 +112,12 @@ def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator
         yield max(start, low * block_bytes), min(stop, high * block_bytes)
 
 
-class ReplicaExtent(Protocol):
-    """What planning needs of a replica."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def segment_of(self, position: int) -> Path:
-        """The file that holds ``position``, or should."""
-
-
 def split_bytes_for(covered: Coverage, slots: int) -> int:
     """How much a task should digest where ``slots`` tasks run at once."""
     return min(max(SPLIT_BYTES, covered.held_bytes // (slots * TASKS_PER_SLOT)), SPLIT_BYTES_MAX)
 
 
-def plan(covered: Coverage, replicas: Sequence[ReplicaExtent], block_bytes: int, split_bytes: int) -> list[Stretch]:
+def plan(covered: Coverage, replicas: Sequence[Replica], block_bytes: int, split_bytes: int) -> list[Stretch]:
     """What is to be digested, as tasks of up to ``split_bytes``."""
     by_name = {one.name: one for one in replicas}
     return [

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from dledger.errors import ConfigError
+from dledger.flag_values import Size
 from dledger_spark.jobs.batches import BatchDirectory, open_batches
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.exported import VERSION, ExportedBatch, FileFact, batches_of, report
 from dledger_spark.jobs.extent import Extent, extent_of
 from dledger_spark.jobs.report import JobReport
-from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource, source_options
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ Run it again, from cron for example: it goes on at the last batch's end. Read it
 )
 @click.option(
     "--batch-bytes",
-    type=SIZE,
+    type=Size(min=1),
     default="4g",
     show_default=True,
     metavar="SIZE",

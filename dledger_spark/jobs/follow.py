@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import STATE, BatchDirectory, open_batches
 from dledger_spark.jobs.chart import Bars, ColumnChart, Series
@@ -355,7 +356,8 @@ With --json there is one JSON object per line: each count as it comes, and at la
 @click.option(
     "--window",
     "window_s",
-    type=click.IntRange(min=1),
+    type=flag_values.Seconds(min=1),
+    callback=lambda _context, _parameter, seconds: int(seconds),
     default=10,
     show_default=True,
     metavar="SECONDS",
@@ -364,7 +366,7 @@ With --json there is one JSON object per line: each count as it comes, and at la
 @click.option(
     "--trigger",
     "trigger_s",
-    type=click.FloatRange(min=0),
+    type=flag_values.Seconds(min=0),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

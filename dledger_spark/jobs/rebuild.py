@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from dledger.errors import ConfigError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.units import CountUnit
@@ -209,7 +209,7 @@ def _derive(spark: SparkSession, options: RebuildOptions, target: Path, *, keys_
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Keep brokers out. Raises ``DirectoryLockedError`` if one has it open."""
-    lock = StoreDirectory(directory, RealFileSystem())
+    lock = StoreDirectory(directory, FileSystem())
     try:
         yield
     finally:
@@ -233,7 +233,7 @@ def _bounds(options: RebuildOptions) -> Bounds:
     from rocketstore.verification.compare import Bounds, read_deleted
 
     running = (options.root / ABORT_FILE).exists()
-    replay_from = StoreCheckpointFile(RealFileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
+    replay_from = StoreCheckpointFile(FileSystem(), options.root / CHECKPOINT_FILE).read().replay_from
     dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
     return Bounds(0, 0, dispatched, read_deleted(options.store.config_dir / DELETED_FILE))
 

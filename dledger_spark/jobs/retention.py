@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
+from dledger.flag_values import Size
 from dledger_spark.jobs.chart import Bars, Chart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.retention_plan import RetentionOutcome, RetentionSegment, Setting, outcome
-from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource, source_options
 from dledger_spark.jobs.units import CountUnit
 
@@ -291,7 +291,7 @@ Examples:
 @click.option(
     "--hours", type=click.FloatRange(min=0), metavar="HOURS", help="Keep this long; default: 72, without --keep-bytes."
 )
-@click.option("--keep-bytes", type=SIZE, metavar="SIZE", help="Keep this much, of files.")
+@click.option("--keep-bytes", type=Size(min=1), metavar="SIZE", help="Keep this much, of files.")
 def command(source: LogSource, hours: float | None, keep_bytes: int | None) -> RetentionOptions:
     """Live bytes and age per segment and topic, and what a retention setting would delete. Nothing is deleted."""
     setting = DEFAULT if hours is None and keep_bytes is None else Setting(hours, keep_bytes)

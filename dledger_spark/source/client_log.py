@@ -1,4 +1,4 @@
-"""``GroupLog`` over gRPC. Clients are made when first needed, one per process, and kept: Spark forks its workers.
+"""A group's log over gRPC. Clients are made when first needed, one per process, and kept: Spark forks its workers.
 
 A worker serves many tasks, one after the other, so a connection is worth keeping; one made before a fork would be
 shared with the parent, so the process id is part of what a client is found by.
@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
@@ -29,11 +29,7 @@ from rocketstore.client import Admin
 _CLIENTS_MAX: Final = 8
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-_T = TypeVar("_T", bound=_Closable)
+_T = TypeVar("_T", bound=DLedgerClient | Admin)
 _Key = tuple[int, tuple[str, ...], str, SecurityOptions]
 
 
@@ -88,8 +84,8 @@ def status_of(servers: tuple[str, ...], group: str, security: SecurityOptions, t
 class ClientLog:
     """A running group's log as these options say to read it. Pickles: holds no connection.
 
-    Plans are made of what the leader says, which are small questions, unless any member may be asked; ``readFrom`` is
-    about who sends the log itself.
+    Every call has a deadline; errors are ``DLedgerError``. Plans are made of what the leader says, which are small
+    questions, unless any member may be asked; ``readFrom`` is about who sends the log itself.
     """
 
     options: ReadOptions
@@ -105,7 +101,10 @@ class ClientLog:
         return CommittedRange(status.cluster_id, status.group, begin, found.end.index, holds_messages=status.is_broker)
 
     def confirmed_end(self) -> int | None:
-        """See ``GroupLog``: a read that the leader confirms, between two looks at the same leader."""
+        """As ``committed().end_index``, of a leader that has made sure that it is one: nothing was ever beyond it.
+
+        None while no leader is that sure. A read that the leader confirms, between two looks at the same leader.
+        """
         before = self._status()
         self._client.read(before.begin_index, count=1, mode=ReadMode.LINEARIZABLE, timeout_s=self._timeout_s)
         after = self._status()
@@ -114,22 +113,28 @@ class ClientLog:
         return after.committed_index + 1
 
     def positions_of(self, indexes: Sequence[int]) -> list[int]:
-        """See ``Places``."""
+        """Where these entries begin, in bytes of the log; the committed end for the index after the last one.
+
+        Raises ``TrimmedError``.
+        """
         places = self._locate(indexes=indexes).places
         if any(place.index != index for place, index in zip(places, indexes, strict=True)):  # one that is behind
             places = self._locate(ReadFrom.LEADER, indexes=indexes).places
         return [place.position for place in places]
 
     def indexes_at(self, positions: Sequence[int]) -> list[int]:
-        """See ``Places``."""
+        """The first committed entries that begin at or after these positions. Raises ``TrimmedError``."""
         return [place.index for place in self._locate(positions=positions).places]
 
     def index_at(self, time_ms: int) -> int:
-        """See ``GroupLog``."""
+        """The first committed entry stored at this time or later, or the committed end."""
         return self._locate(times_ms=(time_ms,)).places[0].index
 
     def chunks(self, first: int, end: int) -> Iterator[LogChunk]:
-        """See ``GroupLog``. What is lost on the way is fetched again, from another member if there is one."""
+        """The entries from ``first`` up to ``end`` (exclusive), all of them, as stored. Raises ``TrimmedError``.
+
+        What is lost on the way is fetched again, from another member if there is one.
+        """
         failures = 0
         while first < end:
             try:
@@ -146,7 +151,7 @@ class ClientLog:
                     raise
 
     def publish(self, consumer_group: str, index: int) -> None:
-        """See ``GroupLog``."""
+        """Make what is before ``index`` the consumer group's progress, in the queues of the topics that are read."""
         options = self.options
         admin = shared_admin(options.servers, options.security)
         topics: Sequence[str] = options.topics

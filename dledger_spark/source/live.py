@@ -14,7 +14,7 @@ from dledger_spark.schema import Projection
 from dledger_spark.source.batch import decode_context
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.filters import check_topics, pushed, topic_filters
-from dledger_spark.source.group_log import CommittedRange, GroupLog
+from dledger_spark.source.group_log import CommittedRange
 from dledger_spark.source.live_rows import RowReader
 from dledger_spark.source.progress import begin_within, cut_kept
 from dledger_spark.source.ranges import IndexRange
@@ -39,7 +39,7 @@ def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReade
     return LiveReader(options, projection)
 
 
-def planned_range(options: ReadOptions, log: GroupLog, state: CommittedRange) -> IndexRange:
+def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -> IndexRange:
     """What a batch reads, never more than what is committed. Raises ``OptionError``, ``DataLossError``."""
     first = state.begin_index if options.starting in (None, EARLIEST) else int(options.starting or 0)
     end = state.end_index if options.ending == LATEST else options.ending

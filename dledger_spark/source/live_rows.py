@@ -19,7 +19,8 @@ from dledger_spark.decode.context import CHAIN_BEGIN, Chain
 from dledger_spark.decode.decoder import looks_at_checksums
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.schema import Projection
-from dledger_spark.source.group_log import GroupLog, TrimmedError
+from dledger_spark.source.client_log import ClientLog
+from dledger_spark.source.group_log import TrimmedError
 from dledger_spark.source.progress import data_lost
 from dledger_spark.source.ranges import IndexRange
 from dledger_spark.source.rows import projected
@@ -38,11 +39,11 @@ class RowReader:
     context: DecodeContext
     fail_on_data_loss: bool = True
 
-    def read(self, log: GroupLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
+    def read(self, log: ClientLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
         """Every row of the range, in order. Raises ``DataLossError``, ``BrokenRecordError``."""
         yield from projected(self._found(log, wanted), self.projection)
 
-    def _found(self, log: GroupLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
+    def _found(self, log: ClientLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
         first = wanted.first
         context = replace(self.context, chain_before=self._chain_before(log, first))
         while first < wanted.end:
@@ -74,7 +75,7 @@ class RowReader:
                 "and let dledger pipeline audit say whose log is damaged"
             ) from error
 
-    def _chain_before(self, log: GroupLog, first: int) -> Chain | None:
+    def _chain_before(self, log: ClientLog, first: int) -> Chain | None:
         """What the first entry continues, if checksums matter: told by the two before it, as far as they are kept."""
         if not looks_at_checksums(self.projection.columns, self.context):
             return None

@@ -16,7 +16,8 @@ from typing import Final
 
 from dledger_spark.errors import DataLossError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions
-from dledger_spark.source.group_log import CommittedRange, GroupLog, TrimmedError
+from dledger_spark.source.client_log import ClientLog
+from dledger_spark.source.group_log import CommittedRange, TrimmedError
 from dledger_spark.source.offsets import LogOffset, check_same_log, first_of_batch
 from dledger_spark.source.ranges import Cutting, IndexRange, cut, end_within
 
@@ -28,7 +29,7 @@ _TRIMS_MAX: Final = 10
 class StreamProgress:
     """One per stream and process; used by one thread."""
 
-    def __init__(self, options: ReadOptions, log: GroupLog, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: ReadOptions, log: ClientLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._log = log
         self._clock = clock
@@ -120,7 +121,7 @@ class StreamProgress:
         return start.at(end_index)
 
 
-def cut_kept(log: GroupLog, whole: IndexRange, state: CommittedRange, options: ReadOptions) -> list[IndexRange]:
+def cut_kept(log: ClientLog, whole: IndexRange, state: CommittedRange, options: ReadOptions) -> list[IndexRange]:
     """The ranges of what is still kept of a stretch. Raises ``DataLossError`` if some is not, unless told not to."""
     cutting = Cutting(options.split_bytes, options.max_records_per_partition, options.min_partitions)
     for _ in range(_TRIMS_MAX):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dledger_spark.options import SPLITS_MAX
-from dledger_spark.source.group_log import EntryPlaces
+from dledger_spark.source.client_log import ClientLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Cutting:
     ranges_min: int = 0
 
 
-def cut(whole: IndexRange, cutting: Cutting, places: EntryPlaces) -> list[IndexRange]:
+def cut(whole: IndexRange, cutting: Cutting, places: ClientLog) -> list[IndexRange]:
     """The ranges, in order, at least one: an empty stretch is one empty range."""
     if whole.count <= 0:
         return [IndexRange(whole.first, whole.first)]
@@ -51,7 +51,7 @@ def cut(whole: IndexRange, cutting: Cutting, places: EntryPlaces) -> list[IndexR
     return [IndexRange(first, end) for first, end in pairwise(bounds)]
 
 
-def end_within(whole: IndexRange, bytes_max: int, places: EntryPlaces) -> int:
+def end_within(whole: IndexRange, bytes_max: int, places: ClientLog) -> int:
     """The furthest end such that the entries before it take at most ``bytes_max`` bytes; at least one entry."""
     if whole.count <= 1:
         return whole.end

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
 from rocketstore.broker.made import MadeByClients
-from rocketstore.broker.ports import StateDone, Store
+from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
-from rocketstore.broker.pull import RunRead
+from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
@@ -20,7 +20,9 @@ from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.state.changes import QueueOffset, TopicConfig, check_name
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import TopicConfig, check_name
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
 
 QUERY_MESSAGES_MAX: Final = 256
@@ -30,44 +32,16 @@ AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
 """Gets the request and whose it is: the name of the account, or the address."""
 
 
-class State(Protocol):
-    """What is needed of ``rocketstore.state.BrokerState``."""
-
-    def topics(self) -> list[TopicConfig]:
-        """All topics."""
-
-    def groups(self) -> list[str]:
-        """All groups."""
-
-    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
-        """A group's offsets."""
-
-    def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
-        """Make or change a topic; ``automatic``: because somebody sent to it."""
-
-    def delete_topic(self, name: str, done: StateDone) -> None:
-        """Delete a topic."""
-
-    def has_group(self, name: str) -> bool:
-        """Whether a group has offsets, or had."""
-
-    def delete_group(self, group: str, done: StateDone) -> None:
-        """Forget a group."""
-
-    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
-        """Note how far a group has consumed."""
-
-
 class AdminService:
     """Reads are answered by every node, changes by the master. Handlers raise the errors of ``refusals``."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        store: Store,
-        state: State,
+        store: MessageStore,
+        state: BrokerState,
         topics: TopicAccess,
-        run: RunRead,
+        readers: ReadThreads,
         bridge: LoopBridge,
         clock: Clock,
     ) -> None:
@@ -75,7 +49,7 @@ class AdminService:
         self._store = store
         self._state = state
         self._topics = topics
-        self._run = run
+        self._readers = readers
         self._bridge = bridge
         self._clock = clock
         percent = config.access.account_share_percent
@@ -117,7 +91,7 @@ class AdminService:
 
     async def _query_by_id(self, data: bytes) -> bytes:
         _, offset = parse_offset_message_id(parse(pb.QueryByIdRequest, data).message_id)
-        record = await self._run(self._store.read_record, offset)
+        record = await self._readers.run(self._store.read_record, offset)
         return _records([] if record is None else [record])
 
     async def _query_by_key(self, data: bytes) -> bytes:
@@ -125,7 +99,7 @@ class AdminService:
         if wire.max_messages < 0 or wire.begin_ms < 0 or wire.end_ms < 0:
             raise InvalidRequestError("max_messages, begin_ms and end_ms must not be negative")
         self._check_known(wire.topic)
-        found = await self._run(
+        found = await self._readers.run(
             self._store.query,
             wire.topic,
             wire.key,
@@ -140,7 +114,7 @@ class AdminService:
     async def _queue_range(self, data: bytes) -> bytes:
         wire = parse(pb.QueueRequest, data)
         self._topics.check_readable(wire.topic, wire.queue_id)
-        return await self._run(self._range_of, wire.topic, wire.queue_id)
+        return await self._readers.run(self._range_of, wire.topic, wire.queue_id)
 
     def _range_of(self, topic: str, queue_id: int) -> bytes:
         low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
@@ -151,7 +125,7 @@ class AdminService:
     async def _offset_by_time(self, data: bytes) -> bytes:
         wire = parse(pb.OffsetByTimeRequest, data)
         self._topics.check_readable(wire.topic, wire.queue_id)
-        offset = await self._run(self._store.offset_by_time, wire.topic, wire.queue_id, wire.timestamp_ms)
+        offset = await self._readers.run(self._store.offset_by_time, wire.topic, wire.queue_id, wire.timestamp_ms)
         offset = max(offset, self._topics.begin_offset(wire.topic, wire.queue_id))
         return pb.OffsetResponse(offset=offset).SerializeToString()
 
@@ -173,9 +147,9 @@ class AdminService:
         self._take_group(owner, wire.group)
         match wire.WhichOneof("before"):
             case "index":
-                reached = await self._run(self.positions.of_index, wire.index, wire.topics)
+                reached = await self._readers.run(self.positions.of_index, wire.index, wire.topics)
             case "position":
-                reached = await self._run(self.positions.of_position, wire.position, wire.topics)
+                reached = await self._readers.run(self.positions.of_position, wire.position, wire.topics)
             case _:
                 raise InvalidRequestError("give the index or the position of the first entry that is not consumed")
         noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(wire.group)}

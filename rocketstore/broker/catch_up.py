@@ -9,22 +9,11 @@ for the master. Afterwards a slave serves what it has, which may lag behind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from dledger.rpc.ports import NodeStatus
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
-
-
-class CatchingStore(Protocol):
-    """``rocketstore.store.message_store.MessageStore``."""
-
-    @property
-    def role(self) -> BrokerRole:
-        """Whether it takes puts: then it has caught up."""
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """What is committed and not yet in the queues."""
 
 
 class CatchUp:
@@ -33,7 +22,7 @@ class CatchUp:
     def __init__(
         self,
         status: Callable[[], NodeStatus],
-        store: CatchingStore,
+        store: MessageStore,
         committed_position: Callable[[], int],
         state_is_applied: Callable[[], bool],
     ) -> None:

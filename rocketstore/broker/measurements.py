@@ -8,76 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from rocketstore.state.changes import QueueOffset
-from rocketstore.store.stats import OTHERS, GroupTotals, StoreStats, TopicTotals
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+from rocketstore.store.stats import OTHERS, GroupTotals, TopicTotals
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
-
-
-class MeasuredState(Protocol):
-    """``rocketstore.state.BrokerState``."""
-
-    def topic_count(self) -> int:
-        """How many topics there are."""
-
-    def groups(self) -> list[str]:
-        """All groups."""
-
-    def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
-        """A group's offsets."""
-
-
-class MeasuredStore(Protocol):
-    """``rocketstore.store.message_store.MessageStore``."""
-
-    @property
-    def stats(self) -> StoreStats:
-        """Its counters."""
-
-    @property
-    def role(self) -> BrokerRole:
-        """Whether it takes writes."""
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """How far queues and index are behind."""
-
-    @property
-    def dispatch_position(self) -> int:
-        """Up to where the log is in queues and index."""
-
-    @property
-    def log(self) -> MeasuredLog:
-        """Its commit log."""
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """Next offset of a queue."""
-
-    def disk_used_ratio(self) -> float:
-        """How full the fuller one of log and queues is; -1 if unknown."""
-
-    def earliest_message_time(self) -> int:
-        """When the first kept message was stored; -1 if there is none."""
-
-
-class MeasuredLog(Protocol):
-    """The commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be read ends."""
-
-    @property
-    def end_offset(self) -> int:
-        """Where everything ends."""
-
-    def remaining_to_flush(self) -> int:
-        """Bytes written and not yet durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +65,7 @@ _OWN_TOPICS: Final = HIDDEN_TOPICS | {SCHEDULE_TOPIC}
 
 
 def measure(
-    store: MeasuredStore, state: MeasuredState, service: ServiceCounters, *, topics_max: int
+    store: MessageStore, state: BrokerState, service: ServiceCounters, *, topics_max: int
 ) -> BrokerMeasurements:
     """Look at everything; may wait for a disk (``statvfs``), so not on an event loop."""
     groups = state.groups()
@@ -161,7 +97,7 @@ def measure(
     )
 
 
-def _lags(store: MeasuredStore, state: MeasuredState, groups: list[str]) -> Iterator[GroupLag]:
+def _lags(store: MessageStore, state: BrokerState, groups: list[str]) -> Iterator[GroupLag]:
     for group in groups:
         behind: dict[str, int] = {}
         for noted in state.offsets(group):

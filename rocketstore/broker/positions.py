@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.errors import InvalidRequestError
-from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotFoundRefusalError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.state.changes import QueueOffset
+from rocketstore.store.message_store import MessageStore
 
 DISPATCH_WAIT_S: Final = 2.0
 """How long to wait for messages that are in the log, and not in their queues yet."""
@@ -39,7 +39,9 @@ class Reached:
 class LogPositions:
     """Looks queue offsets up. ``position_of``: where the entry of an index begins. May wait: for threads."""
 
-    def __init__(self, store: Store, topics: TopicAccess, position_of: Callable[[int], int] = no_indexes) -> None:
+    def __init__(
+        self, store: MessageStore, topics: TopicAccess, position_of: Callable[[int], int] = no_indexes
+    ) -> None:
         self._store = store
         self._topics = topics
         self._position_of = position_of

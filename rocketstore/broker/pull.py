@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final
 
 from dledger.clock import Clock
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.long_polling import WaitingPulls
-from rocketstore.broker.ports import Store
+from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.tag_filter import TagFilter, TagFilters
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB
 from rocketstore.state.changes import check_name
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult
 
 PULL_BYTES_DEFAULT: Final = MIB
@@ -32,16 +32,6 @@ _NOTHING_YET: Final = frozenset(
     }
 )
 """Worth waiting for more. Other statuses tell the client something that waiting does not change."""
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-class RunRead(Protocol):
-    """Runs what may wait for a disk somewhere else than on the event loop."""
-
-    def __call__(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[_T]:
-        """The result of ``read``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +53,17 @@ class PullService:
     def __init__(
         self,
         config: BrokerConfig,
-        store: Store,
+        store: MessageStore,
         topics: TopicAccess,
         waiting: WaitingPulls,
-        run: RunRead,
+        readers: ReadThreads,
         clock: Clock,
     ) -> None:
         self._config = config
         self._store = store
         self._topics = topics
         self._waiting = waiting
-        self._run = run
+        self._readers = readers
         self._clock = clock
         self._filters = TagFilters()
 
@@ -84,7 +74,7 @@ class PullService:
         wish = self._check(pull)
         if pull.offset < wish.begin_offset:
             begin = wish.begin_offset
-            end = await self._run(self._store.max_offset, pull.topic, pull.queue_id)
+            end = await self._readers.run(self._store.max_offset, pull.topic, pull.queue_id)
             return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, begin, begin, max(end, begin))
         if not wish.wait_ms:
             return await self._get(wish, pull.offset, leases)
@@ -127,7 +117,7 @@ class PullService:
 
     async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
         await leases.take(wish.max_bytes)  # before the log is read
-        result = await self._run(
+        result = await self._readers.run(
             self._store.get,
             wish.pull.topic,
             wish.pull.queue_id,

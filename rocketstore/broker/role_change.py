@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from tenacity import (
     RetryCallState,
@@ -39,13 +39,17 @@ from tenacity import (
     wait_exponential,
 )
 
-from dledger.conditions import ConditionKind, Conditions
+from dledger.conditions import ConditionKind
 from dledger.core.outbox import RoleChange
-from dledger.errors import CorruptLogError, DLedgerError, LeaderHint
-from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus
+from dledger.errors import CorruptLogError
+from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.runtime.supervisor import Supervisor
-from dledger.types import NodeId, Role, Term
-from rocketstore.state.broker_state import StateBlockedError, StateIncompleteError
+from dledger.server import DLedgerServer
+from dledger.types import Role, Term
+from rocketstore.broker.schedule import ScheduleService
+from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.state.broker_state import BrokerState, StateBlockedError, StateIncompleteError
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
 
 _log = logging.getLogger("rocketstore")
@@ -67,70 +71,6 @@ _LASTING: Final = (CorruptLogError, StateBlockedError, StateIncompleteError)
 """Failures that another attempt does not change soon."""
 
 
-class RaftMember(Protocol):
-    """The node; ``dledger.server.DLedgerServer``."""
-
-    @property
-    def conditions(self) -> Conditions:
-        """What is the matter with it."""
-
-    def status(self) -> NodeStatus:
-        """Role, term, end and commit index."""
-
-    def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
-        """Have ``listener`` called when the commit index moves."""
-
-    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
-        """Hand leadership over."""
-
-
-class TermGate(Protocol):
-    """The log's own gate; ``rocketstore.commit_log.replicated.ReplicatedCommitLog``."""
-
-    def open_term(self, term: Term) -> None:
-        """Take puts as leader of ``term``."""
-
-    def close_term(self) -> None:
-        """Refuse puts."""
-
-
-class RoleStore(Protocol):
-    """The message store; ``rocketstore.store.message_store.MessageStore``."""
-
-    def become_slave(self) -> None:
-        """Refuse puts from now on."""
-
-    def become_master(self, role: BrokerRole) -> None:
-        """Take puts."""
-
-    def rebuild_queue_offsets(self) -> None:
-        """Count the next queue offsets from the consume queues."""
-
-    @property
-    def dispatch_damage(self) -> CorruptLogError | None:
-        """What dispatch waits for the group to repair."""
-
-    def wait_dispatched(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for everything committed to be dispatched; whether it is."""
-
-
-class ReplicatedState(Protocol):
-    """Topics, groups, consumer offsets and delay progress; ``rocketstore.state.BrokerState``."""
-
-    def catch_up(self, *, cancelled: threading.Event) -> None:
-        """Apply all that is dispatched; ends early, with an error, once ``cancelled``."""
-
-
-class MasterService(Protocol):
-    """What runs on a master only, such as delayed delivery; ``rocketstore.broker.schedule.ScheduleService``."""
-
-    def start(self) -> None:
-        """Begin. May be called again after ``stop``."""
-
-    def stop(self) -> None:
-        """End; nothing if it does not run."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What the broker shall be now; ``cancelled`` is set once that is no longer so."""
@@ -148,11 +88,11 @@ class BrokerRoleChange:
 
     def __init__(
         self,
-        member: RaftMember,
-        log: TermGate,
-        store: RoleStore,
-        state: ReplicatedState,
-        schedule: MasterService,
+        member: DLedgerServer,
+        log: ReplicatedCommitLog,
+        store: MessageStore,
+        state: BrokerState,
+        schedule: ScheduleService,
         *,
         name: str = "",
         listener: Callable[[BrokerRole], None] = lambda _role: None,

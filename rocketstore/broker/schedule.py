@@ -24,11 +24,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.backoff import Backoff
+from dledger.clock import Clock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
@@ -43,9 +44,9 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.record import decode_record
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QUEUE_ID_MAX
-from rocketstore.state.port import StateStore
-from rocketstore.state.publisher import StateDone
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,
@@ -73,19 +74,6 @@ _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.
 _log = logging.getLogger("rocketstore")
 
 
-class DelayState(Protocol):
-    """Where progress is kept; ``rocketstore.state.broker_state.BrokerState``."""
-
-    def delay_offset(self, level: int) -> int:
-        """The next message of the level; 0 if none was ever delivered."""
-
-    def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
-        """Note the next message of these levels."""
-
-    def wake(self) -> None:
-        """Look at the store's role."""
-
-
 @dataclass(slots=True)
 class _Put:
     """Messages of one level that were submitted; ``results``, then ``answered``, are set by the log's thread."""
@@ -111,7 +99,7 @@ class _Level:
     """Whether its queue may have something new."""
     retry_at_ms: int = 0
     """Monotonic; not before then."""
-    retry_ms: int = RETRY_MS
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS, RETRY_MS_MAX))
     batch: int = BATCH
     """1 while a message that the store calls illegal is looked for."""
     put: _Put | None = None
@@ -137,8 +125,8 @@ class ScheduleService:
 
     def __init__(
         self,
-        store: StateStore,
-        state: DelayState,
+        store: MessageStore,
+        state: BrokerState,
         delay_levels: DelayLevels,
         clock: Clock | None = None,
         *,
@@ -148,7 +136,7 @@ class ScheduleService:
         self._store = store
         self._state = state
         self._delays = delay_levels
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._supervisor = supervisor or Supervisor(lambda _error: None)
         self._store_host = store_host
         self._lifecycle = threading.Lock()  # guards start and stop against each other
@@ -235,8 +223,8 @@ class _Run:
     def __init__(
         self,
         service: ScheduleService,
-        store: StateStore,
-        state: DelayState,
+        store: MessageStore,
+        state: BrokerState,
         delays: DelayLevels,
         clock: Clock,
     ) -> None:
@@ -407,7 +395,8 @@ class _Run:
                 self._go_back(level, offset, result)
                 return True
             self._delivered += 1
-        level.offset, level.retry_ms, level.batch = put.end, RETRY_MS, BATCH
+        level.offset, level.batch = put.end, BATCH
+        level.backoff.succeeded()
         return True
 
     def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
@@ -421,10 +410,9 @@ class _Run:
 
     def _put_off(self, level: _Level, why: str) -> None:
         """Try the level's next message again later, each time after a longer pause."""
-        if level.retry_ms == RETRY_MS:
+        if not level.backoff.has_paused():
             _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
-        level.retry_at_ms = self._clock.monotonic_ms() + level.retry_ms
-        level.retry_ms = min(2 * level.retry_ms, RETRY_MS_MAX)
+        level.retry_at_ms = self._clock.monotonic_ms() + round(level.backoff.pause())
 
     def _note_progress(self, now_ms: int) -> list[int]:
         """Hand progress to the broker state if it is time; gives when it will be."""

@@ -24,13 +24,13 @@ from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from dledger.rpc.clients.calls import Call
 from rocketstore.broker.codec import ResultEncoder, SendCall
-from rocketstore.broker.ports import Store
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_keys, check_message
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.producer_names import MEMORY_KEY
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 STREAM_REQUESTS_PENDING_MAX: Final = 1024
@@ -55,7 +55,7 @@ class SendHandler:
     def __init__(
         self,
         config: BrokerConfig,
-        store: Store,
+        store: MessageStore,
         topics: TopicAccess,
         bridge: LoopBridge,
         *,

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
@@ -33,6 +33,7 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex
+from dledger.values import host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.hosts import resolve
@@ -89,7 +90,7 @@ class BrokerServer:
         self._tls: TlsKeeper | None = None
         if config.dledger is None and config.security.has_tls:
             self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
         """What is the matter with this broker; a replicated one shares its node's."""
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
@@ -285,7 +286,7 @@ class BrokerServer:
             connections,
             clock=self._clock,
             view=self.view,
-            store_host=resolve(_host_of(self.address), self._port),
+            store_host=resolve(host_of(self.address), self._port),
             has_caught_up=self._has_caught_up,
             guard=guard,
             position_of=self._position_of,
@@ -388,10 +389,6 @@ class BrokerServer:
     def _fail(self, failure: BaseException) -> None:
         self._failure = failure
         self._stopped.set()
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _options(config: BrokerConfig) -> rpc_options.Options:

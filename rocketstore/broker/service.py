@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from secrets import token_hex
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -31,22 +30,25 @@ from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection, Connections
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
-from rocketstore.broker.admin import AdminHandler, AdminService, State
+from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
-from rocketstore.broker.ports import GroupView, Store, TopicLike
+from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
+from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
 from rocketstore.broker.send import SendHandler, SendStream
-from rocketstore.broker.status import ObservedStore, StatusReport
+from rocketstore.broker.status import StatusReport
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.message import HostAddress
 from rocketstore.message.producer_names import check_producer_name
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
@@ -56,25 +58,7 @@ STREAM_KINDS: Final = 3
 _log = logging.getLogger("rocketstore")
 _KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-class ServedStore(Store, ObservedStore, Protocol):
-    """The message store as the service needs it."""
-
-
-class ServedState(State, Protocol):
-    """The broker state as the service needs it."""
-
-    def topic(self, name: str) -> TopicLike | None:
-        """A topic by name."""
-
-    def begin_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset that is not of a deleted topic of this name."""
-
-    def runtime_info(self) -> dict[str, str]:
-        """Names and values for the status."""
 
 
 class BrokerService:
@@ -88,8 +72,8 @@ class BrokerService:
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
         self,
         config: BrokerConfig,
-        store: ServedStore,
-        state: ServedState,
+        store: MessageStore,
+        state: BrokerState,
         bridge: LoopBridge,
         connections: Connections,
         *,
@@ -119,16 +103,16 @@ class BrokerService:
         self._clock = clock
         self._store_host = store_host
         self._conditions = conditions or Conditions(config.node_id, clock)
-        self._readers = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocketstore-read")
+        self._readers = ReadThreads(config.read_threads)
         self._stop = asyncio.Event()
         self._handling: set[asyncio.Task[Any]] = set()
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
         topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
-        self._admin = AdminService(config, store, state, topics, self._run, bridge, clock)
+        self._admin = AdminService(config, store, state, topics, self._readers, bridge, clock)
         self._admin.positions = LogPositions(store, topics, position_of)
         self._admin.leader_address = lambda: view().leader_address
-        self._pulls = PullService(config, store, topics, self._waiting, self._run, clock)
+        self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
         self._sender = SendHandler(
             config,
             store,
@@ -171,7 +155,7 @@ class BrokerService:
 
     def close(self) -> None:
         """Join the read threads."""
-        self._readers.shutdown(wait=True)
+        self._readers.close()
 
     # -- handlers --------------------------------------------------------------------------------------------------
 
@@ -223,7 +207,7 @@ class BrokerService:
 
     async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)
-        return await self._run(self._report.encode)
+        return await self._readers.run(self._report.encode)
 
     def _decoder(self, call: Call) -> Callable[[bytes], codec.SendCall]:
         born_host = peer_host(call.connection.peer)
@@ -279,9 +263,6 @@ class BrokerService:
         method = rpc_options.method(codec.SERVICE, name)
         caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
         return Call(context, connection, caller.quota, caller, self._room)
-
-    async def _run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(read, *args, **kwargs))
 
     def counters(self) -> ServiceCounters:
         """What is under way; from any thread."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
 
 from dledger.conditions import Conditions
 from dledger.rpc.ports import NodeStatus
@@ -13,54 +12,8 @@ from dledger.types import Role
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.store.stats import StoreStats
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
-
-
-class LogExtent(Protocol):
-    """What the status tells of the commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be read ends."""
-
-    @property
-    def end_offset(self) -> int:
-        """Where everything ends."""
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether a quorum decides what is stored."""
-
-
-class ObservedStore(Protocol):
-    """What the status tells of the message store."""
-
-    @property
-    def role(self) -> BrokerRole:
-        """Whether it takes writes."""
-
-    @property
-    def log(self) -> LogExtent:
-        """Its commit log."""
-
-    @property
-    def stats(self) -> StoreStats:
-        """Its counters."""
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """How far queues and index are behind."""
-
-    def earliest_message_time(self) -> int:
-        """Store time of the first message."""
-
-    def runtime_info(self) -> dict[str, str]:
-        """RocketMQ's runtime keys."""
 
 
 def group_view(status: NodeStatus) -> GroupView:
@@ -93,7 +46,7 @@ class StatusReport:
     def __init__(
         self,
         config: BrokerConfig,
-        store: ObservedStore,
+        store: MessageStore,
         view: Callable[[], GroupView],
         extra: Callable[[], dict[str, str]],
         conditions: Conditions,

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-from rocketstore.broker.ports import TopicLike
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.state.changes import TopicConfig
 
 CURSORS_MAX: Final = 65_536
 """Topics whose round robin is remembered."""
@@ -22,7 +22,7 @@ class TopicAccess:
 
     def __init__(
         self,
-        find: Callable[[str], TopicLike | None],
+        find: Callable[[str], TopicConfig | None],
         begin_offset: Callable[[str, int], int],
         *,
         broker_permission: int,
@@ -32,11 +32,11 @@ class TopicAccess:
         self._broker_permission = broker_permission
         self._cursors: dict[str, itertools.count[int]] = {}
 
-    def find(self, name: str) -> TopicLike | None:
+    def find(self, name: str) -> TopicConfig | None:
         """The topic, or None."""
         return self._find(name)
 
-    def write_problem(self, topic: TopicLike, queue_id: int) -> str:
+    def write_problem(self, topic: TopicConfig, queue_id: int) -> str:
         """Why nothing may be sent to this queue (-1: to any), or the empty string."""
         if not self._broker_permission & PERMISSION_WRITE:
             return "this broker takes no writes (brokerPermission)"
@@ -46,7 +46,7 @@ class TopicAccess:
             return f"the topic {topic.name} has {topic.write_queues} queues to write to; {queue_id} is none of them"
         return ""
 
-    def next_queue(self, topic: TopicLike) -> int:
+    def next_queue(self, topic: TopicConfig) -> int:
         """The queue whose turn it is."""
         cursor = self._cursors.get(topic.name)
         if cursor is None:

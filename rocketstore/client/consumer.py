@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal, TypedDict, Unpack
+from typing import Annotated, Final, Literal, TypedDict, Unpack
 
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
@@ -47,20 +48,14 @@ class ConsumerOptions:
     instance: tuple[int, int] | None = None
     auto_commit_s: float | None = 5.0
     when_out_of_range: Literal["go_on", "error"] = "go_on"
-    timeout_s: float = 5.0
-    pull_messages: int = 1024
-    pull_bytes: int = MIB
-    pull_wait_ms: int = 5000
-    stock_bytes_max: int = 4 * MIB
+    timeout_s: AboveZero = 5.0
+    pull_messages: Positive = 1024
+    pull_bytes: Bytes = MIB
+    pull_wait_ms: Annotated[int, Range(0), Unit.MS] = 5000
+    stock_bytes_max: Bytes = 4 * MIB
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} must be positive"
-            for name in ("timeout_s", "pull_messages", "pull_bytes", "stock_bytes_max")
-            if getattr(self, name) <= 0
-        ]
-        if self.pull_wait_ms < 0:
-            problems.append("pull_wait_ms must not be negative")
+        problems = out_of_range(self)
         if self.queues is not None and self.instance is not None:
             problems.append("give either queues or instance")
         if self.instance is not None and not 0 <= self.instance[0] < self.instance[1]:

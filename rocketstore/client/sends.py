@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, overload
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, overload
 
 import grpc
 
 from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError
+from dledger.limits import AboveZero, Bytes, Positive, Range, out_of_range
 from dledger.records import record
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
@@ -50,22 +51,19 @@ class SendOptions:
     the price of one request in flight. ``send`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
     """
 
-    linger_s: float = 0.002
-    batch_bytes: int = 3 * MIB // 4
-    batch_messages: int = 1024
-    pending_bytes_max: int = 16 * MIB
-    inflight_requests_max: int = 12
-    timeout_s: float = 5.0
+    linger_s: Annotated[float, Range(0)] = 0.002
+    batch_bytes: Bytes = 3 * MIB // 4
+    batch_messages: Positive = 1024
+    pending_bytes_max: Bytes = 16 * MIB
+    inflight_requests_max: Positive = 12
+    timeout_s: AboveZero = 5.0
     allow_duplicates: bool = False
     ordered: bool = False
     idempotent: bool = True
     producer_name: str = ""
 
     def __post_init__(self) -> None:
-        limits = ("batch_bytes", "batch_messages", "pending_bytes_max", "inflight_requests_max", "timeout_s")
-        problems = [f"{name} must be positive" for name in limits if getattr(self, name) <= 0]
-        if self.linger_s < 0:
-            problems.append("linger must not be negative")
+        problems = out_of_range(self)
         if self.producer_name and not self.idempotent:
             problems.append("a producer_name numbers messages: it needs enable_idempotence")
         if problems:

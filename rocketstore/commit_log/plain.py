@@ -15,7 +15,7 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
-from dledger.store.fs import FileSystem, RealFileSystem, keep_private, make_dirs_durably
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
@@ -35,8 +35,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
     BLANK_MAGIC,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
@@ -50,7 +49,6 @@ from rocketstore.types import (
     ScannedRecords,
 )
 
-_MAGICS: Final = frozenset({MESSAGE_MAGIC, MESSAGE_MAGIC_V2})
 _MS_PER_HOUR: Final = 3_600_000
 
 
@@ -70,7 +68,7 @@ class PlainCommitLog:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._fs = fs or RealFileSystem()
+        self._fs = fs or FileSystem()
         self._delay_levels = DelayLevels.parse(config.message_delay_level)
         self._supervisor = Supervisor(self._thread_died)
         self._pool = self._make_pool(config)
@@ -360,7 +358,7 @@ class PlainCommitLog:
         if head is None:
             return None
         size, magic = BLANK.unpack_from(head)
-        if magic not in _MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
+        if magic not in MESSAGE_MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
             return None
         return self.read(offset, size)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
-from dledger.store.fs import FileSystem, RealFileSystem, make_dirs_durably
+from dledger.store.fs import FileSystem, make_dirs_durably
 from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.ends import QueueEnd
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Surroundings
@@ -53,7 +53,7 @@ class ConsumeQueueTable:
     ) -> None:
         self.directory = directory
         self.file_bytes = -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
-        self._fs = fs or RealFileSystem()
+        self._fs = fs or FileSystem()
         self._lock = threading.Lock()
         self._directories = QueueDirectories(self._fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}

@@ -15,88 +15,41 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from struct import Struct
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final
 from zlib import crc32
 
 from dledger.errors import CorruptLogError
-from rocketstore.consume_queue.queue import First
+from rocketstore.commit_log.port import CommitLog
+from rocketstore.consume_queue.queue import ConsumeQueue, First
 from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
+from rocketstore.message.record import (
+    BODY_LENGTH,
+    CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HOST_V6_FLAGS,
+    LENGTHS_BYTES,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGICS,
+    OVERHEAD,
+    body_at,
+)
 from rocketstore.message.scan import scan_records
-from rocketstore.types import QueueKey, QueueUnit, RecordHead, ScannedRecords
+from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
 BLOCK_UNITS: Final = 500
 """Units whose tags codes are remembered together; RocketMQ's files hold a multiple of it."""
 BLOCKS_MAX: Final = 1 << 16
 _SCAN_BYTES: Final = 1 << 20
-_HEAD: Final = Struct(">iiii4xqqi44xi")  # ..., and the body's length between IPv4 hosts
-_BODY_AT: Final = body_at(0)
-_LENGTH: Final = Struct(">i")
+_HEAD: Final = HEAD_V4.struct(
+    "size", "magic", "crc", "queue_id", "queue_offset", "physical_offset", "sys_flag", "body_length"
+)
 
 
-class ScannedLog(Protocol):
-    """What is needed of the commit log."""
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether entries' CRCs were checked already."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be read ends."""
-
-    @property
-    def end_offset(self) -> int:
-        """Where everything ends."""
-
-    def read(self, offset: int, size: int) -> bytes | None:
-        """A record."""
-
-    def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """The records at these offsets, of these sizes, as far as they are sound and cheap to read at once.
-
-        None for each other one: ``read`` gives it, or says what is wrong.
-        """
-
-    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """Heads of the records from an offset on."""
-
-
-class MendableQueue(Protocol):
-    """What is needed of a consume queue."""
-
-    @property
-    def topic(self) -> str:
-        """Its topic."""
-
-    @property
-    def queue_id(self) -> int:
-        """Its number."""
-
-    @property
-    def min_offset(self) -> int:
-        """First queue offset."""
-
-    @property
-    def max_offset(self) -> int:
-        """Next queue offset."""
-
-    def units(self, offset: int, count: int, /) -> Sequence[QueueUnit]:
-        """Units from ``offset`` on, up to a file's end."""
-
-    def rewrite(self, offset: int, unit: QueueUnit, /) -> None:
-        """Write a unit again."""
-
-
-def is_message(record: bytes, unit: QueueUnit, queue: MendableQueue, number: int, *, check_body: bool) -> bool:
+def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int, *, check_body: bool) -> bool:
     """Whether ``record``, to which ``unit`` leads, is the message at offset ``number`` of ``queue``, and adds up."""
     size = len(record)
     if size < OVERHEAD:
@@ -108,14 +61,14 @@ def is_message(record: bytes, unit: QueueUnit, queue: MendableQueue, number: int
         or length != unit[1]
         or length != size
         or queue_id != queue.queue_id
-        or (magic != MESSAGE_MAGIC and magic != MESSAGE_MAGIC_V2)
+        or magic not in MESSAGE_MAGICS
     ):
         return False
     if flags & HOST_V6_FLAGS:
         at = body_at(flags)
-        length_v4 = _LENGTH.unpack_from(record, at - 4)[0] if at + 3 <= size else -1
+        length_v4 = BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at + LENGTHS_BYTES <= size else -1
     else:
-        at = _BODY_AT
+        at = HEAD_V4_BYTES
     if length_v4 < 0:
         return False
     topic_at = at + length_v4
@@ -139,13 +92,13 @@ def _field(topic: str, magic: int) -> bytes:
 class QueueTruth:
     """What the log says of consume queues; any number of threads."""
 
-    def __init__(self, log: ScannedLog, delay_levels: DelayLevels) -> None:
+    def __init__(self, log: CommitLog, delay_levels: DelayLevels) -> None:
         self._log = log
         self._delay_levels = delay_levels
         self._lock = Lock()  # guards _known
         self._known: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()
 
-    def record_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> bytes | None:
+    def record_at(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> bytes | None:
         """The record that a unit leads to, if it is the message of that place."""
         if unit.offset < 0 or unit.size < OVERHEAD:
             return None
@@ -155,7 +108,7 @@ class QueueTruth:
         check_body = not self._log.is_replicated
         return record if is_message(record, unit, queue, number, check_body=check_body) else None
 
-    def records_at(self, queue: MendableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
+    def records_at(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
         """The same for many units at once, by their numbers: none for those that shall be looked at one by one."""
         check_body = not self._log.is_replicated
         records = self._log.read_together([unit[:2] for unit in units])
@@ -165,7 +118,7 @@ class QueueTruth:
             if record is not None and is_message(record, unit, queue, number, check_body=check_body)
         }
 
-    def unit_at(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+    def unit_at(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
         """What the log makes of the ``unit`` at ``number``; None if there is no message. A wrong one is written again.
 
         A record that may not be read yet says nothing: then the unit is taken as it is. Raises ``CorruptLogError``,
@@ -179,7 +132,7 @@ class QueueTruth:
             return unit
         return self.restore(queue, number)
 
-    def believed_unit(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
+    def believed_unit(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
         """As ``unit_at``, but where the log is damaged the unit is taken as it is. Raises ``DiskError``."""
         try:
             return self.unit_at(queue, number, unit)
@@ -198,7 +151,7 @@ class QueueTruth:
                     found.setdefault((head.topic, head.queue_id), First(head.queue_offset, head.offset))
         return found
 
-    def restore(self, queue: MendableQueue, number: int) -> QueueUnit | None:
+    def restore(self, queue: ConsumeQueue, number: int) -> QueueUnit | None:
         """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.
 
         Raises ``CorruptLogError``, ``DiskError``.
@@ -235,13 +188,13 @@ class QueueTruth:
         unit = found.get(number, FILLER)
         return None if unit == FILLER else unit
 
-    def _believed(self, queue: MendableQueue, number: int) -> QueueUnit | None:
+    def _believed(self, queue: ConsumeQueue, number: int) -> QueueUnit | None:
         unit = next(iter(queue.units(number, 1)), FILLER)
         if unit == FILLER or self.record_at(queue, number, unit) is None:
             return None
         return unit
 
-    def _found(self, queue: MendableQueue, numbers: range, start: int, stop: int) -> dict[int, QueueUnit]:
+    def _found(self, queue: ConsumeQueue, numbers: range, start: int, stop: int) -> dict[int, QueueUnit]:
         found: dict[int, QueueUnit] = {}
         while start < stop:
             scanned = self._log.scan(start, _SCAN_BYTES)
@@ -253,7 +206,7 @@ class QueueTruth:
             start = scanned.next_offset
         return found
 
-    def tagged_units(self, queue: MendableQueue, number: int, log_end: int, bytes_max: int) -> Sequence[QueueUnit]:
+    def tagged_units(self, queue: ConsumeQueue, number: int, log_end: int, bytes_max: int) -> Sequence[QueueUnit]:
         """Units from ``number`` on whose tags codes are their records'; one that ends behind ``log_end`` is the last.
 
         Reads about ``bytes_max`` bytes of records, at most. Raises ``CorruptLogError`` if the first one cannot be told.
@@ -280,7 +233,7 @@ class QueueTruth:
         self._remember(key, at, hash(tuple(units[:at])))
         return units[number - first : max(at, number - first + 1)]
 
-    def _with_true_tags(self, queue: MendableQueue, number: int, unit: QueueUnit) -> QueueUnit:
+    def _with_true_tags(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit:
         record = self.record_at(queue, number, unit)
         if record is not None:
             heads = scan_records(record, unit.offset, check_crc=False, delay_levels=self._delay_levels).heads

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.fs import TMP_SUFFIX
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB
 from rocketstore.index.file import ADVICE, IndexFile
 from rocketstore.index.keys import TopicHashes, key_hashes
@@ -23,22 +24,11 @@ _SCAN_BYTES: Final = MIB
 _RECORD_BYTES_MAX: Final = 64 * MIB
 
 
-class IndexedLog(Protocol):
-    """What is needed of the commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """Heads of the records from an offset on."""
-
-
 class NotYetReadableError(DLedgerError):
     """Raised where the index goes on behind what may be read: a member that does not know again what is committed."""
 
 
-def rebuild(index: IndexService, path: Path, log: IndexedLog, pause: Callable[[], None] = lambda: None) -> None:
+def rebuild(index: IndexService, path: Path, log: CommitLog, pause: Callable[[], None] = lambda: None) -> None:
     """Build the file again; nothing to do if it has expired. ``pause`` is called now and then, and may raise.
 
     Raises ``OSError``, ``CorruptLogError`` (of the log), ``NotYetReadableError``; then nothing has changed.
@@ -69,7 +59,7 @@ def rebuild(index: IndexService, path: Path, log: IndexedLog, pause: Callable[[]
 class _Filling:
     """A file on its way along the log; ``position`` is where it has come to."""
 
-    def __init__(self, file: IndexFile, log: IndexedLog, position: int, known: int) -> None:
+    def __init__(self, file: IndexFile, log: CommitLog, position: int, known: int) -> None:
         """Records up to the one at ``known`` are in the file before it."""
         self.position = position
         self._file = file

@@ -28,12 +28,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
 from dledger.store.fs import (
     TMP_SUFFIX,
     FileSystem,
-    RealFileSystem,
     make_dirs_durably,
     read_whole,
     replace_durably,
@@ -96,8 +95,8 @@ class IndexService:
     ) -> None:
         self.directory = directory
         self.shape = IndexShape(slots, entries)
-        self.fs: Final = fs or RealFileSystem()
-        self._clock = clock or SystemClock()
+        self.fs: Final = fs or FileSystem()
+        self._clock = clock or Clock()
         self._hits_max = hits_max
         self._lock = threading.Lock()
         self._files: tuple[IndexFile, ...] = ()

@@ -21,29 +21,20 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
 from dledger.instruments import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
+from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
 """Files that one call for expired files removes: unlinking gigabytes takes long."""
 _RESTORE: Final = "Restore it from a copy, or move it and all files after it away to go on with what is before it"
-
-
-class FileMaker(Protocol):
-    """Where a queue gets new files from."""
-
-    def create(self, path: Path, next_path: Path, base: int, size: int) -> StoreFile:
-        """The file at ``path``; ``next_path`` will be wanted after it. Raises ``OSError``, ``DLedgerError``."""
-
-    def forget(self) -> None:
-        """Remove what was made ahead and not taken."""
 
 
 class MappedFileQueue:
@@ -55,7 +46,7 @@ class MappedFileQueue:
         placement: Placement,
         file_bytes: int,
         *,
-        allocation: FileMaker | None = None,
+        allocation: AllocationService | None = None,
         descriptors: DescriptorCache | None = None,
     ) -> None:
         """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from dledger.errors import ConfigError
+from dledger.values import parse_duration_ms
 
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DELAY_MS_MAX: Final = 10**9 * 86_400_000
 _LEVEL_DIGITS_MAX: Final = 9
 
 
@@ -21,15 +22,17 @@ class DelayLevels:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"1s 5s 10m 1h 1d"``. Raises ``ConfigError`` with every word that is no delay."""
-        words = text.split()
-        problems = [
-            f"messageDelayLevel: {word!r} is not like 10s, 5m, 1h or 1d" for word in words if not _is_delay(word)
-        ]
-        if not words:
-            problems = ["messageDelayLevel: name at least one delay, like 1s"]
+        delays, problems = [], []
+        for word in text.split():
+            try:
+                delays.append(_delay_ms(word))
+            except ValueError as error:
+                problems.append(f"message_delay_level: {error}")
+        if not delays and not problems:
+            problems = ["message_delay_level: name at least one delay, such as 1s"]
         if problems:
             raise ConfigError(problems)
-        return cls(tuple(int(word[:-1]) * _UNITS_MS[word[-1]] for word in words))
+        return cls(tuple(delays))
 
     @property
     def level_max(self) -> int:
@@ -54,6 +57,8 @@ def parse_level(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LEVEL_DIGITS_MAX else 0
 
 
-def _is_delay(word: str) -> bool:
-    digits = word[:-1]
-    return word[-1] in _UNITS_MS and digits.isascii() and digits.isdigit() and len(digits) <= _LEVEL_DIGITS_MAX
+def _delay_ms(word: str) -> int:
+    delay = parse_duration_ms(word, unit="")
+    if not 0 <= delay <= _DELAY_MS_MAX or delay != int(delay):
+        raise ValueError(f"invalid delay {word!r}: use whole milliseconds, at most {_DELAY_MS_MAX}")
+    return int(delay)

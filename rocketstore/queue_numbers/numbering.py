@@ -30,13 +30,14 @@ from typing import Final, Protocol
 
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, InvalidRequestError
-from rocketstore.commit_log.port import CommitLog, NumberingEncoder, PutDone
+from rocketstore.commit_log.port import CommitLog, PutDone
 from rocketstore.commit_log.put_waiter import PutWaiter
 from rocketstore.consume_queue.queue import Repeated
+from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.message.columns import topics_of
 from rocketstore.message.record import decode_record
 from rocketstore.queue_numbers.record import NumberingPart, decode_numbering, encode_numbering
-from rocketstore.types import QUEUE_NUMBERS_TOPIC, PutResult, QueueKey, QueueUnit, RecordHead
+from rocketstore.types import QUEUE_NUMBERS_TOPIC, PutResult, QueueKey, RecordHead
 
 SHARE_OF_LOG: Final = 64
 """A set is followed by so many times its bytes of log before the next one."""
@@ -47,62 +48,13 @@ _UNREADABLE: Final = "start with --repair (in a group), or restore the file from
 _log = logging.getLogger("rocketstore")
 
 
-class NumberedLog(Protocol):
-    """What the numbering needs of the commit log."""
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether others may have to write the sets."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    def next_file_offset(self, offset: int) -> int:
-        """Where the next file begins."""
-
-    def read_record(self, offset: int) -> bytes | None:
-        """The record that starts there; None if there is none, or it may not be read yet."""
-
-    def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
-        """Store a set, made of the table as it is."""
-
-    def directories(self) -> Sequence[str]:
-        """Where its files are."""
-
-
-class SetQueue(Protocol):
-    """The queue of the sets."""
-
-    @property
-    def min_offset(self) -> int:
-        """Its first message's offset."""
-
-    @property
-    def max_offset(self) -> int:
-        """Its next offset."""
-
-    def unit(self, offset: int) -> QueueUnit | None:
-        """Where a message is."""
-
-
-class NumberedQueues(Protocol):
-    """The consume queues."""
-
-    def find(self, topic: str, queue_id: int) -> SetQueue | None:
-        """A queue, if it exists."""
-
-    def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
-        """These are the least next offsets."""
-
-
 class LoggedNumbering:
     """The sets of one store's log: a ``RecordSink`` behind the queues. Thread-safe."""
 
     def __init__(
         self,
-        log: NumberedLog,
-        queues: NumberedQueues,
+        log: CommitLog,
+        queues: ConsumeQueueTable,
         *,
         deleted: Callable[[], Mapping[QueueKey, int]] = dict,
     ) -> None:

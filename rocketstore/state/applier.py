@@ -30,9 +30,9 @@ from rocketstore.state.changes import (
     NewerStateError,
     decode_state,
 )
-from rocketstore.state.port import StateStore
 from rocketstore.state.snapshot import BrokerSnapshot
 from rocketstore.state.tables import Tables
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
 READ_COUNT: Final = 32
@@ -67,7 +67,7 @@ class _Parts:
 class StateApplier:
     """The tables, and how far the state topic is applied to them."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self.lock = threading.Lock()  # guards the tables' content and the numbers below, written by the applying thread
         self.tables = Tables()
         self.next_offset = 0

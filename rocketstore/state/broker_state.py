@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.backoff import Backoff
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.message.columns import topics_of
 from rocketstore.state.applier import StateApplier
 from rocketstore.state.changes import (
@@ -40,11 +41,11 @@ from rocketstore.state.changes import (
     split_full,
 )
 from rocketstore.state.limits import LimitChecks, StateLimits
-from rocketstore.state.port import StateStore
 from rocketstore.state.publisher import StateDone, StatePublisher
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
 
 FULL_PART_BYTES: Final = 128 * 1024
@@ -100,7 +101,7 @@ class BrokerState:
 
     def __init__(
         self,
-        store: StateStore,
+        store: MessageStore,
         config_dir: Path,
         *,
         clock: Clock | None = None,
@@ -111,8 +112,8 @@ class BrokerState:
     ) -> None:
         self._store = store
         self._config_dir = config_dir
-        self._clock = clock or SystemClock()
-        self._fs = fs or RealFileSystem()
+        self._clock = clock or Clock()
+        self._fs = fs or FileSystem()
         self._settings = settings or StateSettings()
         self._stepping = threading.Lock()  # held by whoever applies: the worker, or catch_up; taken before applier.lock
         self._applier = StateApplier(store)
@@ -125,7 +126,7 @@ class BrokerState:
         self._full_wanted = False
         self._full_due_ms = 0
         self._full_not_before_ms = 0
-        self._full_retry_ms = RETRY_MS
+        self._full_backoff = Backoff(RETRY_MS, FULL_RETRY_MS_MAX)
         self._snapshot_due_ms = 0
         self._saved = -1
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
@@ -455,12 +456,12 @@ class BrokerState:
 
     def _on_full_end(self, stored: bool) -> None:
         if stored:
-            self._full_retry_ms = RETRY_MS
+            self._full_backoff.succeeded()
             return
-        _log.warning("broker state: the full state was not written; trying again in %d s", self._full_retry_ms // 1000)
+        pause_ms = round(self._full_backoff.pause())
+        _log.warning("broker state: the full state was not written; trying again in %d s", pause_ms // 1000)
         self._full_wanted = True
-        self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
-        self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
+        self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
 
     def _end_of(self, topic: str, queue_id: int) -> int:
         """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""

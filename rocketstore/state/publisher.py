@@ -16,7 +16,7 @@ from typing import Final
 from dledger.clock import Clock
 from rocketstore.message.message import Message
 from rocketstore.state.changes import CHANGES_MAX, join_changes
-from rocketstore.state.port import StateStore
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, PutMessageStatus, PutResult
 
 StateDone = Callable[[PutResult], None]
@@ -52,7 +52,7 @@ class _Flight:
 class StatePublisher:
     """The queue of changes, and what is under way. ``offer`` from any thread, the rest on the state's thread."""
 
-    def __init__(self, store: StateStore, clock: Clock, *, timeout_ms: int, wake: Callable[[], None]) -> None:
+    def __init__(self, store: MessageStore, clock: Clock, *, timeout_ms: int, wake: Callable[[], None]) -> None:
         self._store = store
         self._clock = clock
         self._timeout_ms = timeout_ms

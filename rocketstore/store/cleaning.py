@@ -17,28 +17,12 @@ from typing import Final, Protocol
 from dledger.clock import Clock
 from dledger.errors import DiskError
 from dledger.store.fs import FileSystem
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
 
 MANUAL_ROUNDS: Final = 20
 """How many rounds delete expired files after somebody asked for it."""
 _RATIO_UNKNOWN: Final = -1
-
-
-class CleanableLog(Protocol):
-    """What cleaning needs of the commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
-        """Remove files; gives how many."""
-
-    def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
-        """Whether it would remove more if the numbering of the queues were not in there alone."""
-
-    def directories(self) -> Sequence[str]:
-        """Where its files are."""
 
 
 class CleanableFiles(Protocol):
@@ -100,7 +84,7 @@ class Cleaner:
 
     def __init__(
         self,
-        log: CleanableLog,
+        log: CommitLog,
         followers: Sequence[CleanableFiles],
         config: MessageStoreConfig,
         fs: FileSystem,

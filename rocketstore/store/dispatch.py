@@ -25,6 +25,7 @@ from typing import Final, Protocol, TypeVar
 
 from dledger.errors import CorruptLogError, DiskFullError, InvariantError
 from dledger.runtime.worker import Gate
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB
 from rocketstore.types import RecordHead, ScannedRecords
 
@@ -42,21 +43,6 @@ _T = TypeVar("_T")
 ArrivalListener = Callable[[Sequence[RecordHead]], None]
 
 
-class DispatchSource(Protocol):
-    """What dispatch needs of the commit log."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where the log begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be dispatched ends."""
-
-    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """Heads of the records from ``offset`` on."""
-
-
 class RecordSink(Protocol):
     """The consume queues or the index: takes records in log order, and again those that it has already."""
 
@@ -69,7 +55,7 @@ class DispatchService:
 
     def __init__(
         self,
-        log: DispatchSource,
+        log: CommitLog,
         sinks: Sequence[RecordSink],
         *,
         on_batch: Callable[[Sequence[RecordHead], int], None] = lambda _heads, _took_ms: None,

@@ -20,12 +20,12 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, SequenceDone
 from rocketstore.commit_log.put_waiter import PutWaiter
@@ -81,8 +81,8 @@ class MessageStore:
         """``log`` is loaded, started and shut down by the store. A store over a replicated log begins as a slave."""
         self.config: Final = config
         self.log: Final = log
-        self._clock = clock or SystemClock()
-        self._fs = fs or RealFileSystem()
+        self._clock = clock or Clock()
+        self._fs = fs or FileSystem()
         self._conditions = conditions or Conditions("store", self._clock)
         self.stats: Final = StoreStats(self._clock)
         self._gate = PutGate(BrokerRole.SLAVE if log.is_replicated else config.broker_role)

@@ -14,17 +14,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB, MessageStoreConfig
-from rocketstore.consume_queue.truth import MendableQueue, QueueTruth, ScannedLog
-from rocketstore.consume_queue.units import BROKEN, FILLER
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.truth import QueueTruth
+from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.index.keys import key_hash
+from rocketstore.index.service import IndexService
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
-from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
+from rocketstore.message.message import Message
+from rocketstore.message.record import HEAD_V4, MESSAGE_MAGICS, decode_record, store_timestamp
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
@@ -34,58 +36,13 @@ PASSED_BYTES_MAX: Final = 16 * MIB
 """Records that a get reads, at most, only to find that they do not pass its filter."""
 QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
-_UNIT_BYTES: Final = 20
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
-_HEAD: Final = Struct(">iI20xq")  # length, magic, 5 fields, physical offset
-_SYS_FLAG: Final = Struct(">i")
-_SYS_FLAG_AT: Final = 36
-_TIME: Final = Struct(">q")
-_TIME_AT: Final = 56
-_V6_SHIFT: Final = 12
-_MAGICS: Final = frozenset({MESSAGE_MAGIC & 0xFFFFFFFF, MESSAGE_MAGIC_V2 & 0xFFFFFFFF})
+_HEAD: Final = HEAD_V4.struct("size", "magic", "physical_offset")
 _LOG_ADVICE: Final = "Keep the file. Copy the log from another broker, if it was replicated, or from a backup"
 _ADVICE: Final = "Keep the files. Delete the consume queue's directory and start again to have it built from the log"
 
 TagFilter = Callable[[int], bool]
 RecordFilter = Callable[[bytes], bool]
-
-
-class ReadableLog(ScannedLog, Protocol):
-    """What reads need of the commit log."""
-
-    def read_record(self, offset: int) -> bytes | None:
-        """The record that starts there."""
-
-    def next_file_offset(self, offset: int) -> int:
-        """Where the next file begins."""
-
-
-class ReadableQueue(MendableQueue, Protocol):
-    """What reads need of a consume queue."""
-
-    def unit(self, offset: int, /) -> QueueUnit | None:
-        """One unit."""
-
-    def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[int, int], int], /) -> int:
-        """The queue offset nearest to a store time."""
-
-
-class KeyHits(Protocol):
-    """What the index found."""
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        """Physical offsets, newest first; some may be of other keys."""
-
-
-class KeyIndex(Protocol):
-    """What reads need of the index."""
-
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> KeyHits:
-        """Where messages with this key may be."""
-
-    def contradicted(self, offset: int, /) -> None:
-        """The record at ``offset`` is not what an answer said; raises if the index is wrong."""
 
 
 class GetLimits(NamedTuple):
@@ -100,9 +57,9 @@ class StoreReader:
 
     def __init__(
         self,
-        log: ReadableLog,
-        find_queue: Callable[[str, int], ReadableQueue | None],
-        index: KeyIndex | None,
+        log: CommitLog,
+        find_queue: Callable[[str, int], ConsumeQueue | None],
+        index: IndexService | None,
         config: MessageStoreConfig,
         *,
         memory_bytes: int | None = None,
@@ -112,7 +69,7 @@ class StoreReader:
         self._index = index
         self._config = config
         self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
-        self._units_per_file = config.consume_queue_file_bytes // _UNIT_BYTES
+        self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
         self._in_memory = GetLimits(
@@ -242,7 +199,7 @@ class StoreReader:
         """What a get may give if it stands that far behind the log's end."""
         return self._in_disk if behind_bytes > self._memory_bytes_max else self._in_memory
 
-    def record_of(self, queue: ReadableQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
+    def record_of(self, queue: ConsumeQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
         """The message at a queue offset, or why there is none; a wrong unit is written again.
 
         Raises ``CorruptLogError``.
@@ -268,7 +225,7 @@ class StoreReader:
             unit = true
         raise self._damage(unit, in_log=true is not None)
 
-    def records_of(self, queue: ReadableQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
+    def records_of(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
         """Messages by their queue offsets, read together; those that are missing are for ``record_of``."""
         return self.truth.records_at(queue, numbers, units)
 
@@ -285,7 +242,7 @@ class StoreReader:
         return CorruptLogError(path, unit.offset - base, "the message does not match its CRC", _LOG_ADVICE)
 
     def units_of(
-        self, queue: ReadableQueue, number: int, count: int, log_end: int, *, tagged: bool
+        self, queue: ConsumeQueue, number: int, count: int, log_end: int, *, tagged: bool
     ) -> Sequence[QueueUnit]:
         """Units from ``number`` on; ``tagged``: their tags codes are their records'."""
         if tagged:
@@ -311,7 +268,7 @@ class _Get:
     def __init__(
         self,
         reader: StoreReader,
-        queue: ReadableQueue,
+        queue: ConsumeQueue,
         offset: int,
         log_end: int,
         wanted: GetLimits,
@@ -451,14 +408,7 @@ def is_record_at(record: bytes, offset: int) -> bool:
     if len(record) < _HEAD.size:
         return False
     length, magic, stored_at = _HEAD.unpack_from(record)
-    return length == len(record) and magic in _MAGICS and stored_at == offset
-
-
-def store_timestamp(record: bytes) -> int:
-    """When a record was stored (ms since 1970), without decoding it."""
-    shift = _V6_SHIFT if _SYS_FLAG.unpack_from(record, _SYS_FLAG_AT)[0] & SYS_FLAG_BORN_HOST_V6 else 0
-    stored_ms: int = _TIME.unpack_from(record, _TIME_AT + shift)[0]
-    return stored_ms
+    return length == len(record) and magic in MESSAGE_MAGICS and stored_at == offset
 
 
 def _has_key(message: Message, topic: str, key: str, *, unique: bool) -> bool:

@@ -22,87 +22,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, invariant
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.index.service import IndexLoad, IndexService
 from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
-from rocketstore.types import RecordHead, ScannedRecords
+from rocketstore.types import RecordHead
 
 _log = logging.getLogger("rocketstore")
 _PROBE_BYTES: Final = 64 * KIB
-
-
-class RecoverableLog(Protocol):
-    """What recovery needs of the commit log, which has been loaded."""
-
-    @property
-    def min_offset(self) -> int:
-        """Where it begins."""
-
-    @property
-    def max_offset(self) -> int:
-        """Where what may be dispatched ends."""
-
-    @property
-    def end_offset(self) -> int:
-        """Where everything ends."""
-
-    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """Heads of records."""
-
-    def next_file_offset(self, offset: int) -> int:
-        """Where the next file begins."""
-
-
-class CountedQueue(Protocol):
-    """One consume queue."""
-
-    @property
-    def stored_end(self) -> int:
-        """The end of its units on the disk."""
-
-
-class RecoverableQueues(Protocol):
-    """What recovery needs of the consume queues, which have been loaded and not yet recovered."""
-
-    @property
-    def max_physical_offset(self) -> int:
-        """End of the last record that any of them has."""
-
-    def all(self) -> Sequence[CountedQueue]:
-        """All of them."""
-
-    def recover(self, limit: int, /, *, whole: bool) -> object:
-        """Find the ends, and forget records that end after ``limit``; ``whole``: all that was appended is there."""
-
-
-class RecoverableIndex(Protocol):
-    """What recovery needs of the index."""
-
-    @property
-    def indexed_to(self) -> int:
-        """The last indexed record."""
-
-    def load(
-        self, *, clean_stop: bool, index_timestamp_ms: int, durable_end: int | None, durable_entries: int
-    ) -> IndexLoadFacts:
-        """Open it. ``durable_end``: the last record known to be indexed durably, -1 if there is none; None: unknown."""
-
-    def truncate(self, physical: int, /) -> None:
-        """Forget records at or after ``physical``."""
-
-
-class IndexLoadFacts(Protocol):
-    """What opening the index found."""
-
-    @property
-    def indexed_to(self) -> int:
-        """The last indexed record; -1 if there is none."""
-
-    @property
-    def replay_from(self) -> int | None:
-        """From where records are missing in it, -1 from the beginning; None if none are known to be."""
 
 
 class QueueFacts(NamedTuple):
@@ -126,7 +57,7 @@ class RecoveryFacts:
     log_min: int
     log_end: int
     queues: QueueFacts
-    index: IndexLoadFacts | None
+    index: IndexLoad | None
     file_by_time: int
 
 
@@ -187,7 +118,7 @@ def _index_from(facts: RecoveryFacts) -> int | None:
     return missing
 
 
-def file_by_time(log: RecoverableLog, before_ms: int) -> int:
+def file_by_time(log: CommitLog, before_ms: int) -> int:
     """The start of the newest file whose first message was stored by ``before_ms``; the log's begin if none was."""
     found = at = log.min_offset
     while at < log.max_offset:
@@ -203,15 +134,15 @@ def file_by_time(log: RecoverableLog, before_ms: int) -> int:
     return found
 
 
-def queue_units(queues: RecoverableQueues) -> int:
+def queue_units(queues: ConsumeQueueTable) -> int:
     """How many messages the queues count; it only grows, but for topics that are deleted."""
     return sum(queue.stored_end for queue in queues.all())
 
 
 def recover(
-    log: RecoverableLog,
-    queues: RecoverableQueues,
-    index: RecoverableIndex | None,
+    log: CommitLog,
+    queues: ConsumeQueueTable,
+    index: IndexService | None,
     checkpoint: StoreCheckpoint,
     *,
     clean_stop: bool,

@@ -17,8 +17,10 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, ShutdownError
+from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB
-from rocketstore.consume_queue.truth import BLOCK_UNITS, MendableQueue, QueueTruth, ScannedLog
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.consume_queue.truth import BLOCK_UNITS, QueueTruth
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexService
@@ -36,8 +38,8 @@ class Upkeep:
 
     def __init__(
         self,
-        log: ScannedLog,
-        queues: Callable[[], Sequence[MendableQueue]],
+        log: CommitLog,
+        queues: Callable[[], Sequence[ConsumeQueue]],
         index: IndexService | None,
         truth: QueueTruth,
         conditions: Conditions,
@@ -51,7 +53,7 @@ class Upkeep:
         self._conditions = conditions
         self._clock = clock
         self._rate = bytes_per_s
-        self._left: list[MendableQueue] = []  # queues of this round
+        self._left: list[ConsumeQueue] = []  # queues of this round
         self._next_offset = 0
         self._in_index = False
         self._scrub_due_ms = clock.monotonic_ms()

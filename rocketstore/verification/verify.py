@@ -18,7 +18,7 @@ import numpy as np
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
 from dledger.store.extents import non_zero_end
-from dledger.store.fs import RealFileSystem, read_whole
+from dledger.store.fs import FileSystem, read_whole
 from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file_list import list_segments
 from rocketstore.config import MIB, MessageStoreConfig
@@ -196,7 +196,7 @@ def _stopped(part: LogPart, path: Path, position: int, reason: str, found: Verif
     if not found.replicated and not in_use and _is_zero(path, offset):
         return
     unclean = (found.root / ABORT_FILE).exists()
-    known = StoreCheckpointFile(RealFileSystem(), found.root / CHECKPOINT_FILE).read().replay_from
+    known = StoreCheckpointFile(FileSystem(), found.root / CHECKPOINT_FILE).read().replay_from
     if not found.replicated and unclean and not in_use and position >= known:
         found.torn = ProblemItem(path, offset, reason)
         return
@@ -254,11 +254,11 @@ def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
     deleted_path = store.config_dir / DELETED_FILE
     deleted: dict[tuple[str, int], int] = {}
     try:
-        DeletedQueues(RealFileSystem(), deleted_path).load()
+        DeletedQueues(FileSystem(), deleted_path).load()
         deleted = read_deleted(deleted_path)
     except CorruptLogError as error:
         found.add(error.path, error.offset, error.reason)
-    replay_from = StoreCheckpointFile(RealFileSystem(), checkpoint).read().replay_from
+    replay_from = StoreCheckpointFile(FileSystem(), checkpoint).read().replay_from
     running = (root / ABORT_FILE).exists()
     dispatched = (1 << 62) if not running else replay_from if replay_from != UNKNOWN else 0
     return Bounds(0, 0, dispatched, deleted)

@@ -19,7 +19,6 @@ from dledger.errors import (
     MisplacedRunError,
     ShutdownError,
 )
-from dledger.store.memory_store import MemoryStore
 from dledger.types import (
     GENESIS,
     NO_ENTRY,
@@ -34,6 +33,7 @@ from dledger.types import (
     Term,
 )
 from tests.store.support import SEGMENT_BYTES, bodies_of, copy_log, fill, open_store, runs_of, small_config
+from tests.support.memory_store import MemoryStore
 
 
 class HookedLog(Log, Protocol):

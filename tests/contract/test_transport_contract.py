@@ -25,10 +25,10 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import InvalidRequestError, ResponseCode
-from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
 from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.ports import Receiver
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
+from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport
 from tests.support.receiver import RecordingReceiver
 from tests.support.waiting import wait_until
 

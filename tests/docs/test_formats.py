@@ -42,7 +42,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Slot": ((0, slots._HEAD), (slots._HEAD.size, slots._CRC)),
     "hard_state": ((0, hard_state._HEAD),),
     "checkpoint": ((0, node_checkpoint._RECORD),),
-    "Message": ((0, record._LAYOUTS[0].head),),
+    "Message": ((0, record._STRUCTS[0]),),
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
     "Index file header": ((0, chains.HEADER),),
@@ -194,12 +194,12 @@ def test_fixed_numbers_of_the_document_are_those_of_the_code() -> None:
 
 def test_every_file_of_a_directory_is_described(tmp_path: Path) -> None:
     """What lies in a node's directory after a start has a heading or a line."""
-    from dledger.clock import SystemClock
+    from dledger.clock import Clock
     from dledger.config import StoreConfig
     from dledger.store.file_store import FileStore
 
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 15)
-    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
     store.hard_state.save(HardState(Term(1), NodeId("n0"), standing=Standing.VOTER))
     store.close()
 

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import click
 import pytest
 
 from dledger import settings as node_settings
 from dledger.java_names import UNUSED
+from dledger.limits import Range, Unit, out_of_range, size_text
 from rocketstore import settings as broker_settings
 from tools.docs_reference import __main__ as program
 from tools.docs_reference import commands, configuration
-from tools.docs_reference.records import Field, default_text, fields_of, size_text
+from tools.docs_reference.records import Field, default_text, fields_of
 from tools.docs_reference.unused import by_reason
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class _Inner:
-    bytes_max: int = 1 << 20
+    bytes_max: Annotated[int, Range(1, 1 << 30), Unit.BYTES] = 1 << 20
     """How
     much."""
     silent: bool = False
@@ -45,7 +47,9 @@ class _Outer:
     inner: _Inner = field(default_factory=_Inner)
 
     def problems(self) -> list[str]:
-        found = [] if self.inner.bytes_max > 0 else [f"bytes_max={self.inner.bytes_max} must be positive"]
+        found = out_of_range(self.inner)
+        if self.inner.silent and self.inner.bytes_max > 1:
+            found.append(f"silent={self.inner.silent} needs bytes_max=1")
         return found + ([] if self.name else ["name must not be empty"]) + ["always wrong"]
 
 
@@ -55,8 +59,9 @@ def test_a_new_setting_is_found_with_its_docstring_and_the_limits_that_the_code_
 
     assert set(found) == {"name", "colour", "bytes_max", "silent"}
     assert found["bytes_max"] == Field(
-        "bytes_max", "int", 1 << 20, "How much.", "_Inner", ("bytes_max must be positive",)
+        "bytes_max", "int", 1 << 20, "How much.", "_Inner", ("between 1 and 1 GiB",), Unit.BYTES
     )
+    assert found["silent"].limits == ("silent needs bytes_max",)
     assert found["name"].limits == ("name must not be empty",)
     assert (found["colour"].meaning, found["silent"].meaning) == ("What it looks like.", "")
     assert default_text(found["bytes_max"], "size") == "1 MiB"

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger import properties, setting_sources, settings
+from dledger import properties, settings, values
 from dledger.access import addresses, permissions, plain_yaml, rules, signing
 from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
@@ -26,7 +26,7 @@ from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, push_frames
 from dledger.store import checkpoint, hard_state, slots
 from dledger.store.format import encode_record, scan_run
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
 from dledger.store.remembered import REMEMBERED_FILE, RememberedFile, read_remembered
 from dledger.store.traces import TRACES_FILE, last_life, traces_of, write_traces
@@ -156,10 +156,14 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "tag expression": (TagFilter.parse, "a || b"),
     "hours": (settings.parse_hours, "04;16"),
     "flush mode": (settings.parse_flush_mode, "SYNC_FLUSH"),
-    "size": (setting_sources.parse_bytes, "16MiB"),
-    "number": (setting_sources.parse_integer, "-17"),
-    "percentage": (setting_sources.parse_percentage, "75.5"),
-    "boolean": (setting_sources.parse_boolean, "yes"),
+    "size": (values.parse_size, "16MiB"),
+    "duration": (values.parse_duration_ms, "1.5h"),
+    "milliseconds": (values.parse_millis, "30s"),
+    "address": (values.parse_address, "[::1]:2"),
+    "addresses given": (values.parse_addresses, "h:1,[::1]:2;h:3"),
+    "number": (values.parse_integer, "-17"),
+    "percentage": (values.parse_percentage, "75.5"),
+    "boolean": (values.parse_boolean, "yes"),
     "Spark's offset": (offsets_value(starting=True), '{"index": 7}'),
 }
 BYTES: dict[str, tuple[Decode, bytes]] = {
@@ -239,7 +243,7 @@ def test_a_run_of_entries_is_taken_up_to_the_first_wrong_byte(data: st.DataObjec
 
 def _sound_files(directory: Path) -> dict[str, Callable[[], object]]:
     """Small files, written as a node and a broker write them; and what reads them."""
-    fs = RealFileSystem()
+    fs = FileSystem()
     write_identity(fs, directory, StoreIdentity("c", "g", "n0", 1, 2))
     RememberedFile(fs, directory).save({NodeId("n1"): EntryId(Term(1), LogIndex(2))})
     write_traces(fs, directory, traces_of(directory, (IDENTITY_FILE,), FlushMode.SYNC))

@@ -109,7 +109,7 @@ def test_everything_wrong_with_a_conf_file_is_told_at_once(tmp_path: Path) -> No
     assert done.returncode == 2
     assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
         f"{file}:2: unknown setting 'listenPrt': did you mean listenPort?",
-        f"{file}:3: flushDiskType: 'SOMETIMES' is none of SYNC_FLUSH, ASYNC_FLUSH",
+        f"{file}:3: flushDiskType: invalid value 'SOMETIMES': use one of SYNC_FLUSH, ASYNC_FLUSH",
     ]
     assert not (tmp_path / "store").exists()
 

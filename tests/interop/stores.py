@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.local_group import free_ports
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
@@ -45,7 +45,7 @@ def store_config(root: Path) -> MessageStoreConfig:
 def plain_store(root: Path, clock: Clock | None = None) -> Iterator[MessageStore]:
     """A running store on a plain log, with everything dispatched."""
     config = store_config(root)
-    clock = clock or SystemClock()
+    clock = clock or Clock()
     store = MessageStore(config, PlainCommitLog(config, clock=clock), clock=clock)
     try:
         store.load()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import IdentityError
 from dledger.store.file_store import FileStore
@@ -205,7 +205,7 @@ def open_ledger(root: Path, *, import_unchecked: bool) -> FileStore:
     config = StoreConfig(
         root, segment_bytes=SEGMENT_BYTES, index_segment_bytes=32 * 64, import_unchecked=import_unchecked
     )
-    return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
+    return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock())
 
 
 def test_a_log_of_the_newest_dledger_opens_only_with_import_unchecked_and_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, IdentityError
 from dledger.store.file_store import FileStore
@@ -31,7 +31,7 @@ class Ledger:
         config = StoreConfig(
             self.root, segment_bytes=SEGMENT_BYTES, index_segment_bytes=32 * 64, import_unchecked=import_unchecked
         )
-        return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
+        return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock())
 
     def check(self, log: FileStore) -> None:
         """The log holds what Java read, from its begin on."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, Term
@@ -188,7 +188,7 @@ def _timeless(lines: Iterable[str]) -> list[Any]:
 
 def open_ledger(root: Path) -> FileStore:
     config = StoreConfig(root, segment_bytes=SEGMENT_BYTES, index_segment_bytes=32 * 64, import_unchecked=True)
-    return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
+    return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock())
 
 
 def entries_of(log: FileStore) -> list[tuple[Any, ...]]:
@@ -233,9 +233,7 @@ def test_for_the_old_line_a_log_ends_at_a_noop_of_magic_2(tmp_path: Path, magic:
     """It would cut everything from there on: so a broker's log has none."""
     root = tmp_path / "store"
     config = StoreConfig(root, segment_bytes=SEGMENT_BYTES)
-    with closing(
-        FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=SystemClock())
-    ) as log:
+    with closing(FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock())) as log:
         start = encode_record(Message(TERM_START_TOPIC, b""))
         log.append_as_leader(Term(1), [start], magic, channel=NOOP_CHANNEL if magic is Magic.NORMAL else 0)
         offset = log.end_position + 48

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes
 from rocketstore.state.snapshot import SNAPSHOT_FILE
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
     """A directory with our files of what is known."""
     java.build()
     directory = tmp_path / "config"
-    RocketmqFiles(RealFileSystem(), directory).write(Tables(KNOWN), 1000)
+    RocketmqFiles(FileSystem(), directory).write(Tables(KNOWN), 1000)
     return directory
 
 

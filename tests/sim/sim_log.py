@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dledger.errors import DiskFullError, invariant
-from dledger.store.memory_store import MemoryStore
 from dledger.types import (
     GENESIS,
     NO_INDEX,
@@ -24,6 +23,7 @@ from dledger.types import (
     Magic,
     Term,
 )
+from tests.support.memory_store import MemoryStore
 
 
 class Stored(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from dledger.store.fs import DiskUsage, RealFileSystem
+from dledger.store.fs import DiskUsage, FileSystem
 from tests.sim_store.threads import EPOCH_MS, Killed, Scheduler
 
 SECTOR_BYTES: Final = 512
@@ -247,7 +247,7 @@ def _dirs_above(root: Path, path: Path) -> list[Path]:
     return [one for one in path.parents if one != root and root in one.parents]
 
 
-class SimFs(RealFileSystem):
+class SimFs(FileSystem):
     """What one process sees of a disk. Whatever it does, somebody else may run before it."""
 
     def __init__(self, disk: Disk, is_dead: Callable[[], bool]) -> None:

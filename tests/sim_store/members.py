@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
-from dledger.rpc.memory_transport import MemoryNetwork, MemoryTransport
 from dledger.rpc.peers.log_exchange import committed_crcs
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId
+from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport
 from tests.sim_store.threads import Scheduler, running
 
 PEER_BYTES_MAX: Final = 1 << 20

@@ -23,7 +23,7 @@ from typing import Any, Final
 from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import GrpcTransport
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from tests.sim_store import members, threads
 from tests.sim_store.disk import SimFs
 from tests.sim_store.threads import Scheduler
@@ -82,7 +82,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(queue.SimpleQueue): threads.SimpleQueue,
         id(ThreadPoolExecutor): threads.ThreadPoolExecutor,
         id(secrets): fake_secrets,
-        id(RealFileSystem): own_fs,
+        id(FileSystem): own_fs,
         id(GrpcTransport): members.SimTransport,
         id(ClientServer): members.NoClients,
         id(PeerLogClient): members.PeerLogs,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
+import dledger.clock
+
 _STEP_US: Final = 40
 """A decision takes up to so long."""
 _TURNS_MAX: Final = 500
@@ -545,8 +547,8 @@ def forget_threads() -> None:
     _threads.clear()
 
 
-class Clock:
-    """``dledger.clock.Clock``; all processes of a run share it."""
+class Clock(dledger.clock.Clock):
+    """All processes of a run share it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.store.fs import DiskUsage, RealFileSystem
+from dledger.store.fs import DiskUsage, FileSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Change:
     target: Path = Path()
 
 
-class RecordingFs(RealFileSystem):
+class RecordingFs(FileSystem):
     """Works on a real directory and remembers every change in order. Nothing is really synced: the record says when."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def _disk(changes: list[Change], at: int, lost: set[int]) -> dict[Path, bytes]:
     return {path: bytes(contents.get(names[path], b"")) for path in left}
 
 
-class FailingFs(RealFileSystem):
+class FailingFs(FileSystem):
     """Fails the calls that ``fails`` picks: it is asked with the call's name and the path or descriptor's path."""
 
     def __init__(self, fails: Callable[[str, str], int | None] = lambda _call, _path: None) -> None:

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.core.ports import Log
 from dledger.store.file_store import FileStore
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.types import EntryRun, LogIndex, Term
 
 SEGMENT_BYTES = 4096
 INDEX_SEGMENT_BYTES = 320
 
 
-class UnsyncedFs(RealFileSystem):
+class UnsyncedFs(FileSystem):
     """Syncs nothing: for tests that are not about durability."""
 
     def sync(self, fd: int) -> None:
@@ -46,7 +47,7 @@ class TwoDisksFs(UnsyncedFs):
         super().rename(source, target)
 
 
-class FakeClock:
+class FakeClock(Clock):
     """A clock that stands still until it is moved."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.service import IndexDamagedError
@@ -44,7 +44,7 @@ AT_ONCE = DelayLevels((0,))
 Place = tuple[str, int, int]
 
 
-class FarClock(SystemClock):
+class FarClock(Clock):
     """Stands where every file is old."""
 
     def wall_ms(self) -> int:

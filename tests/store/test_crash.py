@@ -253,17 +253,6 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
     abandon(store)
 
 
-class Peer:
-    """A member that has the whole log."""
-
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
-
-    def read(self, position: int, length: int) -> bytes | None:
-        """See ``SegmentSource``."""
-        return self._store.copy_committed(position, length)
-
-
 @pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
 def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, tmp_path: Path) -> None:
     """A segment that came from a peer takes the place of the damaged one, which is moved aside."""
@@ -280,7 +269,7 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
     inode = fs.inode(path)
     fs.changes += [Change("write", path, inode, 70, path.read_bytes()[70:71]), Change("sync", path, inode)]
     start = len(fs.changes)
-    assert store.mender().repair(number * 512, Peer(peer)).bases == (number * 512,)
+    assert store.mender().repair(number * 512, peer.copy_committed).bases == (number * 512,)
     store.sync_checkpoint()
 
     seen: set[bytes] = set()
@@ -293,8 +282,8 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
             state.write_to(base, disk)
             found = open_store(small_config(disk, **sizes), mend=True)
             for damage in found.damage_at_start:
-                found.mender().repair(int(damage.path.name), Peer(peer))
-            found.mender().repair(number * 512, Peer(peer))  # what a start does not look at
+                found.mender().repair(int(damage.path.name), peer.copy_committed)
+            found.mender().repair(number * 512, peer.copy_committed)  # what a start does not look at
             last = found.last.index
             assert last >= committed
             assert bodies_of(found) == bodies[: last + 1]

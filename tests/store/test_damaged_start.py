@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import ConfigError, CorruptLogError, DiskFullError
 from dledger.store.aside import ASIDE_LOGS_MAX, ASIDE_MAX, make_aside_near
 from dledger.store.file_store import FileStore
-from dledger.store.fs import TMP_SUFFIX, FileSystem, RealFileSystem
+from dledger.store.fs import TMP_SUFFIX, FileSystem
 from dledger.store.hard_state import read_hard_state
 from dledger.store.mmap_file import MappedFile
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
@@ -164,7 +164,7 @@ def test_what_was_cut_off_is_for_a_person_to_remove(directory: Path) -> None:
     kept = sorted(directory.glob("damaged-1/**/*"))
 
     for _ in range(ASIDE_MAX + 1):
-        make_aside_near(RealFileSystem(), directory, directory / "data")
+        make_aside_near(FileSystem(), directory, directory / "data")
 
     assert sorted(directory.glob("damaged-1/**/*")) == kept
     assert "its log was damaged" in (directory / "damaged-1" / "reason.txt").read_text()
@@ -198,7 +198,7 @@ def test_a_crash_at_any_step_of_a_cut_leaves_what_was_cut_off_for_a_person(direc
         mended(directory, verify=1 << 30, fs=_Crashing(at))
     mended(directory, verify=1 << 30).close()
     for _ in range(ASIDE_MAX + 1):
-        make_aside_near(RealFileSystem(), directory, directory / "data")
+        make_aside_near(FileSystem(), directory, directory / "data")
 
     kept = {path.name: path.read_bytes() for path in directory.glob("damaged-*/data/*")}
     assert kept.items() >= sound.items()

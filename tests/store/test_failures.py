@@ -16,7 +16,7 @@ from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.store import reader
 from dledger.store.file_store import FileStore
-from dledger.store.fs import DiskUsage, RealFileSystem
+from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.inspect import BlankItem, RecordItem, inspect_data, segment_paths
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
@@ -321,7 +321,7 @@ def test_a_really_full_disk(tiny_disk: Path) -> None:
     """On a real file system: DISK_FULL instead of SIGBUS, then on without a restart (trap 9, 10)."""
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(100 * 1024))
-    store = open_store(small_config(tiny_disk, segment_bytes=16384, index_segment_bytes=1024), RealFileSystem())
+    store = open_store(small_config(tiny_disk, segment_bytes=16384, index_segment_bytes=1024), FileSystem())
     bodies: list[bytes] = []
 
     def fill_up() -> None:
@@ -339,7 +339,7 @@ def test_a_really_full_disk(tiny_disk: Path) -> None:
     store.clean(LogIndex(-1))
     bodies += fill(store, 100)
     store.close()
-    store = open_store(small_config(tiny_disk, segment_bytes=16384, index_segment_bytes=1024), RealFileSystem())
+    store = open_store(small_config(tiny_disk, segment_bytes=16384, index_segment_bytes=1024), FileSystem())
     assert bodies_of(store) == bodies
     store.close()
 

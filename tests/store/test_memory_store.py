@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.store.memory_store import MemoryHardState, MemoryStore
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import bodies_of, fill
+from tests.support.memory_store import MemoryHardState, MemoryStore
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, 10), (3, 13), (5, 15), (9, 15)])

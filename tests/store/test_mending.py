@@ -15,7 +15,7 @@ from dledger.store import aside
 from dledger.store.aside import ASIDE_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHANNEL_OFFSET
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.mending import Repaired
 from dledger.store.mmap_file import MappedFile
 from dledger.store.scrub import Scrub
@@ -67,7 +67,7 @@ class Source:
     change: Callable[[int, bytes], bytes] = lambda _position, data: data
     asked: list[int] = field(default_factory=list)
 
-    def read(self, position: int, length: int) -> bytes | None:
+    def __call__(self, position: int, length: int) -> bytes | None:
         self.asked.append(position)
         data = self.store.copy_committed(position, length)
         return None if data is None else self.change(position, data)
@@ -171,7 +171,7 @@ def test_of_a_file_with_an_unreadable_sector_all_but_its_page_is_kept(
     """A copy that is kept of damage is evidence: only what the disk does not give is missing in it."""
     path, size = tmp_path / "segment", 5 * 4096
     path.write_bytes(bytes(range(1, 256)) * 60 + bytes(size - 255 * 60))
-    file = MappedFile(RealFileSystem(), path, 0, size, writable=True)
+    file = MappedFile(FileSystem(), path, 0, size, writable=True)
     spoil(monkeypatch, path, 4096 + 700)
 
     with (tmp_path / "kept").open("w+b") as kept:

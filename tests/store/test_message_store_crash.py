@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE
 from rocketstore.message.message import Message
@@ -45,7 +45,7 @@ def tiny_config(root: Path, kind: FlushDiskType) -> MessageStoreConfig:
     return replace(config, mapped_file_size_consume_queue=80, max_index_num=12)
 
 
-class StoppedWallClock(SystemClock):
+class StoppedWallClock(Clock):
     """So that the same messages have the same bytes."""
 
     def wall_ms(self) -> int:

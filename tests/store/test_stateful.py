@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import problems
-from dledger.store.memory_store import MemoryStore
 from dledger.types import Boundary, LogIndex, Magic, Position, Term
 from tests.store.support import FakeClock, abandon, copy_log, open_store, same, small_config
 from tests.support.memory_disk import new_directory
+from tests.support.memory_store import MemoryStore
 
 _SIZES = st.one_of(st.integers(0, 200), st.sampled_from([407, 408, 450, 455, 456]))
 

@@ -16,7 +16,7 @@ from dledger.errors import CorruptLogError, DiskError
 from dledger.store import traces
 from dledger.store.checkpoint import LogCheckpoint, LogCheckpointFile
 from dledger.store.file_store import FileStore
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
 from dledger.store.repair import set_aside_damaged
 from dledger.store.torn import SECTOR_BYTES
@@ -325,8 +325,8 @@ def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_th
     store = _new(config)
     store.close()
     sound = (store.directory / TRACES_FILE).read_bytes()
-    forget_traces(RealFileSystem(), store.directory)
-    forget_traces(RealFileSystem(), store.directory)
+    forget_traces(FileSystem(), store.directory)
+    forget_traces(FileSystem(), store.directory)
 
     assert _standing(open_store(config)) == (Standing.VOTER, "")
     assert (store.directory / TRACES_FILE).read_bytes() == sound

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.clock import Clock
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import RecordItem
@@ -243,7 +244,7 @@ def test_directories_of_two_groups_are_not_compared(directory: Path, tmp_path: P
     assert "not of the same group" in said
 
 
-class _Clock:
+class _Clock(Clock):
     def monotonic_ms(self) -> int:
         return 0
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from dledger.types import LogChunk, LogIndex, Position
+from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import CommittedRange, TrimmedError
 
 HEADER_BYTES = 48
 
 
-class FakeGroupLog:
+class FakeGroupLog(ClientLog):
     """Entry n takes ``sizes[n]`` bytes. Everything is committed unless ``committed_end`` says less."""
+
+    __setattr__ = object.__setattr__  # the real one is frozen
 
     def __init__(self, sizes: Sequence[int], *, begin: int = 0, cluster: str = "c", group: str = "g") -> None:
         self.cluster = cluster

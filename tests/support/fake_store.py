@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dledger.clock import Clock
 from dledger.errors import DLedgerError, ShutdownError
 from dledger.types import ProducerBatch
+from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import PutDone, SequenceDone
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import (
@@ -25,6 +26,7 @@ from rocketstore.message.message import (
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.message.tags import tags_code
+from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,
@@ -59,8 +61,11 @@ class FakeQueue:
         return self.min_offset + len(self.records)
 
 
-class FakeLog:
+class FakeLog(PlainCommitLog):
     """The records of a group, in order."""
+
+    flushed_offset = 1 << 62
+    queue_offsets: dict[tuple[str, int], int] = {}  # noqa: RUF012  # each has its own
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -72,7 +77,6 @@ class FakeLog:
         self.stores: list[FakeStore] = []
         self.is_replicated = True
         self.is_repaired = True
-        self.flushed_offset = 1 << 62
         self.flush_error: DLedgerError | None = None
 
     def flush(self) -> int:
@@ -82,8 +86,12 @@ class FakeLog:
         return self.flushed_offset
 
 
-class FakeStore:
+class FakeStore(MessageStore):
     """One member's view of the log; ``role`` may be set at any time."""
+
+    log: FakeLog  # type: ignore[misc]
+    role = BrokerRole.SYNC_MASTER
+    numbers_known = True
 
     def __init__(
         self,
@@ -93,9 +101,8 @@ class FakeStore:
         clock: Clock | None = None,
         delay_levels: DelayLevels | None = None,
     ) -> None:
-        self.log = log or FakeLog()
+        self.log = log or FakeLog()  # type: ignore[misc]  # in the place of what the real constructor sets
         self.role = role
-        self.numbers_known = True
         self.refusals: list[PutResult] = []
         """Each makes one submit fail with it."""
         self.hold_results = False
@@ -107,8 +114,8 @@ class FakeStore:
         self.gets = 0
         self._clock = clock or ManualClock()
         self._delay_levels = delay_levels
-        self._queues: dict[tuple[str, int], FakeQueue] = {}
-        self._dispatched = 0
+        self._kept: dict[tuple[str, int], FakeQueue] = {}
+        self._in_queues = 0
         self._listeners: list[Callable[[Sequence[RecordHead]], None]] = []
         with self.log.lock:
             self.log.stores.append(self)
@@ -154,7 +161,7 @@ class FakeStore:
         self.keepers.append(keeper)
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
-        queue = self._queues.get((topic, queue_id))
+        queue = self._kept.get((topic, queue_id))
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
         return queue.records[offset - queue.min_offset].head.offset
@@ -190,7 +197,7 @@ class FakeStore:
     ) -> GetResult:
         with self.log.lock:
             self.gets += 1
-            queue = self._queues.get((topic, queue_id))
+            queue = self._kept.get((topic, queue_id))
             if queue is None:
                 return GetResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
             status, next_offset = _without_records(queue, offset)
@@ -205,38 +212,38 @@ class FakeStore:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         with self.log.lock:
-            queue = self._queues.get((topic, queue_id))
+            queue = self._kept.get((topic, queue_id))
             return queue.min_offset if queue else -1
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         with self.log.lock:
-            queue = self._queues.get((topic, queue_id))
+            queue = self._kept.get((topic, queue_id))
             return queue.max_offset if queue else 0
 
     def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
         with self.log.lock:
-            queue = self._queues.get((topic, queue_id), FakeQueue())
+            queue = self._kept.get((topic, queue_id), FakeQueue())
             return queue.min_offset + sum(one.head.offset < position for one in queue.records)
 
     @property
     def dispatch_position(self) -> int:
         with self.log.lock:
-            rest = self.log.records[self._dispatched :]
+            rest = self.log.records[self._in_queues :]
             return rest[0].head.offset if rest else self.log.end
 
     def queues(self) -> list[tuple[str, int]]:
         with self.log.lock:
-            return list(self._queues)
+            return list(self._kept)
 
     def wait_dispatched(self, timeout: float) -> bool:
         with self.log.lock:
-            return self._dispatched == len(self.log.records)
+            return self._in_queues == len(self.log.records)
 
     def delete_topic(self, topic: str) -> None:
         with self.log.lock:
             self.deleted_topics.append(topic)
-            for key in [key for key in self._queues if key[0] == topic]:
-                del self._queues[key]
+            for key in [key for key in self._kept if key[0] == topic]:
+                del self._kept[key]
 
     def add_arrival_listener(self, listener: Callable[[Sequence[RecordHead]], None]) -> None:
         self._listeners.append(listener)
@@ -244,14 +251,14 @@ class FakeStore:
     def expire(self, topic: str, queue_id: int, min_offset: int) -> None:
         """Remove a queue's records before ``min_offset``."""
         with self.log.lock:
-            queue = self._queues[topic, queue_id]
+            queue = self._kept[topic, queue_id]
             del queue.records[: min_offset - queue.min_offset]
             queue.min_offset = min_offset
 
     def cut(self, topic: str, queue_id: int, max_offset: int) -> None:
         """Remove a queue's records from ``max_offset`` on, as a lost tail of the log does."""
         with self.log.lock:
-            queue = self._queues[topic, queue_id]
+            queue = self._kept[topic, queue_id]
             del queue.records[max_offset - queue.min_offset :]
             self.log.queue_offsets[topic, queue_id] = max_offset
 
@@ -260,11 +267,11 @@ class FakeStore:
         while True:
             with self.log.lock:
                 limit = len(self.log.records) if self.dispatched_to is None else self.dispatched_to
-                if self._dispatched >= min(limit, len(self.log.records)):
+                if self._in_queues >= min(limit, len(self.log.records)):
                     return
-                one = self.log.records[self._dispatched]
-                self._dispatched += 1
-                queue = self._queues.setdefault((one.head.topic, one.head.queue_id), FakeQueue(one.head.queue_offset))
+                one = self.log.records[self._in_queues]
+                self._in_queues += 1
+                queue = self._kept.setdefault((one.head.topic, one.head.queue_id), FakeQueue(one.head.queue_offset))
                 queue.records.append(one)
             for listener in self._listeners:
                 listener([one.head])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.format import decode_entry, encode_record
@@ -127,7 +127,7 @@ def write_disk_log(
     ``begin``: the position of the first entry, as of a log that goes on from a plain one.
     """
     config = StoreConfig(base_dir=base, segment_bytes=segment_bytes, index_segment_bytes=32 * 1024)
-    store = FileStore.open(config, cluster_id=CLUSTER_ID, group="default", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id=CLUSTER_ID, group="default", node_id=NodeId("n0"), clock=Clock())
     if begin:
         store.reset(Boundary(NO_INDEX, Term(0), Position(begin), 0))
     if any(isinstance(one, Message) for one in messages):

@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import IO, Final
 
-from cluster import local_group
-from cluster.local_group import NodeProcess
+from cluster.local_group import LocalGroup, NodeProcess
 
 MODULES: Final = (
     "cluster.cli",
@@ -35,11 +34,14 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(list(MODULES))
 
 
-def launch(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, detached: bool) -> NodeProcess:
-    """As ``cluster.local_group.launch``; what is not just a node (a tracer, a network namespace) is begun by that."""
-    if list(words[:3]) != _ENTRY or detached:
-        return local_group.launch(words, environment, log, detached=detached)
-    return _Forked(words[3:], environment, str(log.name))
+_plain_launch: Final = LocalGroup.launch
+
+
+def launch(group: LocalGroup, words: Sequence[str], log: IO[bytes]) -> NodeProcess:
+    """As ``LocalGroup.launch``; what is not just a node (a tracer, a network namespace) is begun by that."""
+    if list(words[:3]) != _ENTRY or group.is_detached:
+        return _plain_launch(group, words, log)
+    return _Forked(words[3:], group.environment(), str(log.name))
 
 
 class _Forked:

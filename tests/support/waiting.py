@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from dledger.clock import Clock
+
 POLL_S = 0.01
 
 
@@ -19,7 +21,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
         pause.wait(poll_s)
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock that moves when told to."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:

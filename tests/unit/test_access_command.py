@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from cluster.cli import main
 from dledger.access.control import AccessControl
 from dledger.access.rules import parse_rules
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.rpc.clients.server import ClientServer
 from tests.support.fake_node import FakeNode
@@ -44,7 +44,7 @@ def rules(tmp_path: Path) -> Path:
 @contextmanager
 def guarded(rules: Path) -> Iterator[str]:
     config = ServerConfig(client_port=0, access=AccessConfig(acl_enable=True, acl_file=rules))
-    access = AccessControl.of(config.access, name="n0", clock=SystemClock())
+    access = AccessControl.of(config.access, name="n0", clock=Clock())
     assert access is not None
     server = ClientServer(config, FakeNode(), access.guard)
     server.start()

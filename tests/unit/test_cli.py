@@ -547,7 +547,7 @@ def test_serve_names_all_wrong_settings_and_exits_with_2(
     assert shown.exit_code == 2
     assert shown.stderr.splitlines() == [
         "error: flag segment_byte: unknown setting: did you mean segment_bytes?",
-        "error: flag client_port: client_port: 'http' is no whole number",
+        "error: flag client_port: client_port: invalid whole number 'http'",
     ]
     assert served == []
 
@@ -598,7 +598,7 @@ def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     written = io.StringIO()
     monkeypatch.setattr("sys.stderr", written)
     with terminal.progress("appending", 3) as advance:
-        advance()
+        advance(1)
         advance(2)
     silent = written.getvalue()
     monkeypatch.setattr(written, "isatty", lambda: True)

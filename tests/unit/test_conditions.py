@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local_group import free_ports
+from dledger.clock import Clock
 from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.clients import codec as client_codec
@@ -19,7 +20,7 @@ from tests.support.waiting import ManualClock, wait_until
 KIND = ConditionKind
 
 
-class _Clock:
+class _Clock(Clock):
     """Time that a test moves; the wall goes along."""
 
     def __init__(self) -> None:

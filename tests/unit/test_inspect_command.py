@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli import main
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.core.producer_payload import Registration, encode_registration
 from dledger.store.file_store import FileStore
@@ -23,7 +23,7 @@ ENTRIES = 40
 def base_dir(tmp_path: Path) -> Path:
     """The store of a stopped node with some segments."""
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
-    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
     try:
         store.append_as_leader(Term(1), [b"body %d" % number for number in range(ENTRIES)])
         store.flush()
@@ -158,7 +158,7 @@ def test_a_directory_that_is_no_nodes_is_refused(tmp_path: Path, inspect: Callab
 def test_a_no_op_in_ordinary_form_is_shown_as_what_it_is(tmp_path: Path, inspect: Callable[..., Result]) -> None:
     """Magic 1 with the channel NOOP."""
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
-    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
     store.append_as_leader(Term(1), [b"begins a term"], channel=NOOP_CHANNEL)
     store.close()
 
@@ -171,7 +171,7 @@ def test_a_no_op_in_ordinary_form_is_shown_as_what_it_is(tmp_path: Path, inspect
 def test_what_a_no_op_tells_of_producers_is_put_in_words(tmp_path: Path, inspect: Callable[..., Result]) -> None:
     """Instead of the bytes, which nobody can read."""
     config = StoreConfig(base_dir=tmp_path, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
-    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
     store.append_as_leader(Term(1), [encode_registration(Registration("orders", 7))], Magic.NOOP)
     store.close()
 

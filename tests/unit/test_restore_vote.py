@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli import main
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
 
@@ -22,7 +22,7 @@ DOUBTFUL = HardState(Term(3), NodeId("n1"), Standing.DOUBTFUL, "its disk was set
 def open_store(base_dir: Path) -> FileStore:
     """The store of n0."""
     config = StoreConfig(base_dir=base_dir, segment_bytes=1024, index_segment_bytes=640, warm_bytes=0)
-    return FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=SystemClock())
+    return FileStore.open(config, cluster_id="c", group="g", node_id=NodeId("n0"), clock=Clock())
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_copy_that_is_vouched_for_before_its_first_start_is_believed(base_dir:
 
 def test_what_is_remembered_of_others_is_forgotten(base_dir: Path) -> None:
     """Else it would make the new disk doubt that is vouched for beside it; also where the vote counts already."""
-    file = RememberedFile(RealFileSystem(), base_dir / "dledger-n0")
+    file = RememberedFile(FileSystem(), base_dir / "dledger-n0")
     for index in (1, 2):
         file.save({NodeId("n1"): EntryId(Term(1), LogIndex(index))})
         assert read_remembered(base_dir / "dledger-n0")

@@ -181,7 +181,7 @@ def test_a_member_whose_history_most_others_contradict_serves_and_counts_for_not
     number = follower(group)
     node = group.nodes[number]
 
-    node._watch.on_diverged("2 members hold another entry 7")
+    node._fence("2 members hold another entry 7")
 
     with pytest.raises(FencedError, match="2 members hold another entry 7"):
         node.read(LogIndex(1), LogIndex(1), 1000)
@@ -198,7 +198,7 @@ def test_a_fenced_member_serves_nothing_after_a_restart_until_its_log_is_set_asi
     """It says so before it has heard of anybody; ``repair`` keeps its log, and it fetches the group's."""
     number = follower(group)
     node = group.nodes[number]
-    node._watch.on_diverged("2 members hold another entry 7")
+    node._fence("2 members hold another entry 7")
     node.stop()
 
     again = group.make(number)

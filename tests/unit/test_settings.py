@@ -134,6 +134,9 @@ def test_flags_beat_the_environment_which_beats_the_file(conf: Path) -> None:
         ("maxPendingRequestsNum=7", "replication", "pending_entries_max", 7),
         ("noop_body=x", "replication", "noop_body", b"x"),
         ("heartbeat_interval_ms=50", "election", "heartbeat_interval_ms", 50),
+        ("heartBeatTimeIntervalMs=0.1s", "election", "heartbeat_interval_ms", 100),
+        ("producer_expiry_ms=7d", "replication", "producer_expiry_ms", 604_800_000),
+        ("scrub_bytes_per_s=2MiB", "store", "scrub_bytes_per_s", 2 << 20),
     ],
 )
 def test_a_line_sets_its_field(conf: Path, line: str, section: str, name: str, value: object) -> None:
@@ -222,7 +225,7 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
         f"{conf}:1: unknown setting 'dLegerGruop': did you mean dLegerGroup?",
         "environment variable DLEDGER_MEMBRES: unknown setting: did you mean DLEDGER_MEMBERS?",
         "flag segmnt_bytes: unknown setting: did you mean segment_bytes?",
-        f"{conf}:2: listenPort: 'many' is no whole number",
+        f"{conf}:2: listenPort: invalid whole number 'many'",
         f"{conf}:4: dLegerSelfId=n1 contradicts selfId=n0 ({conf}:3): keep one of them",
         "environment variable DLEDGER_FORCE_CLEAN: force_clean: invalid boolean 'perhaps': use true or false",
         "flag peers: peers: member '?' must have the form id-host:port, for example n0-127.0.0.1:20911",
@@ -232,10 +235,10 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("segment_bytes=big", "is no size"),
-        ("retention_hours=three", "is no number"),
-        ("flush_mode=maybe", "is no flush mode"),
-        ("deleteWhen=four", "is no whole number"),
+        ("segment_bytes=big", "invalid size 'big'"),
+        ("retention_hours=three", "invalid number 'three'"),
+        ("flush_mode=maybe", "invalid flush mode 'maybe'"),
+        ("deleteWhen=four", "invalid whole number 'four'"),
         ("enableDLegerCommitLog=false", "plain commit log"),
         ("zzzzzzzzzzzzqqqq=1", "unknown setting 'zzzzzzzzzzzzqqqq'"),
         ("group=\\u00", "four hexadecimal digits"),
@@ -249,6 +252,29 @@ def test_a_bad_line_is_named(conf: Path, line: str, words: str) -> None:
 
     assert problem.startswith(str(conf))
     assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("producer_expiry_ms=-1", "producer_expiry_ms=-1 must be at least 1"),
+        ("max_producers=70000", "max_producers=70000 must be between 1 and 65536"),
+        ("answer_bytes_max=5k", "answer_bytes_max=5120 must be between 1 MiB and 1 TiB"),
+        ("fetch_rate_bytes_max=5", "fetch_rate_bytes_max=5 must be 0 or at least 1 MiB"),
+        ("index_segment_bytes=100", "index_segment_bytes=100 must be at least 32 and a multiple of 32"),
+        ("delete_hour=4;24", "delete_hour=4;24 must be between 0 and 23"),
+        ("client_port=-1", "client_port=-1 must be between 0 and 65535"),
+        ("warm_bytes=-1", "warm_bytes=-1 must be at least 0"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_what_is_allowed_and_where_it_stands(
+    conf: Path, line: str, problem: str
+) -> None:
+    """Name, value and limits, from the field itself."""
+    conf.write_text(line)
+
+    name = line.partition("=")[0]
+    assert problems_of(conf) == (f"{problem} [{name} from {conf}:1]",)
 
 
 def test_relations_are_checked_over_all_sources(conf: Path) -> None:
@@ -402,4 +428,4 @@ def test_clients_are_asked_for_certificates_or_not(conf: Path) -> None:
     """RocketMQ's third way, to take one if there is one, is not there."""
     conf.write_text(f"{_TLS}tls.server.need.client.auth=optional")
 
-    assert "write require or none" in problems_of(conf)[0]
+    assert "use require or none" in problems_of(conf)[0]

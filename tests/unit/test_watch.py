@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import (
     CorruptLogError,
@@ -17,8 +18,10 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
-from dledger.store.mending import Repaired, SegmentSource
+from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.store.mending import ReadSegment, Repaired
 from dledger.store.scrub import ScrubStep
+from dledger.store.watched import WatchedStore
 from dledger.types import NO_INDEX, LogIndex, NodeId
 from dledger.watch import (
     COMPARE_INTERVAL_MS,
@@ -34,7 +37,7 @@ SEGMENT = Path("/data/00000000000000004096")
 
 
 @dataclass
-class Clock:
+class StillClock(Clock):
     now_ms: int = 0
 
     def monotonic_ms(self) -> int:
@@ -45,7 +48,7 @@ class Clock:
 
 
 @dataclass
-class Log:
+class Log(WatchedStore):
     """The own log."""
 
     steps: list[ScrubStep] = field(default_factory=list)
@@ -61,9 +64,9 @@ class Log:
         self.verified += 1
         return self.steps.pop(0) if self.steps else ScrubStep(min(1000, max_bytes))
 
-    def repair(self, base: int, source: SegmentSource, pause: Callable[[], None]) -> Repaired:
+    def repair(self, base: int, read: ReadSegment, pause: Callable[[], None]) -> Repaired:
         pause()
-        if source.read(base, 10) is None:
+        if read(base, 10) is None:
             raise LackingError("it does not hold it")
         self.repaired, self.damage = self.repaired + 1, None
         return Repaired((base,), Path("/damaged-1"))
@@ -74,14 +77,14 @@ class Log:
     def base_of(self, path: Path) -> int | None:
         return int(path.name) if path.name.isdecimal() else None
 
-    def chain_crcs(self, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
+    def chain_crcs(self, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
         if self.unproven is not None:
             raise self.unproven
         return {index: self.crcs[index] for index in indexes if index in self.crcs}
 
 
 @dataclass
-class Peers:
+class Peers(PeerLogClient):
     """The others."""
 
     answers: dict[NodeId, bytes | DLedgerError | None] = field(default_factory=dict)
@@ -96,7 +99,7 @@ class Peers:
             raise answer
         return answer
 
-    def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> Mapping[LogIndex, int]:
+    def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
         known = self.crcs.get(peer, {})
         if isinstance(known, DLedgerError):
             raise known
@@ -110,9 +113,11 @@ class World:
     watch: LogWatch
     log: Log
     peers: Peers
-    clock: Clock
+    clock: StillClock
     conditions: Conditions
     diverged: list[str] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    """What the watch said of itself each time that it told of being whole."""
 
     def held(self) -> dict[str, str]:
         """Conditions by kind and subject."""
@@ -121,12 +126,21 @@ class World:
 
 def world(*, rate: int = 0, auto_repair: bool = True) -> World:
     """A member of three."""
-    log, peers, clock = Log(), Peers(), Clock()
+    log, peers, clock = Log(), Peers(), StillClock()
     conditions = Conditions("n0", clock)
-    watch = LogWatch(NodeId("n0"), log, peers, WatchSettings(rate, auto_repair, 2), conditions, clock)
-    made = World(watch, log, peers, clock, conditions)
-    watch.on_diverged = made.diverged.append
-    return made
+    diverged, whole = list[str](), list[bool]()
+    watch = LogWatch(
+        NodeId("n0"),
+        log,
+        peers,
+        WatchSettings(rate, auto_repair, 2),
+        conditions,
+        clock,
+        wake=lambda: None,
+        on_diverged=diverged.append,
+        on_whole=lambda: whole.append(watch.is_whole),
+    )
+    return World(watch, log, peers, clock, conditions, diverged, whole)
 
 
 def damaged(offset: int = 100, path: Path = SEGMENT) -> CorruptLogError:
@@ -211,14 +225,12 @@ def test_what_no_member_holds_any_more_keeps_nobody_from_being_whole() -> None:
     """Retention has removed it elsewhere: it stays damaged, is told, and nothing waits for it."""
     one = world()
     one.log.damage = damaged()
-    whole: list[bool] = []
-    one.watch.on_whole = lambda: whole.append(one.watch.is_whole)
     one.peers.answers = {N1: None, N2: UnavailableError("n2 does not answer")}
     one.watch.note_damage(damaged())
 
     one.watch.step()
 
-    assert whole == [True]
+    assert one.whole == [True]
     assert "n1: it does not hold it" in one.held()[f"damaged {SEGMENT}"]
 
 
@@ -238,8 +250,6 @@ def test_one_segment_that_a_peer_may_still_mend_is_waited_for(monkeypatch: pytes
     """That nobody holds another one any more does not make this member whole."""
     one = world()
     one.log.damage = damaged()
-    whole: list[bool] = []
-    one.watch.on_whole = lambda: whole.append(True)
 
     def read_log(_peer: NodeId, position: int, _length: int) -> bytes | None:
         if position == 4096:
@@ -252,7 +262,7 @@ def test_one_segment_that_a_peer_may_still_mend_is_waited_for(monkeypatch: pytes
 
     one.watch.step()
 
-    assert (whole, one.watch.is_whole) == ([], False)
+    assert (one.whole, one.watch.is_whole) == ([], False)
 
 
 def test_damage_that_has_gone_by_itself_is_forgotten() -> None:

@@ -15,7 +15,9 @@ from dledger import settings as node_settings
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.setting_sources import SettingTarget, parse_bytes, parse_percentage
+from dledger.limits import Unit
+from dledger.setting_sources import SettingTarget
+from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
@@ -34,8 +36,9 @@ replicated), with its default, its limits and all the names it goes by.
 flag of their own), the environment (`DLEDGER_` and the name in capitals; any of the names will do), a properties file
 (`-c FILE`, RocketMQ's `broker.conf` as it is), the default.
 
-**How values are written.** A *size* is a number of bytes, also `64k`, `16m`, `1g` (powers of 1024). A *switch* is
-`true` or `false`. Lists are separated by `;` or `,` (members by `;`, directories by `,`).
+**How values are written.** A *size* is a number of bytes, also `64k`, `16MiB`, `1g` (powers of 1024); a time in ms
+is a number, also `500ms`, `30s`, `5m`, `2h`, `1d`. A *switch* is `true` or `false`
+(also `yes`, `on`, `1`; `no`, `off`, `0`). Lists are separated by `;` or `,` (members by `;`, directories by `,`).
 
 **What is wrong is told at once**: every problem of every source, each with the file and line, variable or flag that it
 came from, before anything is opened, and the command ends with exit code 2. An unknown name is an error, with a hint if
@@ -258,27 +261,9 @@ def _names(field: Field, targets: Mapping[str, SettingTarget]) -> tuple[str, ...
 
 
 def _unit(field: Field) -> str:
-    targets = {**broker_settings.TARGETS, **node_settings.TARGETS}
-    name = field.name
-    if name in targets and targets[name].parse is parse_bytes:
-        return "size"
     if field.kind == "bool":
         return "switch"
-    if field.kind in ("int", "float") and re.search(r"_ms(_|$)", name):
-        return "ms"
-    if (
-        field.record == "MessageStoreConfig"
-        and re.search(r"_(interval|timeout|mills)(_|$)", name)
-        and field.kind == "int"
-    ):
-        return "ms"
-    if re.search(r"_(time_mills)$", name):
-        return "ms"
-    if name in ("retention_hours", "file_reserved_time"):
-        return "hours"
-    if field.record == "MessageStoreConfig" and name.endswith("_ratio"):
-        return "percent"
-    return ""
+    return "size" if field.unit is Unit.BYTES else field.unit or ""
 
 
 _KINDS: Final = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from dledger.config import Member
+from dledger.limits import Unit, limits_of, size_text
 
 Problems = Callable[[Any], list[str]]  # Any: a record, whichever.
 
@@ -40,6 +41,8 @@ class Field:
     """The docstring below it; empty if there is none."""
     record: str
     limits: tuple[str, ...]
+    """What its value may be, then what ties it to other settings."""
+    unit: Unit | None = None
 
 
 def docstrings(record: type) -> dict[str, str]:
@@ -79,8 +82,11 @@ def _walk(record: Any, problems: Problems, embed: Callable[[Any], Any], without:
             sections.append(one.name)
             continue
         kind = _kind(hints[one.name])
+        alone = limits_of(type(record))[one.name]
         limits = _limits(record, one.name, kind, problems, embed)
-        yield Field(one.name, kind, value, said.get(one.name, ""), type(record).__name__, limits)
+        if alone.range is not None:
+            limits = (alone.range.text(alone.unit), *limits)
+        yield Field(one.name, kind, value, said.get(one.name, ""), type(record).__name__, limits, alone.unit)
     for name in sections:
 
         def embed_section(inner: Any, name: str = name) -> Any:  # noqa: ANN401
@@ -98,12 +104,13 @@ def _kind(hint: object) -> str:
 
 
 def _limits(record: Any, name: str, kind: str, problems: Problems, embed: Callable[[Any], Any]) -> tuple[str, ...]:  # noqa: ANN401
-    """What ``problems`` say when this setting alone is odd: its limits in the code's own words, without the values."""
+    """What ``problems`` say besides when this setting alone is odd: in the code's own words, without the values."""
     before = set(problems(embed(record)))
+    alone = limits_of(type(record))[name]
     found: dict[str, None] = {}
     for odd in _odd_values(getattr(record, name), kind):
         for sentence in problems(embed(replace(record, **{name: odd}))):
-            if sentence not in before:
+            if sentence not in before and sentence != alone.problem(name, odd):
                 found[_without_values(sentence)] = None
     return tuple(found)
 
@@ -123,16 +130,6 @@ def _without_values(sentence: str) -> str:
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-
-_UNITS: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
-def size_text(size: int) -> str:
-    """A number of bytes as people say it, where that is exact."""
-    for unit, word in _UNITS:
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {word}"
-    return f"{size:,} bytes"
 
 
 def default_text(field: Field, unit: str) -> str:

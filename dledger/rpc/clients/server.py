@@ -21,6 +21,7 @@ from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.ports import LogNode
 from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.values import address_text
 
 
 class ClientServer:
@@ -84,7 +85,7 @@ class ClientServer:
         if self._config.advertised_client_address:
             return self._config.advertised_client_address
         host = self._config.client_host or self._config.self_member.host
-        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        return address_text(host, self._port)
 
     def start(self) -> None:
         """Return once clients are served. Raises ``ConfigError`` if the address cannot be had."""

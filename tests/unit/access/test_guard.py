@@ -22,6 +22,7 @@ from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.access.rules import parse_rules
 from dledger.access.signing import Signed, Signer
+from dledger.clock import Clock
 from dledger.errors import AccessDeniedError
 
 METHOD = "/service/Method"
@@ -47,7 +48,7 @@ accounts:
 Metadata = tuple[tuple[str, str], ...]
 
 
-class FakeClock:
+class FakeClock(Clock):
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
 

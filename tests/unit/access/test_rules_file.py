@@ -11,7 +11,7 @@ from dledger.access.audit import AuditLog
 from dledger.access.control import AccessControl
 from dledger.access.rules import AccessRules
 from dledger.access.rules_file import FILE_BYTES_MAX, RulesFile, load_rules
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig
 from dledger.errors import ConfigError
 from tests.support.waiting import wait_until
@@ -127,15 +127,15 @@ def test_wrong_rules_keep_a_server_from_starting(file: Path) -> None:
     file.write_text("accounts: none")
 
     with pytest.raises(ConfigError):
-        AccessControl.of(AccessConfig(acl_enable=True, acl_file=file), name="n0", clock=SystemClock())
+        AccessControl.of(AccessConfig(acl_enable=True, acl_file=file), name="n0", clock=Clock())
 
 
 def test_a_file_without_the_switch_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who wrote rules believes that they hold."""
-    assert AccessControl.of(AccessConfig(acl_file=file), name="n0", clock=SystemClock()) is None
+    assert AccessControl.of(AccessConfig(acl_file=file), name="n0", clock=Clock()) is None
     assert "acl_enable is not true: access control is off" in caplog.text
     caplog.clear()
-    assert AccessControl.of(AccessConfig(), name="n0", clock=SystemClock()) is None
+    assert AccessControl.of(AccessConfig(), name="n0", clock=Clock()) is None
     assert caplog.text == ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.spark_data import LogSpec, cached_log, write_log
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import MIB, StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import problems
@@ -23,7 +23,7 @@ def test_the_store_opens_a_made_log_and_verifies_every_record(tmp_path: Path) ->
 
     assert list(problems(written.directory)) == []
     config = StoreConfig(base_dir=tmp_path, segment_bytes=MIB, index_segment_bytes=32 * 1024)
-    store = FileStore.open(config, cluster_id="default/n0", group="default", node_id=NodeId("n0"), clock=SystemClock())
+    store = FileStore.open(config, cluster_id="default/n0", group="default", node_id=NodeId("n0"), clock=Clock())
     try:
         assert (store.last.index, store.end_position) == (written.records - 1, written.log_bytes)
         assert store.recovery_report.clean_stop

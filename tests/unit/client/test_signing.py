@@ -11,7 +11,7 @@ import pytest
 from dledger.access.control import AccessControl
 from dledger.access.signing import Signer
 from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLedgerClient
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig, ServerConfig
 from dledger.errors import AccessDeniedError, ConfigError, DLedgerError
 from dledger.rpc.clients.server import ClientServer
@@ -35,7 +35,7 @@ class GuardedNode:
         self.start()
 
     def start(self) -> None:
-        control = AccessControl.of(self._access, name="n0", clock=SystemClock())
+        control = AccessControl.of(self._access, name="n0", clock=Clock())
         assert control is not None
         config = ServerConfig(client_port=self._port, access=self._access)
         self.server = ClientServer(config, self.node, control.guard)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dledger.store.checkpoint import create_checkpoint, read_checkpoint
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.types import LogChunk, LogIndex, Position
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import LogDirectory, Split, SplitSizes, open_directory, plan_splits, read_split
@@ -140,7 +140,7 @@ def test_a_trimmed_log_begins_with_a_checked_header(directory: Path) -> None:
     assert gone is not None
     found = read_checkpoint(directory / "checkpoint")
     begin = replace(found.begin, index=LogIndex(gone.index), position=Position(second.base), chain_crc=gone.chain_crc)
-    create_checkpoint(RealFileSystem(), directory / "checkpoint", replace(found, begin=begin))
+    create_checkpoint(FileSystem(), directory / "checkpoint", replace(found, begin=begin))
     first.path.unlink()
 
     whole = read(open_directory(directory), "column", "crcOk")

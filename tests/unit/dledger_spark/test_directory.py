@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.store.checkpoint import create_checkpoint, read_checkpoint
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from dledger.types import LogIndex, Position
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import LogDirectory, SplitSizes, open_directory, plan_splits, range_of, read_split, runs
@@ -205,7 +205,7 @@ def test_a_trimmed_log_begins_where_its_checkpoint_says(tmp_path: Path) -> None:
     assert header is not None
     found = read_checkpoint(disk_log.directory / "checkpoint")
     begin = replace(found.begin, index=LogIndex(header.index - 1), position=Position(second.base))
-    create_checkpoint(RealFileSystem(), disk_log.directory / "checkpoint", replace(found, begin=begin))
+    create_checkpoint(FileSystem(), disk_log.directory / "checkpoint", replace(found, begin=begin))
     first.path.unlink()
 
     log = open_directory(disk_log.directory)

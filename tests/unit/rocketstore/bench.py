@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dledger.clock import Clock, SystemClock
-from dledger.store.fs import FileSystem, RealFileSystem
+from dledger.clock import Clock
+from dledger.store.fs import FileSystem
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.message import Message
@@ -22,7 +22,7 @@ WAIT_S = 20.0
 FOREVER_MS = 1 << 60
 
 
-class UnsyncedFs(RealFileSystem):
+class UnsyncedFs(FileSystem):
     """Syncs nothing: quick."""
 
     def sync(self, fd: int) -> None:
@@ -55,7 +55,7 @@ def small_config(root: Path, **changes: Any) -> MessageStoreConfig:  # noqa: ANN
 
 def make_store(config: MessageStoreConfig, *, fs: FileSystem | None = None, clock: Clock | None = None) -> MessageStore:
     """A store that is not loaded yet."""
-    fs, clock = fs or UnsyncedFs(), clock or SystemClock()
+    fs, clock = fs or UnsyncedFs(), clock or Clock()
     return MessageStore(config, PlainCommitLog(config, clock=clock, fs=fs), clock=clock, fs=fs)
 
 

@@ -1,4 +1,7 @@
-"""Stand-ins for the parts that dispatch, reads, recovery and cleaning work with."""
+"""Stand-ins for the parts that dispatch, reads, recovery and cleaning work with.
+
+They are not initialised as the real ones: what a test does not give them fails.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.consume_queue.queue import ConsumeQueue
+from rocketstore.index.service import IndexHits, IndexService
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.message.scan import scan_records
@@ -20,7 +26,7 @@ def head(offset: int, *, size: int = 100, topic: str = "T", queue_offset: int = 
 
 
 @dataclass
-class FakeLog:
+class FakeLog(PlainCommitLog):
     """Records of 100 bytes, ten to a file, as far as ``max_offset``."""
 
     min_offset: int = 0
@@ -59,8 +65,11 @@ class FakeSink:
         self.heads += [one for one in heads if one.offset > known]
 
 
-class RecordLog:
+class RecordLog(PlainCommitLog):
     """Real records one after the other from ``begin`` on; ``max_offset`` may lie before their end."""
+
+    min_offset = 0
+    max_offset = 0
 
     def __init__(self, begin: int = 0) -> None:
         self.min_offset = begin
@@ -102,8 +111,10 @@ class RecordLog:
         return offset - offset % self.file_bytes + self.file_bytes
 
 
-class UnitQueue:
+class UnitQueue(ConsumeQueue):
     """A consume queue in memory. ``broken_at``: reads from there on find nothing."""
+
+    min_offset = 0
 
     def __init__(self, units: Sequence[QueueUnit] = (), *, begin: int = 0) -> None:
         self.all = list(units)
@@ -117,31 +128,24 @@ class UnitQueue:
     def max_offset(self) -> int:
         return len(self.all)
 
-    def rewrite(self, offset: int, unit: QueueUnit, /) -> None:
+    def rewrite(self, offset: int, unit: QueueUnit) -> None:
         self.all[offset] = unit
 
-    def unit(self, offset: int, /) -> QueueUnit | None:
+    def unit(self, offset: int) -> QueueUnit | None:
         return self.all[offset] if self.min_offset <= offset < len(self.all) else None
 
-    def units(self, offset: int, count: int, /) -> Sequence[QueueUnit]:
+    def units(self, offset: int, count: int) -> list[QueueUnit]:
         self.asked.append((offset, count))
         if self.broken_at is not None and offset >= self.broken_at:
             return []
         return self.all[offset : offset + count]
 
-    def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[int, int], int], /) -> int:
+    def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         times = [store_time_of(unit.offset, unit.size) for unit in self.all]
-        return min(range(len(times)), key=lambda at: abs(times[at] - timestamp_ms))
+        return min(range(len(times)), key=lambda at: abs(times[at] - time_ms))
 
 
-@dataclass
-class Hits:
-    """What a fake index found."""
-
-    offsets: list[int]
-
-
-class FakeIndex:
+class FakeIndex(IndexService):
     """Gives what it is told to, a round at a time, and remembers the questions."""
 
     def __init__(self, *rounds: list[int]) -> None:
@@ -149,9 +153,9 @@ class FakeIndex:
         self.asked: list[tuple[int, int, int]] = []
         self.contradictions: list[int] = []
 
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> Hits:
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> IndexHits:
         self.asked.append((max_num, begin_ms, end_ms))
-        return Hits(self.rounds.pop(0) if self.rounds else [])
+        return IndexHits(self.rounds.pop(0) if self.rounds else [], 0, 0)
 
-    def contradicted(self, offset: int, /) -> None:
+    def contradicted(self, offset: int) -> None:
         self.contradictions.append(offset)

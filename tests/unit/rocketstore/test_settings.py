@@ -188,9 +188,9 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
     assert found == (
         f"{conf}:1: unknown setting 'listenPrt': did you mean listenPort?",
         "environment variable DLEDGER_BROKER_NMAE: unknown setting: did you mean DLEDGER_BROKER_NAME?",
-        f"{conf}:2: flushDiskType: 'never' is none of SYNC_FLUSH, ASYNC_FLUSH",
+        f"{conf}:2: flushDiskType: invalid value 'never': use one of SYNC_FLUSH, ASYNC_FLUSH",
         f"{conf}:4: file_reserved_time=4 contradicts fileReservedTime=3 ({conf}:3): keep one of them",
-        f"{conf}:5: deleteWhen: '25' must be hours from 0 to 23, separated by ;",
+        f"{conf}:5: deleteWhen: deleteWhen=25 must be between 0 and 23",
         "flag autoCreateTopicEnable: autoCreateTopicEnable: invalid boolean 'perhaps': use true or false",
     )
 
@@ -198,16 +198,16 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("maxMessageSize=0", "max_message_size=0 must be positive"),
-        ("diskMaxUsedSpaceRatio=101", "must be a percentage"),
-        ("fileReservedTime=-1", "must not be negative"),
-        ("messageDelayLevel=1s soon", "'soon' is no time"),
+        ("maxMessageSize=0", "max_message_size=0 must be at least 1"),
+        ("diskMaxUsedSpaceRatio=101", "disk_max_used_space_ratio=101 must be between 1 and 100"),
+        ("fileReservedTime=-1", "file_reserved_time=-1 must be at least 0"),
+        ("messageDelayLevel=1s soon", "invalid duration 'soon'"),
         ("listenPort=70000", "between 0 and 65535"),
-        ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be positive"),
-        ("brokerPermission=9", "sum of 4"),
+        ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be at least 1"),
+        ("brokerPermission=9", "broker_permission=9 must be between 0 and 7"),
         ("brokerRole=SLAVE", "classic master-slave"),
         ("dLegerPeers=n0-h:1", "but not enableDLegerCommitLog"),
-        ("brokerRole=BOSS", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
+        ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, line: str, words: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
@@ -48,7 +48,7 @@ def running(root: Path) -> Iterator[PlainBroker]:
         max_hash_slot_num=100,
         max_index_num=1000,
     )
-    clock = SystemClock()
+    clock = Clock()
     store = MessageStore(config, PlainCommitLog(config, clock=clock), clock=clock)
     state = BrokerState(store, config.config_dir, clock=clock, settings=StateSettings(accept_incomplete=True))
     schedule = ScheduleService(store, state, MILLISECONDS, clock)

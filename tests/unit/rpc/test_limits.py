@@ -12,7 +12,7 @@ import pytest
 
 from dledger.access.control import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
 from dledger.errors import ConfigError, PendingFullError
 from dledger.rpc import options
@@ -46,7 +46,7 @@ def body(count: int = 1) -> bytes:
 @contextmanager
 def serving(config: ServerConfig) -> Iterator[tuple[FakeNode, str]]:
     node = FakeNode(hold=True)
-    access = AccessControl.of(config.access, name="n0", clock=SystemClock())
+    access = AccessControl.of(config.access, name="n0", clock=Clock())
     server = ClientServer(config, node, None if access is None else access.guard)
     server.start()
     try:
@@ -199,5 +199,5 @@ def test_limits_have_bounds(name: str, value: int) -> None:
     """A limit that lets nothing through is a mistake."""
     config = ServerConfig(limits=ConnectionLimits(**{name: value}))
 
-    with pytest.raises(ConfigError, match=rf"{name}={value} must be between \d+ and \d+"):
+    with pytest.raises(ConfigError, match=rf"{name}={value} must be between \d+( KiB)? and \d+( MiB)?"):
         config.check()

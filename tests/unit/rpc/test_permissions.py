@@ -12,7 +12,7 @@ import pytest
 from dledger.access import signing
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec
@@ -48,7 +48,7 @@ NEEDED = {
 @contextmanager
 def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], object]]]:
     """A node with one account, that has ``permission`` on its log; and what changes the rules."""
-    guard = AccessGuard(parse_rules(RULES.format(permission)), name="n0", clock=SystemClock())
+    guard = AccessGuard(parse_rules(RULES.format(permission)), name="n0", clock=Clock())
     server = ClientServer(ServerConfig(client_port=0), FakeNode(), guard)
     server.start()
     try:

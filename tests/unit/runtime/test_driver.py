@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
 from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
@@ -29,8 +29,8 @@ from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.supervisor import NodeFailedError, Supervisor
-from dledger.store.memory_store import MemoryStore
 from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
+from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
 
 SOLO = "n0-127.0.0.1:20911"
@@ -44,9 +44,6 @@ class _HardStates:
         self.events = events
         self.fail = False
         self.saved = HardState(standing=Standing.VOTER)
-
-    def load(self) -> HardState:
-        return self.saved
 
     def save(self, state: HardState) -> None:
         if self.fail:
@@ -64,6 +61,7 @@ class _Bench:
         hard_state: HardState | None = None,
         prepare: Callable[[MemoryStore], object] = MemoryStore.flush,
         store: StoreConfig | None = None,
+        on_damage: Callable[[CorruptLogError], None] | None = None,
     ) -> None:
         election = ElectionConfig(heartbeat_interval_ms=10, election_timeout_ms_min=30, election_timeout_ms_max=60)
         self.config = ServerConfig(
@@ -75,7 +73,7 @@ class _Bench:
         prepare(self.log)
         self.hard_states = _HardStates(self.events)
         self.supervisor = Supervisor(self.failures.append)
-        clock = SystemClock()
+        clock = Clock()
         self.node = Node(
             self.config,
             log=self.log,
@@ -84,9 +82,21 @@ class _Bench:
             run=MemberRun(1, countersign=4711),
             now_ms=clock.monotonic_ms(),
         )
-        self.driver = NodeDriver(self.config, self.node, self.log, self.hard_states, clock, self.supervisor, self._send)
         self.roles: list[RoleChange] = []
-        self.driver.on_role_change = self.roles.append
+        self.publish: Callable[[RoleChange], None] = self.roles.append
+        self.driver = NodeDriver(
+            self.config,
+            self.node,
+            self.log,
+            clock,
+            self.supervisor,
+            save=lambda state: self.hard_states.save(state),
+            send=self._send,
+            on_role_change=lambda change: self.publish(change),
+            on_commit=lambda _index: None,
+            on_damage=on_damage or self.supervisor.report,
+            on_fenced=lambda _reason: None,
+        )
 
     def _send(self, target: NodeId, message: Message) -> None:
         self.events.append((target, message))
@@ -146,7 +156,7 @@ def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
 def test_a_role_is_published_once_its_term_is_durable() -> None:
     """A leader that the application has heard of must not be forgotten by a crash (``dledger.core.outbox``)."""
     bench = _Bench()
-    bench.driver.on_role_change = bench.events.append
+    bench.publish = bench.events.append
 
     bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
 
@@ -167,7 +177,7 @@ def test_roles_are_published_in_order_whichever_thread_does_it() -> None:
         assert go_on.wait(5)
         seen.append(change.term)
 
-    bench.driver.on_role_change = slow
+    bench.publish = slow
 
     def campaign() -> None:
         bench.driver.call(lambda now: bench.node.state.become_candidate(now, pre_vote=False))
@@ -411,10 +421,9 @@ def test_runs_are_read_outside_the_lock_and_dropped_when_their_term_is_over() ->
 
 def test_damage_of_the_own_log_stops_the_node_unless_somebody_repairs_it() -> None:
     """Neither a part that meets it nor a run that cannot be read may go on as if nothing were wrong."""
-    bench, repaired = _Bench(), _Bench()
-    damage = CorruptLogError(Path("data"), 7, "bodyCrc of entry 0 does not match its body", "Repair it", 0)
     told: list[CorruptLogError] = []
-    repaired.driver.on_damage = told.append
+    bench, repaired = _Bench(), _Bench(on_damage=told.append)
+    damage = CorruptLogError(Path("data"), 7, "bodyCrc of entry 0 does not match its body", "Repair it", 0)
     for one in (bench, repaired):
         load = _lead(one)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Gate, Worker
 from tests.support.waiting import wait_until
@@ -49,7 +49,7 @@ def test_worker_without_a_due_time_steps_only_when_woken() -> None:
         steps.append(len(steps))
         stepped.set()
 
-    worker = Worker("idle", step, SystemClock(), _supervisor())
+    worker = Worker("idle", step, Clock(), _supervisor())
     worker.start()
     assert stepped.wait(5)
     stepped.clear()
@@ -64,7 +64,7 @@ def test_worker_without_a_due_time_steps_only_when_woken() -> None:
 
 def test_worker_steps_again_when_due() -> None:
     """A part that names a due time is stepped then, without being woken."""
-    clock = SystemClock()
+    clock = Clock()
     steps: list[int] = []
 
     def step() -> int:
@@ -80,7 +80,7 @@ def test_worker_steps_again_when_due() -> None:
 
 def test_stop_before_start_and_twice_is_harmless() -> None:
     """Stopping is idempotent, also for a node that never came up."""
-    worker = Worker("never", lambda: None, SystemClock(), _supervisor())
+    worker = Worker("never", lambda: None, Clock(), _supervisor())
 
     assert worker.stop(1)
     assert worker.stop(1)

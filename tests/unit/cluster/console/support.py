@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
-from cluster.console.probe import Answer
+from cluster.console.probe import Answer, GroupProbe
 from dledger.errors import DLedgerError, UnavailableError
 
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
@@ -30,8 +30,8 @@ def answer(made: NodeFacts, latency_ms: float = 1.0, broker: BrokerFacts | None 
 
 
 @dataclass
-class FakeProbe:
-    """Implements ``Probe``: an answer or an error per address."""
+class FakeProbe(GroupProbe):
+    """An answer or an error per address."""
 
     answers: dict[str, Answer | DLedgerError] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from dledger_spark.jobs.hours import HOUR_MS, silent_hours, spans
 from dledger_spark.jobs.retention import RetentionOptions, _Part, report, segments_of
 from dledger_spark.jobs.retention_plan import RetentionSegment, Setting, outcome
-from dledger_spark.jobs.sizes import SIZE
 from dledger_spark.jobs.source import LogSource
 
 NOW = 1_000 * HOUR_MS
@@ -112,18 +110,3 @@ def test_many_hours_are_put_together_without_losing_a_message(hours: dict[int, i
 
     assert sum(one.messages for one in found) == sum(hours.values())
     assert len(found) <= 168
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("17", 17), ("4k", 4096), ("1 MiB", 1 << 20), ("2G", 2 << 30), ("1t", 1 << 40)]
-)
-def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
-    """As everywhere in this project."""
-    assert SIZE.convert(text, None, None) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "4x", "-1", "k"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """With a sentence."""
-    with pytest.raises(click.BadParameter, match="is no size"):
-        SIZE.convert(text, None, None)

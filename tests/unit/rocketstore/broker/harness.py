@@ -13,7 +13,7 @@ from google.protobuf.message import Message as Wire
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopThread
@@ -26,6 +26,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -44,11 +45,12 @@ class FakeExtent:
 class ServedFakeStore(FakeStore):
     """A store in memory with what only the service needs."""
 
+    dispatch_behind_bytes = 7
+
     def __init__(self) -> None:
-        super().__init__(clock=SystemClock())
+        super().__init__(clock=Clock())
         self.extent = FakeExtent()
-        self.stats = StoreStats(SystemClock())
-        self.dispatch_behind_bytes = 7
+        self.stats = StoreStats(Clock())  # type: ignore[misc]  # in the place of what the real constructor sets
         self.illegal_topic = ""
 
     def read_record(self, offset: int) -> bytes | None:
@@ -72,7 +74,7 @@ class ServedFakeStore(FakeStore):
         return min(timestamp_ms, self.max_offset(topic, queue_id))
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        return self._queues[topic, queue_id].records[queue_offset].head.store_timestamp
+        return self._kept[topic, queue_id].records[queue_offset].head.store_timestamp
 
     def earliest_message_time(self) -> int:
         return 5
@@ -95,7 +97,7 @@ class _Observed:
         return getattr(self._store, name)
 
 
-class FakeState:
+class FakeState(BrokerState):
     """Broker state of one node, changed at once."""
 
     def __init__(self, *topics: TopicConfig) -> None:
@@ -127,10 +129,10 @@ class FakeState:
         ]
 
     def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
-        self._change(lambda: self.table.update({topic.name: topic}), done)
+        self._apply(lambda: self.table.update({topic.name: topic}), done)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
-        self._change(lambda: self.table.pop(name), done)
+        self._apply(lambda: self.table.pop(name), done)
 
     def has_group(self, name: str) -> bool:
         return name in self.groups()
@@ -139,19 +141,25 @@ class FakeState:
         def forget() -> None:
             self.committed = {key: offset for key, offset in self.committed.items() if key[0] != group}
 
-        self._change(forget, done)
+        self._apply(forget, done)
 
-    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], reset: bool, done: StateDone) -> None:
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        reset: bool = False,
+        done: StateDone = lambda _result: None,
+    ) -> None:
         noted = {(group, topic, queue_id): offset for topic, queue_id, offset in offsets}
         self.largest_commit = max(self.largest_commit, len(noted))
         if any(offset < 0 for offset in noted.values()):
             raise InvalidRequestError("negative")
-        self._change(lambda: self.committed.update(noted), done)
+        self._apply(lambda: self.committed.update(noted), done)
 
     def runtime_info(self) -> dict[str, str]:
         return {"brokerStateOffset": "1,1"}
 
-    def _change(self, change: Callable[[], object], done: StateDone) -> None:
+    def _apply(self, change: Callable[[], object], done: StateDone) -> None:
         def answer() -> None:
             if self.refusal is not None:
                 done(self.refusal)
@@ -177,7 +185,7 @@ class Harness:
         security: ClientSecurity | None = None,
     ) -> None:
         self.config = config or BrokerConfig()
-        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=SystemClock())
+        self.guard = None if rules is None else AccessGuard(rules, name="n0", clock=Clock())
         self._security = security
         self._has_caught_up = has_caught_up
         self.store = ServedFakeStore()
@@ -207,7 +215,7 @@ class Harness:
             self.state,
             bridge,
             Connections("unwatched", self.config.limits, share_percent=75),
-            clock=SystemClock(),
+            clock=Clock(),
             view=lambda: self.view,
             store_host=STORE_HOST,
             has_caught_up=self._has_caught_up,

@@ -23,7 +23,7 @@ class Member:
         self.is_applied = True
         self.has_caught_up = CatchUp(
             lambda: self.node,  # type: ignore[arg-type,return-value]
-            self.store,
+            self.store,  # type: ignore[arg-type]
             lambda: self.committed_position,
             lambda: self.is_applied,
         )

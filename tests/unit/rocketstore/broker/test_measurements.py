@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rocketstore.broker.measurements import (
     GroupLag,
@@ -11,27 +11,26 @@ from rocketstore.broker.measurements import (
     first_topics,
     measure,
 )
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
+from rocketstore.store.message_store import MessageStore
 from rocketstore.store.stats import GROUPS_MAX, OTHERS, GroupTotals, StoreStats, TopicTotals
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole
 from tests.support.waiting import ManualClock
 
 
 @dataclass
-class FakeStore:
+class FakeStore(MessageStore):
     """A store whose queues all end at 100, and its log."""
 
-    stats: StoreStats = field(default_factory=lambda: StoreStats(ManualClock()))
     role: BrokerRole = BrokerRole.SYNC_MASTER
     dispatch_behind_bytes: int = 5
     dispatch_position: int = 95
-    min_offset: int = 10
-    end_offset: int = 110
 
-    @property
-    def log(self) -> FakeLog:
-        """The log."""
-        return FakeLog()
+    def __post_init__(self) -> None:
+        self.stats = StoreStats(ManualClock())  # type: ignore[misc]
+        self.log = FakeLog()  # type: ignore[misc]  # in the place of what the constructor sets
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The same for all."""
@@ -46,8 +45,8 @@ class FakeStore:
         return -1
 
 
-@dataclass(frozen=True)
-class FakeLog:
+@dataclass
+class FakeLog(PlainCommitLog):
     """From 10 to 110, 100 readable, 7 not flushed."""
 
     min_offset: int = 10
@@ -60,7 +59,7 @@ class FakeLog:
 
 
 @dataclass
-class FakeState:
+class FakeState(BrokerState):
     """Groups and how far they are, by queue."""
 
     noted: dict[str, list[QueueOffset]]

@@ -120,7 +120,8 @@ class Bench:
     def __init__(self) -> None:
         self.broker = broker = FakeBroker()
         self.told: list[BrokerRole] = []
-        self.roles = BrokerRoleChange(broker, broker, broker, broker, broker, name="n0", listener=self.told.append)
+        parts: Any = broker  # in the place of node, log, store, state and schedule
+        self.roles = BrokerRoleChange(parts, parts, parts, parts, parts, name="n0", listener=self.told.append)
         self.roles.startup()
 
     def lead(self, term: int = 1) -> None:

@@ -26,23 +26,23 @@ ILLEGAL = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", rea
 LEVEL_1_MS = 1000
 
 
-class MemoryState:
+class MemoryState(BrokerState):
     """Progress that outlives a broker."""
 
     def __init__(self) -> None:
-        self.offsets: dict[int, int] = {}
+        self.progress: dict[int, int] = {}
         self.commits = 0
         self.refuse = False
 
     def delay_offset(self, level: int) -> int:
-        return self.offsets.get(level, 0)
+        return self.progress.get(level, 0)
 
     def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
         self.commits += 1
         if self.refuse:
             done(BUSY)
         else:
-            self.offsets.update(offsets)
+            self.progress.update(offsets)
             done(PutResult(PutMessageStatus.PUT_OK))
 
     def wake(self) -> None:
@@ -229,7 +229,7 @@ def test_progress_is_written_at_most_once_a_second(broker: Broker) -> None:
     broker.advance(LEVEL_1_MS)
     broker.advance(LEVEL_1_MS)
 
-    assert broker.state.offsets == {1: 40}
+    assert broker.state.progress == {1: 40}
     assert broker.state.commits <= 7
 
 
@@ -242,7 +242,7 @@ def test_progress_that_was_refused_is_written_again(broker: Broker) -> None:
     broker.state.refuse = False
     broker.advance(LEVEL_1_MS)
 
-    assert broker.state.offsets == {1: 1}
+    assert broker.state.progress == {1: 1}
 
 
 def test_stop_writes_progress_and_start_goes_on_there(broker: Broker) -> None:
@@ -252,7 +252,7 @@ def test_stop_writes_progress_and_start_goes_on_there(broker: Broker) -> None:
     broker.advance(LEVEL_1_MS)
     broker.send(1, b"3")
     broker.schedule.stop()
-    assert broker.state.offsets == {1: 3}
+    assert broker.state.progress == {1: 3}
     broker.schedule.stop()
 
     broker.schedule.start()
@@ -271,14 +271,14 @@ def test_stop_waits_for_the_answer_to_what_is_under_way(broker: Broker) -> None:
     stopping = threading.Thread(target=broker.schedule.stop)
     stopping.start()
     wait_until(lambda: broker.schedule.step() is None, "the stop to begin")
-    assert broker.state.offsets == {}
+    assert broker.state.progress == {}
 
     broker.store.release_results()
     stopping.join(10)
     broker.schedule.start()
     broker.advance(LEVEL_1_MS)
 
-    assert broker.state.offsets == {1: 1}
+    assert broker.state.progress == {1: 1}
     assert broker.bodies() == [b""]
 
 
@@ -292,7 +292,7 @@ def test_stop_lands_an_answer_that_no_step_has_seen(broker: Broker) -> None:
 
     broker.schedule.stop()
 
-    assert broker.state.offsets == {1: 1}
+    assert broker.state.progress == {1: 1}
 
 
 def test_stop_goes_on_without_an_answer_that_never_comes(
@@ -307,7 +307,7 @@ def test_stop_goes_on_without_an_answer_that_never_comes(
 
     broker.schedule.stop()
 
-    assert broker.state.offsets == {}
+    assert broker.state.progress == {}
     assert "may be delivered again" in caplog.text
 
 
@@ -318,7 +318,7 @@ def test_stop_counts_only_what_the_store_took(broker: Broker) -> None:
     broker.store.refusals = [BUSY]
     broker.advance(LEVEL_1_MS)
     broker.schedule.stop()
-    assert broker.state.offsets == {}
+    assert broker.state.progress == {}
 
     broker.schedule.start()
     broker.advance(LEVEL_1_MS)
@@ -345,7 +345,7 @@ def test_a_deposed_master_writes_no_progress(broker: Broker) -> None:
     broker.state.refuse = False
     broker.schedule.stop()
 
-    assert broker.state.offsets == {}
+    assert broker.state.progress == {}
 
 
 @pytest.mark.parametrize(("noted", "begin"), [(0, 2), (1, 2), (2, 2), (3, 3), (9, 5)])
@@ -356,7 +356,7 @@ def test_replicated_progress_is_brought_within_the_queue_and_what_is_missing_is_
     for number in range(5):
         broker.send(1, b"%d" % number)
     broker.store.expire(SCHEDULE_TOPIC, 0, 2)
-    broker.state.offsets = {1: noted}
+    broker.state.progress = {1: noted}
     broker.schedule.start()
     broker.settle()
     assert broker.schedule.progress()[1] == (begin, 5)
@@ -368,7 +368,7 @@ def test_replicated_progress_is_brought_within_the_queue_and_what_is_missing_is_
     broker.advance(LEVEL_1_MS)
 
     assert broker.bodies() == [b"%d" % number for number in range(begin, 5)]
-    assert broker.state.offsets == {1: 5}
+    assert broker.state.progress == {1: 5}
 
 
 def test_messages_that_expire_before_they_are_delivered_do_not_stop_the_level(broker: Broker) -> None:

@@ -243,7 +243,7 @@ def test_threads_of_a_broker_that_fail_take_it_along(tmp_path: Path, monkeypatch
 def test_what_cannot_work_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     """Settings that contradict each other, and repairing a log that nobody else has."""
     config = plain(tmp_path)
-    with pytest.raises(ConfigError, match="must be positive"):
+    with pytest.raises(ConfigError, match="must be at least 1"):
         BrokerServer(replace(config, read_threads=0))
     with pytest.raises(ConfigError, match="--repair"):
         BrokerServer(config, repair=True)

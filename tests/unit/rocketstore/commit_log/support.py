@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dledger.clock import Clock, SystemClock
+from dledger.clock import Clock
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
@@ -34,7 +34,7 @@ def open_log(
     **load: Any,  # noqa: ANN401
 ) -> PlainCommitLog:
     """Load and start a log whose syncs are not real."""
-    log = PlainCommitLog(config, clock=clock or SystemClock(), fs=fs or FailingFs())
+    log = PlainCommitLog(config, clock=clock or Clock(), fs=fs or FailingFs())
     log.load(**{"clean_stop": True, **load})
     log.start()
     return log

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,9 @@ class Broker:
         self.replica = Replica(config)
         self.log = self.replica.log
         self.master = True
+        parts: Any = self  # in the place of store, state and schedule
         self.roles = BrokerRoleChange(
-            self.replica.server, self.log, self, self, self, name=config.node_id, listener=lambda _role: None
+            self.replica.server, self.log, parts, parts, parts, name=config.node_id, listener=lambda _role: None
         )
         self.replica.server.add_role_change_handler(self.roles)
         self.replica.start()

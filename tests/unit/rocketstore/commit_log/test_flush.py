@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
 from dledger.store.mmap_file_list import Placement
 from rocketstore.commit_log.flush import (
@@ -115,7 +115,7 @@ def test_a_hanging_disk_is_answered_with_a_timeout(
             goes_on.wait(10)
 
     fs.fails = hang
-    service = GroupFlushService(queue, 30, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 30, Clock(), supervisor)
     service.start()
     answers = Answers()
     queue.append(b"x" * 10)
@@ -131,7 +131,7 @@ def test_a_hanging_disk_is_answered_with_a_timeout(
 
 def test_one_flush_serves_all_who_wait(queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor) -> None:
     """Group commit: as many syncs as files, however many requests."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     answers = Answers()
     for _ in range(24):
         queue.append(b"x" * 128)
@@ -149,7 +149,7 @@ def test_a_put_is_answered_by_the_first_flush_that_covers_it(
     queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor
 ) -> None:
     """However fast others go on writing: under a load without pauses nobody would ever be answered otherwise."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     answered_after: list[tuple[int, int]] = []
     ends: list[int] = []
 
@@ -175,7 +175,7 @@ def test_who_is_answered_may_read_what_he_put(queue: MappedFileQueue, supervisor
     """What is flushed is said to be readable before its put is answered: who knows of it looks at once."""
     readable: list[int] = []
     service = GroupFlushService(
-        queue, 5000, SystemClock(), supervisor, on_flushed=lambda: readable.append(queue.flushed_where)
+        queue, 5000, Clock(), supervisor, on_flushed=lambda: readable.append(queue.flushed_where)
     )
     answered: list[int] = []
     queue.append(b"x" * 10)
@@ -190,7 +190,7 @@ def test_who_waits_for_an_earlier_file_does_not_wait_for_the_later_ones(
     queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor
 ) -> None:
     """Files are flushed one after the other, and each flush answers those whom it covers, late ones among them."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     answered_after: list[tuple[int, int]] = []
 
     def wait_for(end: int) -> None:
@@ -213,7 +213,7 @@ def test_flushing_everything_ends_while_others_go_on_writing(
     """What was there when it began is durable; else the checkpoint would wait for a pause that never comes."""
     allocation = AllocationService(fs, supervisor=supervisor, pool=TransientStorePool(2, SIZE) if pooled else None)
     queue = MappedFileQueue(fs, Placement((tmp_path,)), SIZE, allocation=allocation)
-    flusher = CommitLogFlusher(MessageStoreConfig(), queue, SystemClock(), supervisor, pooled=pooled)
+    flusher = CommitLogFlusher(MessageStoreConfig(), queue, Clock(), supervisor, pooled=pooled)
     queue.append(b"x" * 10)
 
     def write_meanwhile(call: str, _path: str) -> None:
@@ -231,7 +231,7 @@ def test_flushing_everything_ends_while_others_go_on_writing(
 
 def test_a_failed_flush_is_no_success(queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor) -> None:
     """Nor is it a timeout, which producers take as sent; the next request fails too."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     answers = Answers()
     queue.append(b"x" * 10)
     fs.fails = lambda call, _path: IO_ERROR if call == "sync" else None
@@ -251,7 +251,7 @@ def test_a_request_for_what_was_never_written_is_not_answered_with_success(
     queue: MappedFileQueue, supervisor: Supervisor
 ) -> None:
     """However often the queue is flushed."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     answers = Answers()
     queue.append(b"x" * 10)
     service.wait_for(11, answers)
@@ -263,7 +263,7 @@ def test_a_request_for_what_was_never_written_is_not_answered_with_success(
 
 def test_group_flushing_threads_serve_and_stop(queue: MappedFileQueue, supervisor: Supervisor) -> None:
     """Requests are served as they come; what nobody waits for is flushed as well; stopping serves the rest."""
-    service = GroupFlushService(queue, 5000, SystemClock(), supervisor)
+    service = GroupFlushService(queue, 5000, Clock(), supervisor)
     service.start()
     answers = Answers()
     for number in range(20):
@@ -316,7 +316,7 @@ def test_every_so_often_all_is_done_whatever_its_size(supervisor: Supervisor) ->
 def test_a_paced_service_sleeps_until_there_is_work(supervisor: Supervisor, timed: bool) -> None:
     """It is woken by ``noted``, works, and sleeps again; stopping does what is left."""
     work = Work()
-    service = PacedService("test", FlushPace(1, 4, 3, timed), work, work.waiting, SystemClock(), supervisor)
+    service = PacedService("test", FlushPace(1, 4, 3, timed), work, work.waiting, Clock(), supervisor)
     service.start()
 
     work.there = True
@@ -336,7 +336,7 @@ def test_stopping_does_not_wait_for_the_interval(supervisor: Supervisor) -> None
     """An hour's interval, and it ends at once with everything done."""
     work = Work()
     work.there = True
-    service = PacedService("test", FlushPace(3_600_000, 4, 3_600_000), work, work.waiting, SystemClock(), supervisor)
+    service = PacedService("test", FlushPace(3_600_000, 4, 3_600_000), work, work.waiting, Clock(), supervisor)
     service.start()
 
     service.stop()
@@ -347,7 +347,7 @@ def test_stopping_does_not_wait_for_the_interval(supervisor: Supervisor) -> None
 def test_work_that_fails_leaves_the_thread_alive(queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor) -> None:
     """The queue is poisoned, so nothing waits any more."""
     config = MessageStoreConfig(flush_interval_commit_log=1, flush_commit_log_thorough_interval=0)
-    flusher = CommitLogFlusher(config, queue, SystemClock(), supervisor, pooled=False)
+    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, pooled=False)
     fs.fails = lambda call, _path: IO_ERROR if call == "sync" else None
     flusher.start()
 
@@ -380,7 +380,7 @@ def test_paces_are_the_configured_ones() -> None:
 def test_with_sync_flush_there_is_a_group_service_only(queue: MappedFileQueue, supervisor: Supervisor) -> None:
     """``flush`` of its own works beside it."""
     config = MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    flusher = CommitLogFlusher(config, queue, SystemClock(), supervisor, pooled=False)
+    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, pooled=False)
     flusher.start()
     queue.append(b"x" * 10)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.store.format import segment_name
 from dledger.store.fs import DiskUsage
@@ -509,7 +509,7 @@ def everything_is_told_readable_and_flushed(log: PlainCommitLog, told: list[int]
 def test_with_the_pool_a_file_without_a_buffer_is_told_readable_and_flushed_too(tmp_path: Path) -> None:
     """Also when all threads were asleep before the put: nobody but the committing thread says so."""
     told: list[int] = []
-    log = PlainCommitLog(pooled_config(tmp_path, 1, 1), clock=SystemClock(), fs=FailingFs())
+    log = PlainCommitLog(pooled_config(tmp_path, 1, 1), clock=Clock(), fs=FailingFs())
     log.listen(lambda: told.append(log.max_offset))
     log.load(clean_stop=True)
     log.start()
@@ -532,7 +532,7 @@ def test_with_the_pool_what_follows_a_restart_is_told_readable_and_flushed(tmp_p
     put(log, message())
     log.shutdown()
     told: list[int] = []
-    again = PlainCommitLog(pooled_config(tmp_path, 2, 1), clock=SystemClock(), fs=FailingFs())
+    again = PlainCommitLog(pooled_config(tmp_path, 2, 1), clock=Clock(), fs=FailingFs())
     again.listen(lambda: told.append(again.max_offset))
     again.load(clean_stop=True)
     again.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.message.record import decode_record
 from rocketstore.types import FlushDiskType, PutMessageStatus
@@ -35,7 +35,7 @@ class Recorder:
             flush_interval_commit_log=3_600_000,  # only when the test says so
             commit_interval_commit_log=3_600_000,
         )
-        self.log = PlainCommitLog(config, clock=SystemClock(), fs=self.fs)
+        self.log = PlainCommitLog(config, clock=Clock(), fs=self.fs)
         self.log.load(clean_stop=True)
         self.log.start()
         self.bodies: list[bytes] = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.units import FILLER
 from tests.unit.rocketstore.heads import head
@@ -52,7 +52,7 @@ class Model:
 
 
 def opened(directory: Path, limit: int = FOREVER) -> ConsumeQueue:
-    queue = ConsumeQueue("T", 0, directory, UNITS * 20, RealFileSystem())
+    queue = ConsumeQueue("T", 0, directory, UNITS * 20, FileSystem())
     queue.load()
     assert queue.recover(limit, whole=limit == FOREVER).replay_from is None
     return queue

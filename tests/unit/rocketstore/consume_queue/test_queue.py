@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Repeated, Surroundings
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.mapped.file import StoreFile
@@ -23,14 +23,14 @@ FILLER_BYTES = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
 
 def opened(
     directory: Path,
-    fs: RealFileSystem | None = None,
+    fs: FileSystem | None = None,
     limit: int = FOREVER,
     *,
     surroundings: Surroundings | None = None,
 ) -> ConsumeQueue:
     (directory / "T").mkdir(exist_ok=True)
     directory = directory / "T" / "0"
-    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs or RealFileSystem(), surroundings=surroundings)
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, fs or FileSystem(), surroundings=surroundings)
     queue.load()
     queue.recover(limit)
     return queue
@@ -511,7 +511,7 @@ def test_a_removed_queue_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_long_gap_is_filled_piece_by_piece(tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 100_000 * 20, RealFileSystem())
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 100_000 * 20, FileSystem())
     (tmp_path / "T").mkdir()
     queue.append([head(0), head(150_000)])
     assert content(queue) == {0: 0, 150_000: 15_000_000}

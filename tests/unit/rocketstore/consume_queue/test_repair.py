@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
@@ -19,13 +19,13 @@ COUNT = 17
 
 
 def made(directory: Path) -> list[Path]:
-    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, FileSystem())
     queue.append(heads(0, COUNT))
     return sorted(directory.iterdir())
 
 
 def recovered(directory: Path, file_bytes: int = FILE_BYTES) -> tuple[ConsumeQueue, QueueRecovery]:
-    queue = ConsumeQueue("T", 0, directory, file_bytes, RealFileSystem())
+    queue = ConsumeQueue("T", 0, directory, file_bytes, FileSystem())
     queue.load()
     return queue, queue.recover()
 
@@ -138,7 +138,7 @@ def test_after_a_clean_stop_a_unit_behind_the_log_s_end_is_damage(tmp_path: Path
     data = bytearray(paths[1].read_bytes())
     data[2] ^= 1  # of the first unit's physical offset
     paths[1].write_bytes(data)
-    queue = ConsumeQueue("T", 0, tmp_path, FILE_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, tmp_path, FILE_BYTES, FileSystem())
     queue.load()
 
     result = queue.recover(COUNT * 100, whole=True)
@@ -170,7 +170,7 @@ def test_another_file_size_keeps_what_it_can(tmp_path: Path, file_bytes: int) ->
 
 
 def test_only_the_last_three_files_are_read(tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, FileSystem())
     queue.append(heads(0, 50))
     first = min((tmp_path / "q").iterdir())
     first.write_bytes(b"\xff" * FILE_BYTES)
@@ -179,7 +179,7 @@ def test_only_the_last_three_files_are_read(tmp_path: Path) -> None:
 
 def crashed(directory: Path, limit: int) -> ConsumeQueue:
     """The queue after a power cut, of which what belongs to records that end by ``limit`` was flushed."""
-    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, directory, FILE_BYTES, FileSystem())
     queue.load()
     assert queue.recover(limit, whole=False) == QueueRecovery(limit or -1, None, ())
     return queue

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 
+from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.truth import is_message
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.types import QueueUnit
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(ConsumeQueue):
     """A queue's name is all that is looked at."""
 
-    topic: str = "T"
-    queue_id: int = 1
-    min_offset: int = 0
-    max_offset: int = 100
-
-    def units(self, _offset: int, _count: int, /) -> list[QueueUnit]:
-        raise AssertionError
-
-    def rewrite(self, _offset: int, _unit: QueueUnit, /) -> None:
-        raise AssertionError
+    def __init__(self, topic: str = "T", queue_id: int = 1) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
 
 
 def record() -> bytes:
@@ -44,9 +35,9 @@ def test_a_message_is_that_of_its_topic_queue_offset_and_place(*, check_body: bo
         return is_message(record(), unit, queue, number, check_body=check_body)
 
     assert fits()
-    assert not fits(replace(QUEUE, queue_id=0))
-    assert not fits(replace(QUEUE, topic="U"))
-    assert not fits(replace(QUEUE, topic="TT"))
+    assert not fits(Queue(queue_id=0))
+    assert not fits(Queue("U"))
+    assert not fits(Queue("TT"))
     assert not fits(number=4)
     assert not fits(unit=UNIT._replace(offset=1001))
     assert not fits(unit=UNIT._replace(size=UNIT.size + 1))

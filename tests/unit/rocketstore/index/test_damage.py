@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError, ShutdownError
+from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
 from rocketstore.types import RecordHead, ScannedRecords
@@ -30,12 +31,13 @@ def record(number: int) -> RecordHead:
     )
 
 
-class ListedLog:
+class ListedLog(PlainCommitLog):
     """A log that is a list of records, one every 100 bytes."""
+
+    min_offset = 0
 
     def __init__(self, records: Sequence[RecordHead]) -> None:
         self.records = list(records)
-        self.min_offset = 0
         self.readable = 1 << 60
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:

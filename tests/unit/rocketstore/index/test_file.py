@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import IndexFile, IndexShape
 from rocketstore.index.keys import key_hash
@@ -33,11 +33,11 @@ GOLDEN_PUTS = [("k1", 1024, 123), ("k2", 1024, 123), ("k1", 2048, 5999), ("polyg
 
 
 def create(directory: Path, shape: IndexShape = SHAPE, before: IndexHeader | None = None) -> IndexFile:
-    return IndexFile.create(RealFileSystem(), directory / "20231114221320123", shape, before)
+    return IndexFile.create(FileSystem(), directory / "20231114221320123", shape, before)
 
 
 def reopen(file: IndexFile) -> IndexFile:
-    return IndexFile(RealFileSystem(), file.path, file.shape)
+    return IndexFile(FileSystem(), file.path, file.shape)
 
 
 def fill(file: IndexFile, rows: list[tuple[int, int, int]]) -> None:
@@ -71,7 +71,7 @@ def test_puts_of_a_batch_give_the_same_bytes_as_one_by_one(tmp_path: Path) -> No
 def test_a_file_of_rocketmq_is_read_and_continued(tmp_path: Path) -> None:
     path = tmp_path / "20231114221320123"
     path.write_bytes(bytes.fromhex(GOLDEN).ljust(SHAPE.file_bytes, b"\0"))
-    file = IndexFile(RealFileSystem(), path, SHAPE)
+    file = IndexFile(FileSystem(), path, SHAPE)
     k1 = key_hash("TopicTest", "k1")
     assert file.header == IndexHeader(STORE_MS + 123, STORE_MS + 1000, 1024, 3000, 2, 5)
     assert file.select(k1, 10, 0, EVER) == [2048, 1024]
@@ -160,7 +160,7 @@ def test_slots_that_a_crash_left_behind_are_mended(tmp_path: Path) -> None:
         stored = bytearray(whole)
         stored[40:60] = bytes(20) if lost == bytes(20) else bytes.fromhex("00000001") + lost[4:]
         (tmp_path / "20231114221320123").write_bytes(stored)
-        file = IndexFile(RealFileSystem(), tmp_path / "20231114221320123", SHAPE)
+        file = IndexFile(FileSystem(), tmp_path / "20231114221320123", SHAPE)
         assert file.recover()
         assert file.path.read_bytes() == whole
 
@@ -184,7 +184,7 @@ def crashed_file(path: Path, durable: bytes, now: bytes, lost: list[int]) -> Ind
             content[at : at + 4] = durable[at : at + 4]
     content[:40] = durable[:40] if len(lost) % 2 else now[:40]  # a header lies in one sector: all of it or nothing
     path.write_bytes(content)
-    return IndexFile(RealFileSystem(), path, IndexShape(4, 100))
+    return IndexFile(FileSystem(), path, IndexShape(4, 100))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

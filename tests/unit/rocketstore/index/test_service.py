@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger.clock import Clock
 from dledger.errors import DiskError, DiskFullError
 from rocketstore.index.file import IndexShape
 from rocketstore.index.service import IndexService
@@ -20,7 +21,7 @@ from tests.unit.rocketstore.heads import STORE_MS, head, keyed
 EVER = 1 << 62
 
 
-class FixedClock:
+class FixedClock(Clock):
     """Always the same time."""
 
     def __init__(self, wall_ms: int = STORE_MS) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DiskError, DiskFullError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.mapped.descriptors import CachedFile, Descriptor, DescriptorCache
 from tests.unit.rocketstore.heads import heads
@@ -18,7 +18,7 @@ from tests.unit.rocketstore.heads import heads
 FILE_BYTES = 40
 
 
-class CountingFs(RealFileSystem):
+class CountingFs(FileSystem):
     """Counts what is open, and opens no more than ``allowed``."""
 
     def __init__(self, allowed: int = 1000) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_opened_at_all_is_an_error_that_says_so(tmp_path: 
 
 def test_a_file_that_was_removed_is_empty_for_who_comes_late(tmp_path: Path) -> None:
     """As if he had come before it was written; a file that somebody else took away is an error."""
-    cache = DescriptorCache(RealFileSystem(), 4)
+    cache = DescriptorCache(FileSystem(), 4)
     removed, taken = files(cache, tmp_path, 2)
 
     removed.close()

@@ -10,9 +10,11 @@ import pytest
 
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError
+from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import NumberingEncoder, PutDone
 from rocketstore.config import MessageStoreConfig
-from rocketstore.consume_queue.queue import Repeated
+from rocketstore.consume_queue.queue import ConsumeQueue, Repeated
+from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
 from rocketstore.queue_numbers.numbering import SHARE_OF_LOG, LoggedNumbering, RepeatAlarm
@@ -34,10 +36,11 @@ FILE_BYTES = 1000
 ALL = 1 << 60
 
 
-class Log:
+class Log(PlainCommitLog):
     """A log in memory: ``put`` appends a record, ``covers`` of which is where it was made."""
 
     is_replicated = True
+    min_offset = 0
 
     def __init__(self, begin: int = 0) -> None:
         self.min_offset = self.end = begin
@@ -58,24 +61,36 @@ class Log:
         self.submitted.append((list(encode(self.end, {("T", 0): 4}, 1 << 16)), done))
 
 
-class Queues:
-    """The queue of sets, and what others were raised to."""
-
-    def __init__(self) -> None:
-        self.units: list[QueueUnit] = []
-        self.raised: dict[QueueKey, int] = {}
+class SetQueue(ConsumeQueue):
+    """The queue of sets."""
 
     min_offset = 0
 
+    def __init__(self) -> None:
+        self.of_sets: list[QueueUnit] = []
+
     @property
     def max_offset(self) -> int:
-        return len(self.units)
+        return len(self.of_sets)
 
     def unit(self, offset: int) -> QueueUnit | None:
-        return self.units[offset] if offset < len(self.units) else None
+        return self.of_sets[offset] if offset < len(self.of_sets) else None
 
-    def find(self, topic: str, queue_id: int) -> Queues | None:
-        return self if (topic, queue_id) == (QUEUE_NUMBERS_TOPIC, 0) and self.units else None
+
+class Queues(ConsumeQueueTable):
+    """That queue, and what others were raised to."""
+
+    def __init__(self) -> None:
+        self.sets = SetQueue()
+        self.raised: dict[QueueKey, int] = {}
+
+    @property
+    def units(self) -> list[QueueUnit]:
+        """Where the sets are."""
+        return self.sets.of_sets
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self.sets if (topic, queue_id) == (QUEUE_NUMBERS_TOPIC, 0) and self.units else None
 
     def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
         self.raised |= next_offsets

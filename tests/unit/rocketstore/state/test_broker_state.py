@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
@@ -254,7 +254,7 @@ def test_snapshots_are_written_now_and_then(master: Member, clock: ManualClock) 
 
 
 def test_a_disk_that_refuses_the_snapshot_stops_nothing(tmp_path: Path) -> None:
-    class FullDisk(RealFileSystem):
+    class FullDisk(FileSystem):
         def create(self, path: Path) -> int:
             raise OSError(28, "no space left")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.state.changes import (
     OFFSETS_MAX,
     CommitOffsets,
@@ -42,7 +42,7 @@ def read(directory: Path, name: str) -> Any:  # noqa: ANN401  # JSON
 
 
 def write(directory: Path, tables: Tables = TABLES) -> None:
-    RocketmqFiles(RealFileSystem(), directory).write(tables, 1000)
+    RocketmqFiles(FileSystem(), directory).write(tables, 1000)
 
 
 def as_rocketmq_writes(directory: Path, name: str, content: dict[str, Any]) -> Path:
@@ -107,7 +107,7 @@ def test_what_is_taken_over_can_be_read_again(number: float, tmp_path: Path) -> 
     (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
 
     changes = read_rocketmq_files(tmp_path)
-    write_snapshot(RealFileSystem(), tmp_path, BrokerSnapshot(changes))
+    write_snapshot(FileSystem(), tmp_path, BrokerSnapshot(changes))
 
     assert changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
     assert read_snapshot(tmp_path) == BrokerSnapshot(changes)
@@ -181,7 +181,7 @@ def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None
 
 def test_a_file_that_would_say_the_same_is_not_written(tmp_path: Path) -> None:
     """And one that is replaced stays as its backup."""
-    files = RocketmqFiles(RealFileSystem(), tmp_path)
+    files = RocketmqFiles(FileSystem(), tmp_path)
     files.write(TABLES, 1000)
     before = {name: (tmp_path / name).stat().st_ino for name in NAMES}
     changed = TABLES.copy()

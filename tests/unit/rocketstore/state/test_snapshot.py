@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 
@@ -20,7 +20,7 @@ SNAPSHOT = BrokerSnapshot(
 
 
 def test_a_snapshot_comes_back(tmp_path: Path) -> None:
-    write_snapshot(RealFileSystem(), tmp_path / "config", SNAPSHOT)
+    write_snapshot(FileSystem(), tmp_path / "config", SNAPSHOT)
 
     assert read_snapshot(tmp_path / "config") == SNAPSHOT
 
@@ -30,7 +30,7 @@ def test_no_file_is_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
-    write_snapshot(RealFileSystem(), tmp_path, SNAPSHOT)
+    write_snapshot(FileSystem(), tmp_path, SNAPSHOT)
     path = tmp_path / SNAPSHOT_FILE
     content = path.read_bytes()
     accepted = []
@@ -45,7 +45,7 @@ def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_was_lengthened_beyond_measure_is_not_used(tmp_path: Path) -> None:
-    write_snapshot(RealFileSystem(), tmp_path, SNAPSHOT)
+    write_snapshot(FileSystem(), tmp_path, SNAPSHOT)
     os.truncate(tmp_path / SNAPSHOT_FILE, 1 << 40)
 
     assert read_snapshot(tmp_path) is None
@@ -53,7 +53,7 @@ def test_a_snapshot_that_was_lengthened_beyond_measure_is_not_used(tmp_path: Pat
 
 def test_a_snapshot_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketstore.state.snapshot.SNAPSHOT_VERSION", 2)
-    write_snapshot(RealFileSystem(), tmp_path, SNAPSHOT)
+    write_snapshot(FileSystem(), tmp_path, SNAPSHOT)
     monkeypatch.undo()
 
     assert read_snapshot(tmp_path) is None

@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from dledger.errors import DiskError, DiskFullError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.store.checkpoint import (
     CHECKPOINT_BYTES,
     UNKNOWN,
@@ -32,13 +32,13 @@ def test_times_lie_where_rocketmq_reads_them() -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").write(FULL)
+    StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").write(FULL)
 
-    assert StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == FULL
+    assert StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").read() == FULL
 
 
 def test_without_a_file_nothing_is_known(tmp_path: Path) -> None:
-    assert StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == StoreCheckpoint()
+    assert StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").read() == StoreCheckpoint()
 
 
 def test_rocketmqs_own_file_gives_times_and_no_position() -> None:
@@ -82,10 +82,10 @@ def test_a_short_file_means_that_nothing_is_known(length: int) -> None:
 def test_what_somebody_appended_is_not_read(tmp_path: Path) -> None:
     """Nor is the memory asked for that a hole of a terabyte would take."""
     path = tmp_path / "checkpoint"
-    StoreCheckpointFile(RealFileSystem(), path).write(FULL)
+    StoreCheckpointFile(FileSystem(), path).write(FULL)
     os.truncate(path, 1 << 40)
 
-    assert StoreCheckpointFile(RealFileSystem(), path).read() == FULL
+    assert StoreCheckpointFile(FileSystem(), path).read() == FULL
 
 
 def test_replay_time_is_three_seconds_before_the_older_of_log_and_queues() -> None:
@@ -96,13 +96,13 @@ def test_replay_time_is_three_seconds_before_the_older_of_log_and_queues() -> No
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
-    StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").write(FULL)
+    StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").write(FULL)
     full = FailingFs(lambda call, _path: NO_SPACE if call == "write" else None)
 
     with pytest.raises(DiskFullError):
         StoreCheckpointFile(full, tmp_path / "checkpoint").write(StoreCheckpoint())
 
-    assert StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == FULL
+    assert StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").read() == FULL
 
 
 def test_a_checkpoint_that_found_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_found_no_room_is_written_once_there_is_some(tmp_path:
 
     file.write(FULL)
 
-    assert StoreCheckpointFile(RealFileSystem(), tmp_path / "checkpoint").read() == FULL
+    assert StoreCheckpointFile(FileSystem(), tmp_path / "checkpoint").read() == FULL
 
 
 def test_a_failed_sync_is_an_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from dledger.errors import DiskError
 from dledger.store.fs import DiskUsage
+from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.store.cleaning import MANUAL_ROUNDS, CleanDecision, Cleaner, decide, delete_hours, used_percent
 from tests.store.crash_fs import FailingFs
@@ -18,7 +19,7 @@ CONFIG = MessageStoreConfig(delete_when="04;16")
 
 
 @dataclass
-class Log:
+class Log(PlainCommitLog):
     """A log with files to delete."""
 
     root: Path

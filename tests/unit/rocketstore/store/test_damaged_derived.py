@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
@@ -38,7 +38,7 @@ QUEUES = 2
 TAGS = ("a", "b", "c")
 
 
-class SteppingClock(SystemClock):
+class SteppingClock(Clock):
     """Wall time moves when it is told to."""
 
     def __init__(self) -> None:

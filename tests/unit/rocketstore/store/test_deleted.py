@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.store.deleted import DeletedQueues
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 
 def opened(path: Path) -> DeletedQueues:
-    deleted = DeletedQueues(RealFileSystem(), path)
+    deleted = DeletedQueues(FileSystem(), path)
     deleted.load()
     return deleted
 

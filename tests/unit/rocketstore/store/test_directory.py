@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DirectoryLockedError, DiskError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.store.directory import StoreDirectory
 from tests.store.crash_fs import IO_ERROR, FailingFs
 
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 
 def open_directory(path: Path) -> StoreDirectory:
-    return StoreDirectory(path, RealFileSystem())
+    return StoreDirectory(path, FileSystem())
 
 
 def test_a_new_directory_counts_as_cleanly_stopped(tmp_path: Path) -> None:

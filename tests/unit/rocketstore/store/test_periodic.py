@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
 from rocketstore.store.periodic import Periodic
 from tests.support.waiting import wait_until
@@ -14,7 +14,7 @@ def periodic(interval_ms: int, done: list[str], failures: list[BaseException]) -
     def act() -> None:
         done.append(threading.current_thread().name)
 
-    return Periodic("rocketstore-test", interval_ms, act, clock=SystemClock(), supervisor=Supervisor(failures.append))
+    return Periodic("rocketstore-test", interval_ms, act, clock=Clock(), supervisor=Supervisor(failures.append))
 
 
 def test_it_acts_at_intervals_and_stops() -> None:

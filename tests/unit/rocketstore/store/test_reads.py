@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from dledger.errors import CorruptLogError
-from dledger.store.fs import RealFileSystem
+from dledger.store.fs import FileSystem
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import decode_record, encode_record
-from rocketstore.store.reads import ReadableQueue, StoreReader, is_record_at, store_timestamp
+from rocketstore.message.record import decode_record, encode_record, store_timestamp
+from rocketstore.store.reads import StoreReader, is_record_at
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 from tests.unit.rocketstore.fakes import FakeIndex, RecordLog, UnitQueue
 
@@ -51,7 +51,7 @@ class Bench:
         self.queue = UnitQueue(units)
         self.index = FakeIndex()
         self.config, self.memory_bytes = config, memory_bytes
-        self.find: Callable[[], ReadableQueue] = lambda: self.queue
+        self.find: Callable[[], ConsumeQueue] = lambda: self.queue
         self.make_reader()
 
     def make_reader(self) -> None:
@@ -145,7 +145,7 @@ def test_a_get_goes_on_over_queue_files() -> None:
     """Units come from one file at a time; RocketMQ stops there. What it may give is counted over all of them."""
     bench = Bench(10, body=100)
     whole = bench.queue.units
-    bench.queue.units = lambda offset, count, /: whole(offset, min(count, 4 - offset % 4))  # type: ignore[method-assign]
+    bench.queue.units = lambda offset, count: whole(offset, min(count, 4 - offset % 4))  # type: ignore[method-assign]
 
     assert numbers(bench.get(1)) == list(range(1, 10))
     assert numbers(bench.get(1, 6)) == list(range(1, 7))
@@ -316,7 +316,7 @@ def test_no_turned_bit_of_a_queue_hides_a_message(tmp_path: Path) -> None:
     """Wherever it is, before a start or while running: filtered and unfiltered consumers get all, and it is mended."""
     count, random = 40, Random(7)
     bench = Bench(count)
-    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 64 * UNIT_BYTES, RealFileSystem())
+    queue = ConsumeQueue("T", 0, tmp_path / "T" / "0", 64 * UNIT_BYTES, FileSystem())
     queue.load()
     queue.append(bench.log.scan(0, 1).heads)
     bench.find = lambda: queue

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
+from rocketstore.consume_queue.repair import QueueRecovery
+from rocketstore.consume_queue.table import ConsumeQueueTable
+from rocketstore.index.service import IndexLoad, IndexService
 from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
 from rocketstore.store.recovery import QueueFacts, RecoveryFacts, RecoveryPlan, file_by_time, plan, recover
 from tests.unit.rocketstore.fakes import FakeLog
@@ -16,7 +20,7 @@ JAVAS = StoreCheckpoint(10_000, 10_000, 10_000)
 
 
 @dataclass
-class Index:
+class Index(IndexService):
     """An index as recovery sees it."""
 
     indexed_to: int = 500
@@ -25,35 +29,41 @@ class Index:
     loaded: list[tuple[bool, int, int | None, int]] = field(default_factory=list)
 
     def load(
-        self, *, clean_stop: bool, index_timestamp_ms: int, durable_end: int | None, durable_entries: int
-    ) -> Index:
+        self, *, clean_stop: bool, index_timestamp_ms: int, durable_end: int | None = None, durable_entries: int = -1
+    ) -> IndexLoad:
         self.loaded.append((clean_stop, index_timestamp_ms, durable_end, durable_entries))
-        return self
+        return self.load_facts
 
-    def truncate(self, physical: int, /) -> None:
+    @property
+    def load_facts(self) -> IndexLoad:
+        """What opening it found."""
+        return IndexLoad(self.indexed_to, self.replay_from, ())
+
+    def truncate(self, physical: int) -> None:
         self.truncated.append(physical)
 
 
 @dataclass
-class Queue:
+class Queue(ConsumeQueue):
     """A consume queue that counts."""
 
-    stored_end: int
+    stored_end: int = 0
 
 
 @dataclass
-class Queues:
+class Queues(ConsumeQueueTable):
     """Consume queues as recovery sees them."""
 
-    units: list[int]
+    units: list[int] = field(default_factory=list)
     max_physical_offset: int = -1
     recovered: list[tuple[int, bool]] = field(default_factory=list)
 
-    def all(self) -> list[Queue]:
+    def all(self) -> list[ConsumeQueue]:
         return [Queue(units) for units in self.units]
 
-    def recover(self, limit: int, /, *, whole: bool) -> None:
+    def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
         self.recovered.append((limit, whole))
+        return QueueRecovery(-1, None, ())
 
 
 def decide(
@@ -68,7 +78,8 @@ def decide(
     by_time: int = 0,
     index_safe: bool = True,
 ) -> RecoveryPlan:
-    facts = RecoveryFacts(clean, checkpoint, begin, end, QueueFacts(units, max_physical), index or Index(), by_time)
+    found = (index or Index()).load_facts
+    facts = RecoveryFacts(clean, checkpoint, begin, end, QueueFacts(units, max_physical), found, by_time)
     return plan(facts, index_safe=index_safe)
 
 
@@ -189,9 +200,9 @@ def test_what_is_behind_the_cut_does_not_hide_that_a_queue_is_missing() -> None:
     """One queue's directory is gone; another has got as many messages since the checkpoint."""
 
     class Cut(Queues):
-        def recover(self, limit: int, /, *, whole: bool) -> None:
-            super().recover(limit, whole=whole)
+        def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
             self.units = [6]
+            return super().recover(limit, whole=whole)
 
     found = recover(
         FakeLog(max_offset=1000, end_offset=1000), Cut([10], 1000), None, OURS, clean_stop=False, index_safe=True

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from dledger.access.control import AccessControl
-from dledger.clock import SystemClock
+from dledger.clock import Clock
 from dledger.config import MIB, AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
 from dledger.errors import (
     ConfigError,
@@ -378,7 +378,7 @@ def test_reading_needs_the_permission_to_read(
     file.touch(0o600)
     file.write_text(RULES)
     config = ServerConfig(client_port=0, client_appends=appends, access=AccessConfig(acl_enable=True, acl_file=file))
-    access = AccessControl.of(config.access, name="n0", clock=SystemClock())
+    access = AccessControl.of(config.access, name="n0", clock=Clock())
     assert access is not None
     server = ClientServer(config, FakeNode(), access.guard)
     server.start()

@@ -255,7 +255,7 @@ class MemoryStore:
         self._flushed = FlushMark(self._last.index, self._sequence)
         return self._flushed
 
-    def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:  # noqa: ARG002
+    def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
         first, last = self._offset_of(first_index), self._offset_of(last_index)
         position, size = self._positions[first], self._segment_bytes
         if last < first or position // size != self._positions[last] // size:
@@ -331,7 +331,7 @@ class MemoryStore:
 
 
 class MemoryHardState:
-    """Implements ``HardStateStore``: what is saved survives everything but this object."""
+    """As ``HardStateFile``: what is saved survives everything but this object."""
 
     def __init__(self, state: HardState | None = None) -> None:
         self._state = state or HardState()

@@ -1,0 +1,128 @@
+"""What the number in a field may be, written beside its type: ``queues: Annotated[int, Range(1, 65536)] = 8``.
+
+Validation, its messages and the generated reference all read these; what holds between fields is code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final, get_type_hints
+
+
+class Unit(StrEnum):
+    """What a field counts, and so how its text is read and its value shown."""
+
+    BYTES = "bytes"
+    MS = "ms"
+    HOURS = "hours"
+    PERCENT = "percent"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From ``low`` to ``high``, both included, unless ``above`` is given: then above that.
+
+    ``or_zero``: 0 is allowed too, and switches off what the field limits. Of a tuple it is meant for each item.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    or_zero: bool = False
+    multiple_of: int = 0
+
+    def allows(self, value: float) -> bool:
+        """Whether a value is one of these; NaN never is."""
+        if self.or_zero and value == 0:
+            return True
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+            and (not self.multiple_of or value % self.multiple_of == 0)
+        )
+
+    def text(self, unit: Unit | None = None) -> str:
+        """For people; completes "must be"."""
+        low, high, above = (None if one is None else _bound(one, unit) for one in (self.low, self.high, self.above))
+        parts = [
+            "0 or" if self.or_zero else "",
+            f"above {above}" if above is not None else "",
+            f"between {low} and {high}" if low is not None and high is not None else "",
+            f"at least {low}" if low is not None and high is None else "",
+            f"{'and ' if above is not None else ''}at most {high}" if low is None and high is not None else "",
+            f"and a multiple of {self.multiple_of}" if self.multiple_of else "",
+        ]
+        return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLimits:
+    """What stands beside one field's type."""
+
+    range: Range | None = None
+    unit: Unit | None = None
+
+    def problem(self, name: str, value: object) -> str:
+        """What is wrong with a field of this name that has this value; empty if nothing is."""
+        if self.range is None or value is None:
+            return ""
+        given = value if isinstance(value, tuple) else (value,)
+        if all(isinstance(one, (int, float)) and self.range.allows(one) for one in given):
+            return ""
+        shown = ";".join(str(one) for one in given)
+        return f"{name}={shown} must be {self.range.text(self.unit)}"
+
+
+_KNOWN: Final[dict[type, Mapping[str, FieldLimits]]] = {}
+"""Working them out takes longer than a record may take that is made for every sender."""
+
+
+def limits_of(record: type) -> Mapping[str, FieldLimits]:
+    """The limits of every field of a record."""
+    if (known := _KNOWN.get(record)) is not None:
+        return known
+    found: dict[str, FieldLimits] = {}
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        beside: tuple[object, ...] = getattr(hint, "__metadata__", ())
+        allowed = next((one for one in beside if isinstance(one, Range)), None)
+        unit = next((one for one in beside if isinstance(one, Unit)), None)
+        found[name] = FieldLimits(allowed, unit)
+    _KNOWN[record] = found
+    return found
+
+
+def out_of_range(record: object) -> list[str]:
+    """Everything wrong with the numbers in a record, one sentence per field."""
+    problems = (one.problem(name, getattr(record, name)) for name, one in limits_of(type(record)).items())
+    return [one for one in problems if one]
+
+
+_SIZE_WORDS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def size_text(size: int) -> str:
+    """A number of bytes as people say it, where that is exact."""
+    for unit, word in _SIZE_WORDS:
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {word}"
+    return f"{size:,} bytes"
+
+
+def _bound(value: float, unit: Unit | None) -> str:
+    if unit is Unit.BYTES and value and value % 1024 == 0:
+        return size_text(int(value))
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
+Positive = Annotated[int, Range(1)]
+NotNegative = Annotated[int, Range(0)]
+AboveZero = Annotated[float, Range(above=0)]
+Port = Annotated[int, Range(0, 65535)]
+Bytes = Annotated[int, Range(1), Unit.BYTES]
+BytesOrZero = Annotated[int, Range(0), Unit.BYTES]
+Millis = Annotated[int, Range(1), Unit.MS]
+AnyMillis = Annotated[int, Unit.MS]
+Percent = Annotated[int, Range(1, 100), Unit.PERCENT]

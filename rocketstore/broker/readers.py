@@ -1,0 +1,27 @@
+"""Threads for what may wait for a disk: the event loop must not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class ReadThreads:
+    """At most ``count`` of them."""
+
+    def __init__(self, count: int) -> None:
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="rocketstore-read")
+
+    async def run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """The result of ``read``."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(read, *args, **kwargs))
+
+    def close(self) -> None:
+        """Join them."""
+        self._executor.shutdown(wait=True)

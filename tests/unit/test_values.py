@@ -1,0 +1,125 @@
+"""How people write values: sizes, durations, switches and addresses, wherever they stand."""
+
+from __future__ import annotations
+
+import math
+
+import click
+import pytest
+
+from dledger.flag_values import Seconds, Size
+from dledger.limits import Range, Unit
+from dledger.values import (
+    parse_address,
+    parse_addresses,
+    parse_boolean,
+    parse_duration_ms,
+    parse_integer,
+    parse_millis,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("17", 17),
+        ("4k", 4096),
+        ("4ki", 4096),
+        ("64KiB", 64 << 10),
+        ("1 MiB", 1 << 20),
+        ("2G", 2 << 30),
+        ("1t", 1 << 40),
+        ("-1", -1),
+    ],
+)
+def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
+    """In conf files, flags and Spark's options alike; whether one may be negative is the field's business."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4x", "k", "1.5g", "1e3", "9" * 5000])
+def test_what_is_not_a_size_is_refused(text: str) -> None:
+    """Not taken for another one."""
+    with pytest.raises(ValueError):  # noqa: PT011  # of 5,000 digits Python itself says so
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("500", 500), ("500ms", 500), ("30s", 30_000), ("1.5h", 5_400_000), ("2 M", 120_000), ("7d", 604_800_000)],
+)
+def test_durations_have_units_and_bare_ones_are_milliseconds(text: str, ms: int) -> None:
+    """As RocketMQ's numbers are."""
+    assert parse_millis(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1w", "0.5ms", "0.5", "s"])
+def test_what_is_not_a_whole_number_of_milliseconds_is_refused(text: str) -> None:
+    """Nothing is rounded unseen."""
+    with pytest.raises(ValueError, match=f"invalid duration '{text}'"):
+        parse_millis(text)
+
+
+def test_a_bare_number_counts_what_the_flag_says() -> None:
+    """Seconds, or nothing at all."""
+    assert parse_duration_ms("5", unit="s") == 5000
+    with pytest.raises(ValueError, match="invalid duration '5'"):
+        parse_duration_ms("5", unit="")
+
+
+def test_switches_and_numbers_are_written_in_many_ways() -> None:
+    """Those of conf files and those of Spark's options."""
+    assert [parse_boolean(one) for one in ("true", "Yes", "ON", "1")] == [True] * 4
+    assert [parse_boolean(one) for one in ("FALSE", "no", "off", "0")] == [False] * 4
+    assert (parse_integer("+5"), parse_integer("10_000"), parse_integer("-1")) == (5, 10_000, -1)
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("h:1", ("h:1",)),
+        ("a:1, b:2;c:3,", ("a:1", "b:2", "c:3")),
+        ("[::1]:1", ("[::1]:1",)),
+        ("::1:30911", ("[::1]:30911",)),
+    ],
+)
+def test_addresses_are_separated_by_commas_or_semicolons(text: str, addresses: tuple[str, ...]) -> None:
+    """An IPv6 host gets its brackets, for gRPC needs them."""
+    assert parse_addresses(text) == addresses
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "a:1,h", "::1", "h:1:2", "h:٣"])
+def test_what_is_not_an_address_is_refused(text: str) -> None:
+    """Before anything is dialled."""
+    with pytest.raises(ValueError, match="address"):
+        parse_addresses(text)
+
+
+def test_a_server_may_listen_on_any_port() -> None:
+    """Port 0."""
+    assert parse_address("[::1]:0", port_min=0) == ("::1", 0)
+
+
+def test_flags_read_the_same_and_tell_their_limits() -> None:
+    """Sizes and durations."""
+    assert Size(min=1).convert("4g", None, None) == 4 << 30
+    assert (Seconds().convert("0.5", None, None), Seconds().convert("2m", None, None)) == (0.5, 120.0)
+    for flag, text, words in (
+        (Size(min=1), "0", "x>=1"),
+        (Size(min=1), "big", "invalid size"),
+        (Seconds(min=0, min_open=True), "0s", "x>0"),
+        (Seconds(), "soon", "invalid duration"),
+    ):
+        with pytest.raises(click.BadParameter, match=words):
+            flag.convert(text, None, None)
+
+
+def test_a_range_says_what_it_allows() -> None:
+    """And NaN is never allowed."""
+    assert Range(1, 5).text() == "between 1 and 5"
+    assert Range(above=0, high=1).text() == "above 0 and at most 1"
+    assert Range(1 << 20, or_zero=True).text(Unit.BYTES) == "0 or at least 1 MiB"
+    assert Range(0.2).text() == "at least 0.2"
+    assert [Range(above=0).allows(one) for one in (0, 0.1, math.nan)] == [False, True, False]
+    assert [Range(8, multiple_of=8).allows(one) for one in (0, 8, 12)] == [False, True, False]

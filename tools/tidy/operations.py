@@ -1,0 +1,127 @@
+"""A group and a broker in this process, over gRPC on loopback, to see what one append and one send call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cluster.local_group import free_ports
+from dledger.client import DLedgerClient
+from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.server import DLedgerServer
+from dledger.types import NodeId, Role
+from rocketstore.broker.server import BrokerServer
+from rocketstore.client import Consumer, Producer
+from rocketstore.message.message import Message
+from rocketstore.settings import load_broker_settings
+from tools.tidy.calls import NotedCall, Recorder, record
+
+TIMEOUT_S: Final = 30.0
+TOPIC: Final = "walks"
+_SETTLED_AFTER: Final = 20
+"""Operations before the first that counts: connections, streams and segments are there then."""
+_SMALL: Final = {
+    "mappedFileSizeCommitLog": "1m",
+    "maxHashSlotNum": "100",
+    "maxIndexNum": "1000",
+    "mappedFileSizeConsumeQueue": "20000",
+    "index_segment_bytes": "32000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """What appends called, each in a group of three; ``leader`` and ``followers`` are in the names of threads."""
+
+    leader: NodeId
+    followers: tuple[NodeId, ...]
+    calls: tuple[list[NotedCall], ...]
+
+    def of_leader(self, part: str = "") -> list[list[NotedCall]]:
+        """The calls by threads of the leader; with ``part``, by the one that is named so."""
+        thread = f"{part}-{self.leader}"
+        return [[call for call in calls if call.thread.partition("_")[0].endswith(thread)] for calls in self.calls]
+
+
+def watch_appends(directory: Path, count: int) -> Appends:
+    """Append ``count`` entries, one after the other, through the blocking client."""
+    with ExitStack() as stack:
+        recorder = stack.enter_context(record())
+        servers = [stack.enter_context(_member(config)) for config in _group(directory)]
+        client = stack.enter_context(
+            closing(DLedgerClient([one.client_address for one in servers], timeout_s=TIMEOUT_S))
+        )
+        for _ in range(_SETTLED_AFTER):
+            client.append(b"x" * 100)
+        calls = tuple(recorder.during(lambda: client.append(b"x" * 100)) for _ in range(count))
+        leader = next(one.config.node_id for one in servers if one.status().role is Role.LEADER)
+        followers = tuple(one.config.node_id for one in servers if one.config.node_id != leader)
+        return Appends(leader, followers, calls)
+
+
+def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
+    """Send ``count`` messages, one after the other, to a broker that is the only member of its group.
+
+    What is done behind the acknowledgement, by the broker's own threads, is left out.
+    """
+    with _brokered(directory) as (recorder, producer, _consumer):
+        calls = [recorder.during(lambda: producer.send(Message(TOPIC, b"x" * 100))) for _ in range(count)]
+        return [[call for call in one if not call.thread.startswith("rocketstore-")] for one in calls]
+
+
+def watch_delivery(directory: Path) -> list[NotedCall]:
+    """Send one message and wait until a consumer, which asks for it already, has it."""
+    with _brokered(directory) as (recorder, producer, consumer):
+
+        def deliver() -> None:
+            receipt = producer.send(Message(TOPIC, b"the one"))
+            deadline = time.monotonic() + TIMEOUT_S
+            while not any(message.body == b"the one" for message in consumer.poll(timeout_s=TIMEOUT_S)):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{receipt} was not delivered")
+
+        return recorder.during(deliver)
+
+
+def _group(directory: Path) -> list[ServerConfig]:
+    members = tuple(Member(NodeId(f"n{number}"), "127.0.0.1", port) for number, port in enumerate(free_ports(3)))
+    store = StoreConfig(base_dir=directory, segment_bytes=1 << 20, index_segment_bytes=1 << 19)
+    return [ServerConfig(node_id=one.node_id, members=members, client_port=0, store=store) for one in members]
+
+
+@contextmanager
+def _member(config: ServerConfig) -> Iterator[DLedgerServer]:
+    server = DLedgerServer(config)
+    try:
+        yield server.start()
+    finally:
+        server.stop(graceful=False)
+
+
+@contextmanager
+def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, Consumer]]:
+    peer_port, listen_port, client_port = free_ports(3)
+    group = {"enableDLegerCommitLog": "true", "dLegerGroup": "g", "dLegerSelfId": "n0"}
+    ports = {
+        "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
+        "listenPort": str(listen_port),
+        "client_port": str(client_port),
+    }
+    config, _ = load_broker_settings(None, {}, {"storePathRootDir": str(directory), **_SMALL, **group, **ports})
+    with record() as recorder:
+        server = BrokerServer(config)
+        try:
+            server.start()
+            with (
+                Producer([server.address], timeout_s=TIMEOUT_S) as producer,
+                Consumer([server.address], group="walkers", topic=TOPIC, timeout_s=TIMEOUT_S) as consumer,
+            ):
+                for _ in range(_SETTLED_AFTER):
+                    producer.send(Message(TOPIC, b"x" * 100))
+                yield recorder, producer, consumer
+        finally:
+            server.stop()
