@@ -193,7 +193,7 @@ def _check_heads(files: LogFiles, checkpoint: LogCheckpoint) -> tuple[list[Damag
             continue
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
-            reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
+            reason = f"the segment does not start with a valid record: {problem or f'index {header.index}'}"
             damage.append(Damage(file.path, 0, file.base, reason))
         elif not _unit_agrees(files, header):
             agrees = False

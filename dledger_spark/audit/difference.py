@@ -117,7 +117,9 @@ def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None)
     if len(data) >= MIN_BLANK_BYTES and BLANK.unpack_from(data)[0] == BLANK_MAGIC:
         length = BLANK.unpack_from(data)[1]
         if length != rest or len(data) < rest:
-            return Copy(data[:rest], False, f"a blank of {length} bytes where {min(rest, len(data))} are left", False)
+            return Copy(
+                data[:rest], False, f"a blank of {length} bytes, but {min(rest, len(data))} bytes are left", False
+            )
         stray = data[MIN_BLANK_BYTES:rest].strip(b"\0")
         return Copy(data[:rest], not stray, "the blank is not blank" if stray else "", False)
     reason = _problem(data, position, follow)
@@ -135,7 +137,7 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
         scan = scan_records(window, follow, 1)
         return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no entry starts here"
     if len(data) < ENTRY_HEADER_BYTES:
-        return "less than an entry header is left"
+        return "too little room for an entry header"
     header = EntryHeader(*HEADER.unpack_from(data))
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
     if not problem and header.size > len(data):

@@ -224,7 +224,7 @@ class Records:
                     return f"{name} {int(self.field(name)[row])} where {wanted} must be"
             size, body = int(self.sizes[row]), int(self.field("entry_body_length")[row])
             if size != body + ENTRY_HEADER_BYTES:
-                return f"an entry of {size} bytes says its body has {body}"
+                return f"an entry of {size} bytes claims a body of {body}"
             if self.context.content == "message" and int(self.field("magic")[row]) not in (
                 MESSAGE_MAGIC,
                 MESSAGE_MAGIC_V2,

@@ -203,7 +203,7 @@ class ScheduleService:
     def skip(self, level: int, offset: int, why: str) -> None:
         """Count and log a message that can never be delivered."""
         self.skipped += 1
-        _log.error("delayed message %d of level %d is not delivered: %s", offset, level, why)
+        _log.error("delayed message %d of level %d cannot be delivered: %s", offset, level, why)
 
     def step(self) -> int | None:
         """Do what is due now; gives when (monotonic ms) the next is. Tests call it in place of the thread."""
@@ -365,7 +365,7 @@ class _Run:
                 return found if found.end > level.offset else None
             real = self._service.real_message(message)
             if real is None:
-                self._service.skip(level.number, message.queue_offset, "it does not say where it belongs")
+                self._service.skip(level.number, message.queue_offset, "it names no target topic and queue")
             else:
                 found.messages.append(real)
                 found.offsets.append(message.queue_offset)
@@ -445,7 +445,7 @@ class _Run:
             if put.answered.wait(max(0.0, deadline_s - time.monotonic())):
                 self._land(level, put)
             else:
-                _log.warning("delay level %d: a put was not answered in time; up to %d messages may be delivered again",
+                _log.warning("delay level %d: a put timed out: up to %d messages may be delivered twice",
                              level.number, len(put.offsets))  # fmt: skip
 
     def _flush_progress(self) -> None:
@@ -461,7 +461,7 @@ class _Run:
 
         self._state.commit_delay_offsets(changed, done)
         if not answered.wait(FLUSH_TIMEOUT_S) or outcomes != ["stored"]:
-            _log.warning("delayed messages: progress was not stored in time; some may be delivered again")
+            _log.warning("delayed messages: progress was not saved in time, so some may be delivered twice")
 
     def _wake(self) -> None:
         if self._worker is not None:

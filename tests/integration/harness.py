@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log
 
 SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
-FATAL_WORDS: Final = ("node stops:", "Traceback (most recent call last)")
+FATAL_WORDS: Final = ("stopping the node:", "Traceback (most recent call last)")
 APPEND_BATCH: Final = 100
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 

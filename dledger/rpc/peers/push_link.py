@@ -93,7 +93,7 @@ class PushLink:
             except DLedgerError as error:
                 self.on_refusal(error)
             except RuntimeError as error:  # no thread could be had to look up the peer's name: later, perhaps
-                self._refusals.log(f"{self.address} cannot be connected to: {error}; it is tried again")
+                self._refusals.log(f"cannot connect to {self.address}: {error}; retrying")
             self.dropped += len(self._queue)
             self._queue.clear()
             self._overflowed = False
@@ -167,7 +167,7 @@ class PushLink:
             case FrameType.REFUSAL:
                 raise InvalidRequestError(payload.decode(errors="replace"))
             case _:
-                raise InvalidRequestError(f"{kind.name} where an answer was due")
+                raise InvalidRequestError(f"expected an answer, got {kind.name}")
 
     def on_refusal(self, error: DLedgerError) -> None:
         """The two do not understand each other, which needs a person: say so once, and do not hurry."""

@@ -206,7 +206,7 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be at least 1"),
         ("brokerPermission=9", "broker_permission=9 must be between 0 and 7"),
         ("brokerRole=SLAVE", "classic master-slave"),
-        ("dLegerPeers=n0-h:1", "but not enableDLegerCommitLog"),
+        ("dLegerPeers=n0-h:1", "but enableDLegerCommitLog is not"),
         ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
 )
@@ -244,7 +244,7 @@ def test_members_left_in_a_file_with_the_switch_off_are_a_warning(tmp_path: Path
     config, warnings = load_broker_settings(file, {}, {})
 
     assert config.dledger is None
-    assert warnings == (f"settings that change nothing without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
+    assert warnings == (f"settings that have no effect without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
 
 
 def test_a_sync_master_without_slaves_is_told_that_it_does_not_wait(tmp_path: Path) -> None:
