@@ -87,8 +87,8 @@ class Option:
     def read(self, text: str) -> Any:  # noqa: ANN401  # as above
         """The value. Raises ``ValueError``."""
         value = self.parse(text)
-        if problem := FieldLimits(self.allowed, _UNITS.get(self.parse)).problem(self.name, value):
-            raise ValueError(problem.removeprefix(f"{self.name}="))
+        if problem := FieldLimits(self.allowed, _UNITS.get(self.parse)).complaint(value):
+            raise ValueError(problem)
         return value
 
 
