@@ -266,7 +266,7 @@ def test_a_silent_server_is_left_once_another_one_leads() -> None:
     wish = window.step(LOOK_AFTER_MS + 5)
     assert (wish.leave, wish.look) == ("", False), "a group that is late would get later by the questions"
     window.looked(2 * LOOK_AFTER_MS, is_led_by_another=True)
-    assert "another one leads" in window.step(2 * LOOK_AFTER_MS).leave
+    assert "another server leads" in window.step(2 * LOOK_AFTER_MS).leave
     fail(window, RequestTimeoutError("it ended"), batch, now_ms=2 * LOOK_AFTER_MS)
     assert window.step(2 * LOOK_AFTER_MS).connect_until_ms is not None
 
