@@ -53,7 +53,7 @@ def _own_file(name: str) -> str:
 
 def _banner(results: Sequence[DrillResult], failed: Sequence[str]) -> str:
     if failed or not results:
-        words = f"Failed: {', '.join(failed)}" if failed else "No drill was run to its end"
+        words = f"Failed: {', '.join(failed)}" if failed else "No drill finished"
         return f'<p class="verdict failed-verdict" role="status">✗ {escape(words)}</p>'
     total = sum(one.verdict.acknowledged for one in results if one.verdict is not None)
     which = "The drill" if len(results) == 1 else f"All {len(results)} drills"
@@ -102,7 +102,7 @@ def _section(result: DrillResult, number: int) -> str:
             *(f'<p class="note">{escape(note)}</p>' for note in result.notes),
             "<h3>What happened</h3>",
             _timeline(result),
-            "<h3>What each fault cost</h3>",
+            "<h3>Cost of each fault</h3>",
             _rounds(result),
             "<details><summary>The chart's figures as a table</summary>",
             _figures(result.series),
@@ -163,7 +163,7 @@ def _timeline(result: DrillResult) -> str:
 
 def _rounds(result: DrillResult) -> str:
     rows = [f"<tr><td>{escape(one.round.fault)}</td>{_cells(report.round_row(one)[1:])}</tr>" for one in result.rounds]
-    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">whole again after"]
+    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">recovered after"]
     return _table(names, rows)
 
 

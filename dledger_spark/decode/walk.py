@@ -111,7 +111,7 @@ def _ended(data: Readable, starts: list[int], at: int, end: int, framing: Framin
         return RecordWalk(found, at, WalkEnd.ZERO)
     kind = "entry" if framing == "entry" else "message"
     return RecordWalk(
-        found, at, WalkEnd.BAD, reason=f"no {kind} begins here (magic {magic & 0xFFFFFFFF:#x}, size {size})"
+        found, at, WalkEnd.BAD, reason=f"no {kind} starts here (magic {magic & 0xFFFFFFFF:#x}, size {size})"
     )
 
 

@@ -130,7 +130,7 @@ def test_a_node_that_fails_to_start_shows_its_log(tmp_path: Path) -> None:
 
     group = Broken(tmp_path, size=2)
 
-    with pytest.raises(LocalGroupError, match=r"n0 ended with exit code 9 while starting\nthe disk is on fire"), group:
+    with pytest.raises(LocalGroupError, match=r"n0 exited with code 9 during startup\nthe disk is on fire"), group:
         pass
 
     assert not any(group.is_running(node) for node in group.nodes)

@@ -93,7 +93,7 @@ def test_stream_cannot_begin_behind_the_end() -> None:
     log = FakeGroupLog([100] * 5)
     options = {"startingOffsets": '{"index": 8}'}
 
-    with pytest.raises(DataLossError, match="begins with entry 8, but all that is committed in group g ends before"):
+    with pytest.raises(DataLossError, match="starts at entry 8, but the committed log of group g ends before"):
         progress(log, None, **options).initial()
     with pytest.raises(DataLossError, match="begins with entry 8"):
         progress(log, None, **options).next_end(at(8, 8), limited=False)

@@ -148,7 +148,7 @@ def test_where_the_next_entry_will_be_there_is_an_empty_chunk(service: Service) 
 
     assert (nothing.first_index, nothing.count, nothing.data) == (10, 0, b"")
     assert (nothing.position, nothing.committed_index) == (1000, 9)
-    with pytest.raises(IndexOutOfRangeError, match="last one that is, is 9"):
+    with pytest.raises(IndexOutOfRangeError, match="the last committed entry is 9"):
         service.fetch(11)
 
 
