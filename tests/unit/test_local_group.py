@@ -148,7 +148,7 @@ def test_a_node_that_ignores_sigterm_is_reported_and_killed_in_the_end(
     with Stubborn(tmp_path, size=1) as group:
         with pytest.raises(LocalGroupError, match="n0 did not stop"):
             group.stop(N0, timeout_s=0.1)
-        with pytest.raises(LocalGroupError, match="n0 still runs"):
+        with pytest.raises(LocalGroupError, match="n0 is still running"):
             group.wait_exit(N0, timeout_s=0.1)
         pid = group.pid(N0)
 

@@ -196,7 +196,7 @@ def test_what_cannot_be_done_is_told(directory: Path, tmp_path: Path) -> None:
     (directory / "bad.key").write_text("garbage")
     attempts: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: certs.make_node(tmp_path / "none", "n0"), "has no CA yet: create one with `dledger certs init"),
-        (lambda: certs.make_node(directory, "n0", days=4000), "before 4000 days are over"),
+        (lambda: certs.make_node(directory, "n0", days=4000), "in less than 4000 days"),
         (lambda: certs.make_node(directory, "n0", days=0), "0 days"),
         (lambda: certs.renew(directory, "absent"), "absent.crt: cannot be read"),
         (lambda: certs.renew(directory, "bad"), "contains no PEM certificate"),

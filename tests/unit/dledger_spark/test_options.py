@@ -36,7 +36,10 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "/x", "minPartitions": "0"}, "minPartitions: 0 must be between 1"),
         ({"path": "/x", "minPartitions": "4097"}, "4097 must be between 1 and 4096"),
         ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
-        ({"bootstrap.servers": "a:1", "groupIdPrefix": "x"}, "groupIdPrefix is not supported: a stream's position"),
+        (
+            {"bootstrap.servers": "a:1", "groupIdPrefix": "x"},
+            "groupIdPrefix is not supported: a stream keeps its position",
+        ),
         ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
         ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "have no effect here: leave it out"),
         ({"bootstrap.servers": "a:1", "assign": '{"t":[0]}'}, "use subscribe, and filter by the column queueId"),
