@@ -38,7 +38,7 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
         (
             {"bootstrap.servers": "a:1", "groupIdPrefix": "x"},
-            "groupIdPrefix is not supported: a stream keeps its position",
+            "groupIdPrefix is not supported: a stream keeps",
         ),
         ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
         ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "have no effect here: leave it out"),
