@@ -14,11 +14,12 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, DLedgerError, LackingError, ShutdownError, UnavailableError
@@ -46,7 +47,7 @@ class _Damage:
     path: Path
     error: CorruptLogError
     due_ms: int = 0
-    wait_ms: int = RETRY_MS_MIN
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS_MIN, RETRY_MS_MAX))
     nobody_has_it: bool = False
 
 
@@ -220,8 +221,7 @@ class LogWatch:
             self._repaired(base, damage, _NOTHING, self._name)
             return
         damage.nobody_has_it = nobody_has_it
-        damage.due_ms = self._clock.monotonic_ms() + damage.wait_ms
-        damage.wait_ms = min(2 * damage.wait_ms, RETRY_MS_MAX)
+        damage.due_ms = self._clock.monotonic_ms() + round(damage.backoff.pause())
         advice = "; ".join(tried) if tried else "not repaired: no peer to fetch it from"
         self._conditions.set(ConditionKind.DAMAGED, f"{_where(found)}. {advice}", subject=str(damage.path))
 

@@ -2,7 +2,8 @@
 
 A thread accepts, a thread per request answers; both ends are bounded: few requests at a time, each with few seconds.
 Whoever connects and says nothing, or says it slowly, must not keep a probe out, by which a node would be restarted: for
-one request more than there is room for, the oldest that has not come in whole yet is hung up on.
+one request more than there is room for, the oldest that has not come in whole yet is hung up on. prometheus_client's
+own server has a thread for each connection, without a limit and without a time-out, and no other pages.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
@@ -98,7 +99,7 @@ class _Level:
     """Whether its queue may have something new."""
     retry_at_ms: int = 0
     """Monotonic; not before then."""
-    retry_ms: int = RETRY_MS
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS, RETRY_MS_MAX))
     batch: int = BATCH
     """1 while a message that the store calls illegal is looked for."""
     put: _Put | None = None
@@ -394,7 +395,8 @@ class _Run:
                 self._go_back(level, offset, result)
                 return True
             self._delivered += 1
-        level.offset, level.retry_ms, level.batch = put.end, RETRY_MS, BATCH
+        level.offset, level.batch = put.end, BATCH
+        level.backoff.succeeded()
         return True
 
     def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
@@ -408,10 +410,9 @@ class _Run:
 
     def _put_off(self, level: _Level, why: str) -> None:
         """Try the level's next message again later, each time after a longer pause."""
-        if level.retry_ms == RETRY_MS:
+        if not level.backoff.has_paused():
             _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
-        level.retry_at_ms = self._clock.monotonic_ms() + level.retry_ms
-        level.retry_ms = min(2 * level.retry_ms, RETRY_MS_MAX)
+        level.retry_at_ms = self._clock.monotonic_ms() + round(level.backoff.pause())
 
     def _note_progress(self, now_ms: int) -> list[int]:
         """Hand progress to the broker state if it is time; gives when it will be."""

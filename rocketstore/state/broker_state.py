@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
@@ -125,7 +126,7 @@ class BrokerState:
         self._full_wanted = False
         self._full_due_ms = 0
         self._full_not_before_ms = 0
-        self._full_retry_ms = RETRY_MS
+        self._full_backoff = Backoff(RETRY_MS, FULL_RETRY_MS_MAX)
         self._snapshot_due_ms = 0
         self._saved = -1
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
@@ -457,12 +458,12 @@ class BrokerState:
 
     def _on_full_end(self, stored: bool) -> None:
         if stored:
-            self._full_retry_ms = RETRY_MS
+            self._full_backoff.succeeded()
             return
-        _log.warning("broker state: the full state was not written; retrying in %d s", self._full_retry_ms // 1000)
+        pause_ms = round(self._full_backoff.pause())
+        _log.warning("broker state: the full state was not written; retrying in %d s", pause_ms // 1000)
         self._full_wanted = True
-        self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
-        self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
+        self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
 
     def _end_of(self, topic: str, queue_id: int) -> int:
         """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""
