@@ -213,7 +213,7 @@ class DerivedWriter(DataSourceArrowWriter):
         if overwrite:
             raise OptionError(f'{FORMATS[parts]} never overwrites: use mode("append") and a path that does not exist')
         if target.exists():
-            raise PipelineError(f"{target} already already exists: remove it, or write elsewhere")
+            raise PipelineError(f"{target} already exists: remove it, or write elsewhere")
         self._parts = parts
         self._options = options
         self._staging = target.with_name(f".attempts-{target.name}-{uuid.uuid4().hex}")

@@ -66,8 +66,8 @@ def check_same_log(offset: LogOffset, cluster: str, group: str) -> None:
     """Raises ``OffsetError`` if the offset is of another log: its numbers mean nothing here."""
     if (offset.cluster, offset.group) != (cluster, group):
         raise OffsetError(
-            f"the checkpoint belongs to group {offset.group!r} of cluster {offset.cluster!r}, but but the "
-            f"servers are group {group!r} of cluster {cluster!r}: use another checkpointLocation, or the right "
+            f"the checkpoint belongs to group {offset.group!r} of cluster {offset.cluster!r}, but the servers "
+            f"are group {group!r} of cluster {cluster!r}: use another checkpointLocation, or the right "
             "bootstrap.servers"
         )
 
