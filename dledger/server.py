@@ -535,8 +535,8 @@ class DLedgerServer:
         producer: ProducerBatch | None = None,
     ) -> None:
         """See ``LogNode.submit_append``."""
-        answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer, producer), answer)
+        append = self._node.quorum_ack.append
+        self._submit(lambda answer, now_ms: append(bodies, now_ms, answer, producer), self._instruments.timed(done))
 
     def submit_prepared(
         self,
@@ -548,23 +548,20 @@ class DLedgerServer:
 
         ``producer`` must say how many entries there are (``ProducerBatch.count``).
         """
-        answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer, producer), answer)
+        append = self._node.quorum_ack.append_prepared
+        self._submit(lambda answer, now_ms: append(prepared, now_ms, answer, producer), self._instruments.timed(done))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """See ``LogNode.submit_producer``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.producer_sequence(name, now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.producer_sequence(name, now_ms, answer), done)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.read_index(now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.reads.submit(now_ms, answer), done)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.elector.transfer(target, now_ms, answer), done)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
@@ -616,20 +613,19 @@ class DLedgerServer:
             disk_used_ratio=log.disk_used_ratio,
         )
 
-    def _submit(self, action: Callable[[int], None], done: Callable[[DLedgerError], None]) -> None:
-        try:
-            self._driver.call(action)
-        except DLedgerError as error:
-            done(error)
+    def _submit(
+        self,
+        action: Callable[[Callable[[Result | DLedgerError], None], int], object],
+        done: Callable[[Result | DLedgerError], None],
+    ) -> None:
+        """Have the core do ``action``, which takes what its answer goes to and the time.
 
-    def _with_address(self, done: Callable[[Result | DLedgerError], None]) -> Callable[[Result | DLedgerError], None]:
-        """Complete the core's leader hints, which know ids only, with the address clients need; answer only once.
-
-        A node that fails while it carries out a request refuses it, and answers it again when it stops.
+        The core's leader hints, which know ids only, are completed with the address clients need. ``done`` is called
+        once: a node that fails while it carries out a request refuses it, and answers it again when it stops.
         """
         left = [done]
 
-        def addressed(result: Result | DLedgerError) -> None:
+        def answer(result: Result | DLedgerError) -> None:
             try:
                 done = left.pop()
             except IndexError:
@@ -638,7 +634,10 @@ class DLedgerServer:
                 result.leader = self._hint(result.leader.node_id)
             done(result)
 
-        return addressed
+        try:
+            self._driver.call(partial(action, answer))
+        except DLedgerError as error:
+            answer(error)
 
     def _status(self, node: Node) -> NodeStatus:
         config, state, log = self._config, node.state, self.log

@@ -84,7 +84,7 @@ def _one_of(kind: type[_Word], text: str) -> _Word:
 
 
 def _hours_text(text: str) -> str:
-    if problem := limits_of(StoreConfig)["delete_hour"].problem("deleteWhen", dledger_settings.parse_hours(text)):
+    if problem := limits_of(StoreConfig)["delete_hour"].complaint(dledger_settings.parse_hours(text)):
         raise ValueError(problem)
     return text
 

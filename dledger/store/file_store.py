@@ -296,18 +296,14 @@ class FileStore:
         """Write a whole change or nothing that counts, then publish it."""
         state, files = self._state, self._files
         first_index = state.last.index + 1
-        try:
-            if (
-                len(writes) > 1
-                or files.data.find(writes[0][0]) is None
-                or files.index.find((last.index + 1) * INDEX_UNIT_BYTES - 1) is None
-                or files.index.find(first_index * INDEX_UNIT_BYTES) is None
-            ):
-                files.ensure(writes, first_index, len(units))
+        try:  # all of them before the first byte is written
+            data, index = files.segments_for(writes), files.index_segments_for(first_index, len(units))
         except OSError as error:
             raise self._failed("creating a segment", error) from error
         try:
-            data, index = files.write(writes, first_index, units)
+            for file, (position, record) in zip(data, writes, strict=True):
+                file.write(position - file.base, record)
+            files.put_units(index, first_index, units)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 self._unwiped = writes

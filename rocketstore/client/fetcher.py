@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
+from dledger.backoff import Backoff
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
@@ -171,12 +172,13 @@ class QueueFetcher:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = RETRY_WAIT_S_MIN
+        backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         told = ""
         while not self._stop.is_set():
             try:
                 if self._session():
-                    pause_s, told = RETRY_WAIT_S_MIN, ""
+                    backoff.succeeded()
+                    told = ""
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
@@ -188,8 +190,7 @@ class QueueFetcher:
                 elif str(error) != told:  # once, not with every attempt
                     told = str(error)
                     _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, told)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
+                self._stop.wait(backoff.pause())
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:

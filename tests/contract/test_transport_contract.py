@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.messages import (
     Envelope,

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import free_ports
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import free_ports
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 120.0

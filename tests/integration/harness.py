@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.demo import digest_of
 from cluster.drill.detours import ProxyNetwork
-from cluster.local_group import HOST, LocalGroup, LocalNode
+from cluster.local.group import HOST, LocalGroup, LocalNode
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Term
 from tests.support.history import AppendOp, History, Outcome, check

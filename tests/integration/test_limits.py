@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local_group import HOST
+from cluster.local.group import HOST
 from dledger.client.security import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.rpc import options

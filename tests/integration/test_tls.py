@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from cluster import certs
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError
 from dledger.rpc import options, tls

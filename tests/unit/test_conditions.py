@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig

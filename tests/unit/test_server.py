@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.client.shared import Deadline
 from dledger.config import ServerConfig

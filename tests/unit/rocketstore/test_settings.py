@@ -190,7 +190,7 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         "environment variable DLEDGER_BROKER_NMAE: unknown setting: did you mean DLEDGER_BROKER_NAME?",
         f"{conf}:2: flushDiskType: invalid value 'never': use one of SYNC_FLUSH, ASYNC_FLUSH",
         f"{conf}:4: file_reserved_time=4 contradicts fileReservedTime=3 ({conf}:3): keep one of them",
-        f"{conf}:5: deleteWhen: deleteWhen=25 must be between 0 and 23",
+        f"{conf}:5: deleteWhen: 25 must be between 0 and 23",
         "flag autoCreateTopicEnable: autoCreateTopicEnable: invalid boolean 'perhaps': use true or false",
     )
 

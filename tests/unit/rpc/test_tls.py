@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from cluster import certs
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message as Wire
 from grpc_health.v1 import health_pb2
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
 from rocketstore.broker.codec import SERVICE
