@@ -288,14 +288,14 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
-        raise ConfigError([f"{path}: holds no PEM certificate"]) from error
+        raise ConfigError([f"{path}: contains no PEM certificate"]) from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigError([f"{path}: holds no PEM key, or one with a password"]) from error
+        raise ConfigError([f"{path}: contains no PEM key, or one with a password"]) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError([f"{path}: holds a key of another kind than `dledger certs` makes"])
     return key

@@ -27,7 +27,7 @@ import rich
 from rich.console import Console
 
 from cluster import terminal
-from cluster.local_group import LocalGroup, LocalGroupError
+from cluster.local.group import LocalGroup, LocalGroupError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
@@ -77,7 +77,7 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
 def run_brokers() -> int:
     """Three brokers, a producer and two groups of consumers, for somebody at the web console."""
     out = Console(highlight=False, soft_wrap=True)
-    from cluster.local_brokers import LocalBrokers
+    from cluster.local.brokers import LocalBrokers
 
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     try:
@@ -108,7 +108,7 @@ def _page(out: Console, group: LocalGroup) -> Iterator[str]:
 def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
     """Keep the group, its console and some load until Ctrl-C, SIGTERM or ``ended``."""
     from cluster.console.playground import appending, trading
-    from cluster.local_brokers import LocalBrokers
+    from cluster.local.brokers import LocalBrokers
 
     ended = ended or threading.Event()
     load = trading(group) if isinstance(group, LocalBrokers) else appending(group)

@@ -65,15 +65,19 @@ class FieldLimits:
     range: Range | None = None
     unit: Unit | None = None
 
-    def problem(self, name: str, value: object) -> str:
-        """What is wrong with a field of this name that has this value; empty if nothing is."""
+    def complaint(self, value: object) -> str:
+        """What is wrong with a value; empty if nothing is."""
         if self.range is None or value is None:
             return ""
         given = value if isinstance(value, tuple) else (value,)
         if all(isinstance(one, (int, float)) and self.range.allows(one) for one in given):
             return ""
-        shown = ";".join(str(one) for one in given)
-        return f"{name}={shown} must be {self.range.text(self.unit)}"
+        return f"{';'.join(map(str, given))} must be {self.range.text(self.unit)}"
+
+    def problem(self, name: str, value: object) -> str:
+        """The same of a field of this name."""
+        complaint = self.complaint(value)
+        return f"{name}={complaint}" if complaint else ""
 
 
 _KNOWN: Final[dict[type, Mapping[str, FieldLimits]]] = {}

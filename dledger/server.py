@@ -160,7 +160,7 @@ class DLedgerServer:
                 raise
             why = error
         aside = set_aside_damaged(config.store, node_id=config.node_id)
-        _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, why, aside)
+        _log.warning("%s: %s. The old log is kept in %s; fetching it again from the peers", config.node_id, why, aside)
         return open_it()
 
     def _wire(self) -> None:
@@ -255,7 +255,10 @@ class DLedgerServer:
         self._driver.call(lambda now_ms: self._node.state.fence(reason, now_ms))
 
     def _tell_fenced(self, reason: str) -> None:
-        advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
+        advice = (
+            "it serves nothing. Find out what wrote to its directory, then keep the directory and start the "
+            "node with --repair"
+        )
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
 
     def _refuse_if_fenced(self) -> None:
@@ -419,7 +422,7 @@ class DLedgerServer:
         """Those that can be told from the node's state; the others end by themselves in time, or are cleared."""
         conditions = self.conditions
         if self.log.disk_full:
-            used = f"no entries are taken: the disk is full ({max(0.0, room.ratio):.0%} used)"
+            used = f"appends are refused: the disk is full ({max(0.0, room.ratio):.0%} used)"
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
@@ -427,7 +430,7 @@ class DLedgerServer:
         if state.has_standing:
             conditions.clear(ConditionKind.NO_STANDING)
         elif state.hard_state.voter:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until what its log lacks is fetched")
+            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until its missing log is fetched")
         else:
             why = state.hard_state.doubt or "its disk is new"
             message = f"its vote does not count until it has caught up with a leader: {why}"
@@ -437,7 +440,7 @@ class DLedgerServer:
         else:
             conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
-            why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
+            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the other members are no quorum"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
         else:
             conditions.clear(ConditionKind.STUCK_LEADER, "disks")
@@ -445,7 +448,10 @@ class DLedgerServer:
 
     def _note_lost_leadership(self, change: RoleChange) -> None:
         if change.reason is RoleReason.NO_PROGRESS:
-            why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
+            why = (
+                "as leader it had a quorum but committed none of the waiting entries: it now leaves leadership "
+                "to the others"
+            )
             self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
 
     def _retire(

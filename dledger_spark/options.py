@@ -87,9 +87,22 @@ class Option:
     def read(self, text: str) -> Any:  # noqa: ANN401  # as above
         """The value. Raises ``ValueError``."""
         value = self.parse(text)
-        if problem := FieldLimits(self.allowed, _UNITS.get(self.parse)).problem(self.name, value):
-            raise ValueError(problem.removeprefix(f"{self.name}="))
+        if problem := FieldLimits(self.allowed, self._unit).complaint(value):
+            raise ValueError(problem)
         return value
+
+    @property
+    def row(self) -> str:
+        """Its line in the documentation's table."""
+        limits = ""
+        if self.allowed is not None:
+            told = replace(self.allowed, high=None) if self.allowed.high == _INT64_MAX else self.allowed
+            limits = f"; {told.text(self._unit)}"
+        return f"| `{self.name}` | {self.default} | {self.meaning}{limits} |"
+
+    @property
+    def _unit(self) -> Unit | None:
+        return _UNITS.get(self.parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +348,7 @@ READ_OPTIONS: Final = (
         "min_partitions",
         parse_integer,
         "",
-        f"at least so many splits, up to {SPLITS_MAX}, as far as records allow",
+        "at least so many splits, as far as records allow",
         allowed=Range(1, SPLITS_MAX),
     ),
     Option(

@@ -14,6 +14,7 @@ from cluster import logs, process
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
+from dledger.config import is_loopback
 from dledger.values import parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
@@ -99,7 +100,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     try:
         from cluster.console.control import NoControl
         from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
-        from cluster.console.server import ConsoleServer, ListenAddress, is_loopback
+        from cluster.console.server import ConsoleServer, ListenAddress
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("starlette", "uvicorn", "anyio", "h11"):
             raise click.ClickException(EXTRA_MISSING) from error

@@ -81,7 +81,7 @@ def serve(
         flags["insecure"] = "true"
     loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
     if loaded.unused:
-        logging.getLogger(__name__).info("settings that change nothing here: %s", ", ".join(loaded.unused))
+        logging.getLogger(__name__).info("settings that have no effect here: %s", ", ".join(loaded.unused))
     sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 

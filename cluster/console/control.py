@@ -14,13 +14,13 @@ from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.errors import InvalidRequestError
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
-    from cluster.local_group import LocalGroup
+    from cluster.local.group import LocalGroup
 
 TRANSFER_TIMEOUT_S: Final = 10.0
 

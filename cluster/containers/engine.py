@@ -24,7 +24,7 @@ import docker
 import requests
 
 from cluster.containers import firewall
-from cluster.local_group import LocalGroupError, wait_until
+from cluster.local.group import LocalGroupError, wait_until
 from dledger.errors import DLedgerError
 
 RUN_DIR: Final = Path("/run/dledger-engine")

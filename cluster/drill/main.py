@@ -21,6 +21,7 @@ from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions
 from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError
+from dledger import html_page
 
 
 class DrillPlace(StrEnum):
@@ -65,7 +66,7 @@ def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reportin
         elif len(results) > 1:
             report.print_summary(results)
     if reporting.html is not None:
-        reporting.html.write_text(html.page(results, notes, failures), encoding="utf-8")
+        html_page.write(html.page(results, notes, failures), reporting.html)
         click.echo(f"\nThe report is in {reporting.html}", err=True)
     return 0 if results and not failures and all(one.passed for one in results) else 1
 

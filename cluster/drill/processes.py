@@ -18,8 +18,8 @@ from typing import Final
 
 from cluster.drill.detours import ProxyNetwork
 from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST, LocalGroupError, LocalNode
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST, LocalGroupError, LocalNode
 from dledger.types import NodeId
 
 FILLER: Final = ".drill-filler"

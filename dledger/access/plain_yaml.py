@@ -1,26 +1,26 @@
-"""The part of YAML that RocketMQ's ``plain_acl.yml`` is written in, read strictly: text in, values with lines out.
+"""YAML as ``plain_acl.yml`` needs it, by PyYAML: text in, texts with their lines out.
 
-Block mappings, block lists, plain and quoted scalars, comments, ``[]``. Every scalar stays the text it is, so that the
-key ``00123456`` keeps its zeros and ``no`` is a name. What else YAML has (anchors, tags, flow collections, texts of
-several lines) is refused with its line. A library would be one more dependency that reads secrets, tell of one problem
-at a time, and make numbers of keys.
+Events are taken and no objects built, so that the key ``00123456`` keeps its zeros, ``no`` is a name and every value
+knows its line. What could make a small file large (aliases) or mean more than it says (tags) is refused, and depth and
+nodes are bounded; ``rules_file`` bounds the bytes.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
+
+import yaml
 
 from dledger.errors import ConfigError
 
 DEPTH_MAX: Final = 8
+NODES_MAX: Final = 1_000_000
 
-_KEY = re.compile(r"([A-Za-z0-9_.-]+|\"[^\"\\]*\"|'[^']*')\s*:(?=\s|$)")
-_COMMENT = re.compile(r"\s+#.*$")
-_DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\/])*)"\s*(#.*)?')
-_SINGLE_QUOTED = re.compile(r"'((?:[^']|'')*)'\s*(#.*)?")
-_SPECIAL = "&*!|>%@`{}[],?"
+_LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same, ten times as fast, where libyaml is there
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,148 +59,90 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-@dataclass(slots=True)
-class _Line:
-    indent: int
-    text: str
-    number: int
-
-
 def parse(text: str) -> Node:
-    """The text's one value, for an empty text an empty mapping. Raises ``ConfigError`` naming every wrong line."""
-    parser = _Parser(text)
-    node: Node = Mapping((), 1)
-    if parser.lines:
-        node = parser.block(parser.lines[0].indent, 0)
-        while not parser.at_end:
-            parser.complain("it has no parent: check its indentation")
-    if parser.problems:
-        raise ConfigError(sorted(parser.problems, key=_line_of))
+    """The text's one value, for an empty text an empty mapping. Raises ``ConfigError`` naming the wrong lines."""
+    reader = _Reader(text)
+    try:
+        node = reader.document()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        reader.problems.append(f"line {line}: {_QUOTED.sub('…', error.problem or 'invalid YAML')}")
+    except yaml.reader.ReaderError as error:
+        reader.problems.append(f"line {text.count(chr(10), 0, error.position) + 1}: unprintable character")
+    except _RefusedError as error:
+        reader.problems.append(str(error))
+    if reader.problems:
+        raise ConfigError(reader.problems)
     return node
 
 
-def _line_of(problem: str) -> int:
-    return int(problem.removeprefix("line ").partition(":")[0])
+class _RefusedError(Exception):
+    """What is YAML, and is refused."""
 
 
-@dataclass
-class _Parser:
-    text: str
-    lines: list[_Line] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    at: int = 0
+class _Reader:
+    """Builds nodes of events; ``problems`` are those that do not end it."""
 
-    def __post_init__(self) -> None:
-        for number, raw in enumerate(re.split(r"\r\n|\n|\r", self.text), start=1):
-            stripped = raw.strip()
-            if not stripped or stripped.startswith("#") or (stripped == "---" and not self.lines):
-                continue
-            indent = len(raw) - len(raw.lstrip(" "))
-            if raw[indent] == "\t":
-                self.problems.append(f"line {number}: indent with spaces, not tabs")
-                continue
-            self.lines.append(_Line(indent, raw[indent:].rstrip(), number))
+    def __init__(self, text: str) -> None:
+        self.problems: list[str] = []
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+        self._nodes = 0
 
-    @property
-    def at_end(self) -> bool:
-        return self.at >= len(self.lines)
+    def document(self) -> Node:
+        node: Node = Mapping((), 1)
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _refused(event, "a second document is not supported")
+            elif isinstance(event, yaml.NodeEvent):
+                node = self._node(event, 0)
+        if isinstance(node, Scalar) and not node.text:
+            return Mapping((), 1)  # nothing but comments
+        return node
 
-    @property
-    def line(self) -> _Line:
-        return self.lines[self.at]
-
-    def complain(self, problem: str) -> None:
-        """Note what is wrong with the present line and leave it out."""
-        self.problems.append(f"line {self.line.number}: {problem}")
-        self.at += 1
-
-    def block(self, indent: int, depth: int) -> Node:
-        """What begins at the present line, whose indentation is ``indent``."""
-        line = self.line
+    def _node(self, event: yaml.Event, depth: int) -> Node:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _refused(event, "anchors and aliases are not supported: quote text that starts with & or *")
+        if getattr(event, "tag", None) is not None:
+            raise _refused(event, "tags are not supported: quote text that starts with !")
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            raise _refused(event, f"more than {NODES_MAX} values")
         if depth > DEPTH_MAX:
-            self.complain("nested too deeply")
-            return Scalar("", line.number)
-        if _is_item(line.text):
-            return self._sequence(indent, depth)
-        if _KEY.match(line.text):
-            return self._mapping(indent, depth)
-        self.at += 1
-        return self._scalar(line.text, line.number)
+            raise _refused(event, "nested too deeply")
+        line = _line(event)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Sequence(tuple(self._node(one, depth + 1) for one in self._until(yaml.SequenceEndEvent)), line)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(line, depth)
+        assert isinstance(event, yaml.ScalarEvent)
+        is_null = event.implicit[0] and event.value in ("~", "null")  # a plain one: 'null' in quotes is a text
+        return Scalar("" if is_null else event.value, line)
 
-    def _sequence(self, indent: int, depth: int) -> Sequence:
-        number = self.line.number
-        items: list[Node] = []
-        while not self.at_end and self.line.indent == indent and _is_item(self.line.text):
-            line = self.line
-            rest = line.text[1:].lstrip(" ")
-            if not rest or rest.startswith("#"):
-                self.at += 1
-                items.append(self._nested(indent, depth, line.number))
-            elif _is_item(rest) or _KEY.match(rest):
-                line.indent, line.text = indent + len(line.text) - len(rest), rest
-                items.append(self.block(line.indent, depth + 1))
-            else:
-                self.at += 1
-                items.append(self._scalar(rest, line.number))
-            self._refuse_deeper(indent)
-        return Sequence(tuple(items), number)
-
-    def _mapping(self, indent: int, depth: int) -> Mapping:
-        number = self.line.number
+    def _mapping(self, line: int, depth: int) -> Mapping:
         entries: dict[str, YamlEntry] = {}
-        while not self.at_end and self.line.indent == indent and not _is_item(self.line.text):
-            line = self.line
-            match = _KEY.match(line.text)
-            if match is None:
-                self.complain(f"expected `key: value`, got {_shown(line.text)}")
-                continue
-            key = match[1].strip("\"'")
-            rest = line.text[match.end() :].strip()
-            if key in entries:
-                self.problems.append(f"line {line.number}: {key} is given twice (first on line {entries[key].line})")
-            self.at += 1
-            value: Node
-            if not rest or rest.startswith("#"):
-                value = self._nested(indent, depth, line.number, items_too=True)
-            else:
-                value = self._scalar(rest, line.number)
-            entries[key] = YamlEntry(key, line.number, value)
-            self._refuse_deeper(indent)
-        return Mapping(tuple(entries.values()), number)
+        for event in self._until(yaml.MappingEndEvent):
+            key = self._node(event, depth)
+            if not isinstance(key, Scalar):
+                raise _refused(event, "a name must be text")
+            if key.text in entries:
+                first = entries[key.text].line
+                self.problems.append(f"line {key.line}: {key.text} is given twice (first on line {first})")
+            entries[key.text] = YamlEntry(key.text, key.line, self._node(next(self._events), depth + 1))
+        return Mapping(tuple(entries.values()), line)
 
-    def _nested(self, indent: int, depth: int, number: int, *, items_too: bool = False) -> Node:
-        """What stands below a key or a dash without anything behind it; the items of a key may not be indented."""
-        if not self.at_end:
-            line = self.line
-            if line.indent > indent or (items_too and line.indent == indent and _is_item(line.text)):
-                return self.block(line.indent, depth + 1)
-        return Scalar("", number)
-
-    def _refuse_deeper(self, indent: int) -> None:
-        while not self.at_end and self.line.indent > indent:
-            self.complain("unexpected indentation")
-
-    def _scalar(self, text: str, number: int) -> Node:
-        if text == "[]" or text.startswith("[] #"):
-            return Sequence((), number)
-        for quoted in (_DOUBLE_QUOTED, _SINGLE_QUOTED):
-            if match := quoted.fullmatch(text):
-                escaped = quoted is _DOUBLE_QUOTED
-                return Scalar(re.sub(r"\\(.)", r"\1", match[1]) if escaped else match[1].replace("''", "'"), number)
-        if text[0] in "\"'":
-            self.problems.append(f"line {number}: unterminated quotes, or text after the closing quote")
-        elif text[0] in _SPECIAL:
-            self.problems.append(f"line {number}: text that starts with {text[0]} must be quoted")
-        elif _KEY.search(text) or ": " in text:
-            self.problems.append(f"line {number}: text that contains a colon followed by a space must be quoted")
-        text = _COMMENT.sub("", text)
-        return Scalar("" if text in ("~", "null") else text, number)
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        for event in self._events:
+            if isinstance(event, end):
+                return
+            yield event
 
 
-def _is_item(text: str) -> bool:
-    return text == "-" or text.startswith("- ")
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark is not None else 1
 
 
-def _shown(text: str) -> str:
-    """The beginning only: it may be a secret."""
-    return repr(text[:4] + "…" if len(text) > 4 else text)
+def _refused(event: yaml.Event, why: str) -> _RefusedError:
+    return _RefusedError(f"line {_line(event)}: {why}")

@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.appender import AppenderOptions, AsyncAppender
 from dledger.client.appends import DIRECT, RULES, wire_of
@@ -398,7 +399,7 @@ class AsyncCalls:
         self, name: str, request: Callable[[], bytes], address: str | None
     ) -> AsyncGenerator[bytes, None]:
         """The messages of a server stream, going on elsewhere (or at ``address`` again) when it breaks."""
-        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+        broken, backoff = Deadline(self.timeout_s), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
             # A unary call first: it has a deadline, which the wait for a stream's first message cannot have.
             node = (await self.metadata(address, timeout_s=broken.remaining_s)).node_id
@@ -410,14 +411,14 @@ class AsyncCalls:
                 async with aclosing(self._channels.stream(name, chosen, request())) as answers:
                     async for data in answers:
                         yield data
-                        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+                        broken = Deadline(self.timeout_s)
+                        backoff.succeeded()
             except DLedgerError as error:
                 failure = error
             self._directory.note_failure(chosen, failure)
             if self._channels.closed or broken.expired or not is_retried_read(failure):
                 raise failure
-            await self._channels.pause(min(backoff_s, broken.remaining_s))
-            backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
+            await self._channels.pause(min(backoff.pause(), broken.remaining_s))
 
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:

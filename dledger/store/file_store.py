@@ -275,13 +275,13 @@ class FileStore:
         self._check_writable()
         problem = records.run_problem(checked, from_index, state.last, state.tip.chain_crc)
         if problem:
-            raise MisplacedRunError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         offset = checked.offset_of(from_index)
         data = run.data[offset:] if offset else run.data
         position = run.position + offset
         problem = records.run_place_problem(position, len(data), state.end, self._config.segment_bytes)
         if problem:
-            raise MisplacedRunError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
@@ -293,7 +293,7 @@ class FileStore:
         if self._unwiped and not self._disk_full:
             self._wipe()
         if self._disk_full:
-            raise DiskFullError(f"the disk of {self.directory} is full: appends are taken again once there is room")
+            raise DiskFullError(f"the disk of {self.directory} is full: appends resume once there is room")
 
     def _write(self, writes: list[Write], units: bytes, last: EntryId, end: Mark) -> None:
         """Write a whole change or nothing that counts, then publish it."""
@@ -340,8 +340,8 @@ class FileStore:
                     file.sync()
                 self._unwiped = self._unwiped[:-1]
         except OSError as error:
-            what = "writing zeros over a batch that was written in part"
-            raise self._failed(what, error, "it may be found there after a crash") from error
+            what = "zeroing a partly written batch"
+            raise self._failed(what, error, "it may reappear after a crash") from error
 
     def truncate(self, from_index: LogIndex) -> None:
         state = self._state

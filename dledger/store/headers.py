@@ -20,10 +20,9 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import MIN_BLANK_BYTES
+from dledger.layout import BLANK_MAGIC, MIN_BLANK_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.format import (
-    BLANK_MAGIC,
     CHAIN_CRC_END,
     CHAIN_CRC_OFFSET,
     CHAINED_HEADER,
@@ -148,7 +147,7 @@ class Headers:
                 follow, end = Follow(header.index, header.term, header.chain_crc), header.position + header.size
             if not mended:
                 header = self._next(*self._before(index))
-                raise self._damaged(header.position, f"entry {index} contradicts the entries around it", index)
+                raise self._damaged(header.position, f"entry {index} is inconsistent with its neighbours", index)
 
     def _nearest_proven(self, index: int) -> tuple[Follow, int]:
         """A proven entry below ``index``, as near as there is one, and where it ends; the log's begin if none is."""

@@ -31,7 +31,9 @@ Touched = tuple[list[MappedFile], list[MappedFile]]
 
 _COLD: Final = sys.maxsize
 """Whatever begins below is read with ``pread``."""
-INDEX_ADVICE: Final = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
+INDEX_ADVICE: Final = (
+    "The index is derived from the data: stop the node, delete the file, and start again to rebuild it"
+)
 
 
 class SuspectEntryError(CorruptLogError):

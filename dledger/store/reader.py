@@ -16,9 +16,9 @@ from dledger.errors import (
     IndexOutOfRangeError,
     InvalidRequestError,
 )
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
+from dledger.store.format import BLANK, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers
 from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
@@ -95,7 +95,7 @@ class LogReader:
             state.on_damage(damage)
             raise
         except OSError as error:
-            raise state.poisoned("writing the index again", error) from error
+            raise state.poisoned("rewriting the index", error) from error
 
     @property
     def _hot_from(self) -> int:
@@ -151,7 +151,7 @@ class LogReader:
     def _check_entry(self, index: int) -> None:
         self._state.check_index(index)
         if index == self._state.begin.index:
-            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first entry kept is {index + 1}")
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
         state, latest = self._state, self._latest_run
@@ -183,7 +183,7 @@ class LogReader:
         stop = start if first == last else files.located(last, hot_from)
         length = stop.position + stop.size - start.position
         if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
-            raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
+            raise InvalidRequestError(f"entries {first} to {last} do not lie within one segment")
         run = EntryRun(
             previous=EntryId(term, previous),
             previous_chain_crc=chain_crc,
@@ -211,7 +211,7 @@ class LogReader:
 
     def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         if last_index < first_index:
-            raise IndexOutOfRangeError(f"no entry lies between {first_index} and {last_index}")
+            raise IndexOutOfRangeError(f"no entry between {first_index} and {last_index}")
         entries = self._read_slice(first_index, last_index, max_bytes)
         used = sum(len(entry.body) + HEADER.size for entry in entries)
         while entries[-1].index < min(last_index, self._state.last.index) and used < max_bytes:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.layout import BLANK_MAGIC, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark
 from dledger.store.format import (
     BLANK,
-    BLANK_MAGIC,
     HEADER,
     EntryHeader,
     Follow,
@@ -194,7 +193,7 @@ def _check_heads(files: LogFiles, checkpoint: LogCheckpoint) -> tuple[list[Damag
             continue
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
-            reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
+            reason = f"the segment does not start with a valid record: {problem or f'index {header.index}'}"
             damage.append(Damage(file.path, 0, file.base, reason))
         elif not _unit_agrees(files, header):
             agrees = False

@@ -15,25 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
-from dledger.store.format import (
-    BLANK,
-    BLANK_MAGIC,
-    HEADER,
-    EntryHeader,
-    Follow,
-    ScanWindow,
-    StopKind,
-    header_problem,
-    scan_records,
-)
+from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.store.format import BLANK, HEADER, EntryHeader, Follow, ScanWindow, StopKind, header_problem, scan_records
 from dledger.types import Magic
 
 _MAGICS: Final = frozenset(int(magic) for magic in Magic)
-_HEADER_FIELDS: Final = (
-    ("magic", 0, 4), ("size", 4, 8), ("index", 8, 16), ("term", 16, 24), ("pos", 24, 32), ("channel", 32, 36),
-    ("chainCrc", 36, 40), ("bodyCrc", 40, 44), ("bodyLength", 44, 48),
-)  # fmt: skip
+_SHOWN_NAMES: Final = {"position": "pos", "chain_crc": "chainCrc", "body_crc": "bodyCrc", "body_length": "bodyLength"}
+"""How fields of headers are called in documents, where it is otherwise."""
 _UNSIGNED: Final = frozenset({"chainCrc", "bodyCrc"})
 
 
@@ -129,7 +117,9 @@ def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None)
     if len(data) >= MIN_BLANK_BYTES and BLANK.unpack_from(data)[0] == BLANK_MAGIC:
         length = BLANK.unpack_from(data)[1]
         if length != rest or len(data) < rest:
-            return Copy(data[:rest], False, f"a blank of {length} bytes where {min(rest, len(data))} are left", False)
+            return Copy(
+                data[:rest], False, f"a blank of {length} bytes, but {min(rest, len(data))} bytes are left", False
+            )
         stray = data[MIN_BLANK_BYTES:rest].strip(b"\0")
         return Copy(data[:rest], not stray, "the blank is not blank" if stray else "", False)
     reason = _problem(data, position, follow)
@@ -147,7 +137,7 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
         scan = scan_records(window, follow, 1)
         return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no entry starts here"
     if len(data) < ENTRY_HEADER_BYTES:
-        return "less than an entry header is left"
+        return "too little room for an entry header"
     header = EntryHeader(*HEADER.unpack_from(data))
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
     if not problem and header.size > len(data):
@@ -218,10 +208,12 @@ def _field(tails: Mapping[str, bytes], offset: int, start: int, model: Copy) -> 
     """The name of the field that the first differing byte lies in, and every replica's value of it."""
     at = offset - start
     if len(model.data) >= MIN_BLANK_BYTES and BLANK.unpack_from(model.data)[0] == BLANK_MAGIC:
-        name, first, end = ("magic", 0, 4) if at < 4 else ("length", 4, 8) if at < 8 else (f"byte {at}", at, at + 1)
-        name = f"blank {name}"
+        field = next((name for name, _ in BLANK_HEAD.fields if at < BLANK_HEAD.behind(name)), "")
+        first, end = (BLANK_HEAD.at(field), BLANK_HEAD.behind(field)) if field else (at, at + 1)
+        name = "blank length" if field == "size" else f"blank {field or f'byte {at}'}"
     elif at < ENTRY_HEADER_BYTES:
-        name, first, end = next(one for one in _HEADER_FIELDS if one[1] <= at < one[2])
+        field = next(name for name, _ in ENTRY.fields if at < ENTRY.behind(name))
+        name, first, end = _SHOWN_NAMES.get(field, field), ENTRY.at(field), ENTRY.behind(field)
     else:
         name, first, end = f"body byte {at - ENTRY_HEADER_BYTES}", at, at + 1
     return name, {

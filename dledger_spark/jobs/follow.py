@@ -1,6 +1,6 @@
 """``dledger pipeline follow``: messages per window, topic and tag while they come, on the console and as Parquet.
 
-An example to adapt: copy it, and change ``counts``. What makes it exact is small:
+``examples/follow.py`` is the small version of it, to copy and adapt. What makes it exact is small:
 
 - Each batch of the stream is counted by itself, and its counts are one directory that appears at once. When a killed
   run is started again, Spark gives the unfinished batch again, with the same messages; a batch whose directory is there
@@ -103,7 +103,7 @@ def about(options: FollowOptions) -> dict[str, object]:
 
 
 def counts(rows: DataFrame, window_s: int) -> DataFrame:
-    """Messages and bytes per window, topic and tag. Change this, and what is read (``_SCHEMA``), to your liking.
+    """Messages and bytes per window, topic and tag.
 
     Entries that are no messages have no time of their own; they count when they are read.
     """

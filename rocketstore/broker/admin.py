@@ -155,7 +155,7 @@ class AdminService:
             case "position":
                 reached = await self._readers.run(self._positions.of_position, wire.position, wire.topics)
             case _:
-                raise InvalidRequestError("give the index or the position of the first entry that is not consumed")
+                raise InvalidRequestError("give the index or the position of the first unconsumed entry")
         noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(wire.group)}
         news = [one for one in reached.offsets if one.offset > noted.get((one.topic, one.queue_id), -1)]
         for start in range(0, len(news), COMMITTED_AT_ONCE):
@@ -197,7 +197,7 @@ class AdminService:
         name = parse(pb.DeleteGroupRequest, data).name
         self._check_master()
         if not self._state.has_group(name):
-            raise NotFoundRefusalError(f"the group {name!r} does not exist here")
+            raise NotFoundRefusalError(f"group {name!r} does not exist")
         await self._change(lambda done: self._state.delete_group(name, done))
         return pb.DeleteGroupResponse().SerializeToString()
 
@@ -226,7 +226,7 @@ class AdminService:
 
     def _check_known(self, topic: str) -> None:
         if self._topics.find(topic) is None:
-            raise NotFoundRefusalError(f"the topic {topic!r} does not exist here")
+            raise NotFoundRefusalError(f"topic {topic!r} does not exist")
 
     def _check_master(self) -> None:
         if self._store.role is BrokerRole.SLAVE:

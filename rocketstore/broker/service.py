@@ -239,7 +239,7 @@ class BrokerService:
     def _check_caught_up(self) -> None:
         """Raises ``NotStoredError``: it is not known yet what is committed, so nothing can be said."""
         if not self._has_caught_up():
-            reason = "this broker has just started and does not know yet what is committed"
+            reason = "this broker has just started and does not know yet which entries are committed"
             refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
             raise NotStoredError(refusal, self._leader_address())
 

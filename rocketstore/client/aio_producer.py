@@ -147,8 +147,8 @@ class AsyncProducer:
         stored = len(results) - len(errors)
         unknown = sum(error.outcome == "unknown" for error in errors)
         raise PartlySentError(
-            f"{stored} of {len(results)} messages are stored, {unknown} have an unknown outcome, "
-            f"{len(errors) - unknown} are not stored: {errors[0]}",
+            f"{stored} of {len(results)} messages stored, {unknown} of unknown outcome, {len(errors) - unknown} "
+            f"not stored: {errors[0]}",
             results,
         )
 
@@ -248,9 +248,9 @@ class AsyncProducer:
         if known is None:
             if key is None:
                 return ANY_QUEUE  # the broker may create the topic, and then knows how many queues it has
-            raise NotFoundError(f"topic {topic} does not exist: without its queues a key cannot choose one")
+            raise NotFoundError(f"topic {topic} does not exist, so a key cannot select one of its queues")
         if not (known.permission & PERMISSION_WRITE and known.write_queues > 0):
-            raise MessageRefusedError(f"topic {topic} may not be written (permission {known.permission})")
+            raise MessageRefusedError(f"topic {topic} does not allow writes (permission {known.permission})")
         if key is None:
             return next(self._turn) % known.write_queues
         return queue_of_key(key, known.write_queues)

@@ -59,9 +59,9 @@ class ConsumerOptions:
         if self.queues is not None and self.instance is not None:
             problems.append("give either queues or instance")
         if self.instance is not None and not 0 <= self.instance[0] < self.instance[1]:
-            problems.append(f"instance {self.instance[0]} of {self.instance[1]} does not exist; they count from 0")
+            problems.append(f"instance {self.instance[0]} of {self.instance[1]} does not exist: instances count from 0")
         if isinstance(self.start, str) and self.start not in ("first", "last"):
-            problems.append(f"start is 'first', 'last' or a time, not {self.start!r}")
+            problems.append(f"start must be 'first', 'last' or a time, not {self.start!r}")
         if problems:
             raise ConfigError(problems)
 
@@ -147,7 +147,7 @@ class Consumer:
         try:
             self._close(lambda: self._commit(finished_only=True))
         except DLedgerError as failure:
-            _log.warning("the offsets were not committed: %s", failure)
+            _log.warning("cannot commit the offsets: %s", failure)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Consumer:
             try:
                 self._commit(finished_only=True)
             except DLedgerError as error:  # tried again next time; close() and commit() tell it
-                _log.warning("the offsets of group %s were not committed: %s", self.group, error)
+                _log.warning("cannot commit the offsets of group %s: %s", self.group, error)
             self._commit_at = time.monotonic() + (self._options.auto_commit_s or 0)
 
     def _take(self, max_messages: int) -> list[ReceivedMessage]:
@@ -268,12 +268,15 @@ class Consumer:
     def seek(self, queue_id: int, offset: int) -> None:
         """Go on at ``offset``, before or after the present place; the next commit may then go back."""
         if offset < 0:
-            raise ConfigError([f"an offset is not negative: {offset}"])
+            raise ConfigError([f"negative offset: {offset}"])
         with self._lock:
             self._start()
             queue = self._queues.get(queue_id)
             if queue is None:
-                raise NotFoundError(f"queue {queue_id} of {self.topic} is not assigned: {sorted(self._queues)} are")
+                raise NotFoundError(
+                    f"queue {queue_id} of {self.topic} is not assigned to this consumer, which has "
+                    f"{sorted(self._queues)}"
+                )
             self._go_to(queue, offset)
             queue.rewind = True
 
@@ -335,8 +338,8 @@ class Consumer:
                 queue.committed = offset
         if moved:
             _log.warning(
-                "group %s: its offsets in %s were moved by somebody else (%s): they were reset, or another consumer of "
-                "the group reads the same queues; going on from there",
+                "group %s: its offsets in %s were changed elsewhere (%s): they were reset, or another consumer "
+                "of the group reads the same queues; continuing from the new offsets",
                 self.group,
                 self.topic,
                 ", ".join(moved),
@@ -382,7 +385,7 @@ class Consumer:
         if known is None:
             raise no_such_topic(self._connection, self.topic)
         if not (known.permission & PERMISSION_READ and known.read_queues > 0):
-            raise MessageRefusedError(f"topic {self.topic} may not be read (permission {known.permission})")
+            raise MessageRefusedError(f"topic {self.topic} does not allow reads (permission {known.permission})")
         assigned = self._assigned(known.read_queues)
         committed = self._fetch_offsets() if self.group else {}
         places = {one: committed[one] if one in committed else self._offset_at(one, options.start) for one in assigned}
@@ -430,7 +433,7 @@ class Consumer:
             found = self._connection.ask_master(QUEUE_RANGE, where, deadline)
             offset = found.max_offset if start == "last" else max(found.min_offset, 0)
         if offset < 0:
-            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker told of offset {offset}")
+            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker returned offset {offset}")
         return offset
 
     def _look_after(self) -> None:

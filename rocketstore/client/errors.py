@@ -104,8 +104,8 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
             return NotFoundError(details or f"{address} does not know it")
         case grpc.StatusCode.UNIMPLEMENTED:
             return InvalidRequestError(
-                f"{address} is no broker ({details}): is it a peer or client port of dledger? "
-                "Producers and consumers connect to the broker's listenPort"
+                f"{address} is not a broker ({details}): is this a peer or client port of dledger? Producers and "
+                "consumers connect to the broker's listenPort"
             )
         case grpc.StatusCode.PERMISSION_DENIED if REFUSAL in told:
             return AccessDeniedError(f"{address}: {details}")
@@ -145,7 +145,7 @@ def send_failure(result: pb.SendResult, address: str) -> DLedgerError | None:
         return None
     reason = f"{address}: {status}: {result.reason}" if result.reason else f"{address}: {status}"
     if status not in PutMessageStatus.__members__ or result.outcome not in ("not_applied", "unknown"):
-        return BadAnswerError(f"{reason} (outcome {result.outcome!r}) is no answer to a send")
+        return BadAnswerError(f"{reason} (outcome {result.outcome!r}) is not a valid answer to a send")
     if result.outcome == "unknown":
         return SendOutcomeUnknownError(reason, leader=hint_of(result.leader))
     match status:

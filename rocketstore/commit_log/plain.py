@@ -35,8 +35,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
     BLANK_MAGIC,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
@@ -50,7 +49,6 @@ from rocketstore.types import (
     ScannedRecords,
 )
 
-_MAGICS: Final = frozenset({MESSAGE_MAGIC, MESSAGE_MAGIC_V2})
 _MS_PER_HOUR: Final = 3_600_000
 
 
@@ -207,7 +205,7 @@ class PlainCommitLog:
             self._appender.last_timestamp = self._queue.store_timestamp = report.last_timestamp
             last = self._queue.last_file(create=False)
             if last is not None and not last.is_full and not last.writable:
-                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and not yet full"])
+                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and is not full yet"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
 
@@ -363,7 +361,7 @@ class PlainCommitLog:
         if head is None:
             return None
         size, magic = BLANK.unpack_from(head)
-        if magic not in _MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
+        if magic not in MESSAGE_MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
             return None
         return self.read(offset, size)
 
@@ -386,7 +384,9 @@ class PlainCommitLog:
                 offset = file.base + file.size
                 continue
             if outcome.end == "damaged" and not outcome.consumed:
-                raise CorruptLogError(file.path, offset - file.base, outcome.reason, "Restart to have it examined")
+                raise CorruptLogError(
+                    file.path, offset - file.base, outcome.reason, "Restart the broker to have it checked"
+                )
             return ScannedRecords(outcome.heads, offset + outcome.consumed)
 
     def next_file_offset(self, offset: int) -> int:

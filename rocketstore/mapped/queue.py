@@ -34,7 +34,7 @@ from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
 """Files that one call for expired files removes: unlinking gigabytes takes long."""
-_RESTORE: Final = "Restore it from a copy, or move it and all files after it away to go on with what is before it"
+_RESTORE: Final = "Restore it from a copy, or move it and all later files away to continue with the ones before it"
 
 
 class MappedFileQueue:

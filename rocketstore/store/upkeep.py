@@ -106,16 +106,16 @@ class Upkeep:
         index = self._index
         if index is None:
             return
-        self._conditions.set(ConditionKind.REPAIRING, "building it again from the log", subject=str(path))
+        self._conditions.set(ConditionKind.REPAIRING, "rebuilding it from the log", subject=str(path))
         try:
             rebuild(index, path, self._log, self._pause)
         except (OSError, CorruptLogError, DiskError, DiskFullError, NotYetReadableError) as error:
-            text = f"it is damaged, and cannot be built again yet: {error}"
+            text = f"damaged, and cannot be rebuilt yet: {error}"
             self._conditions.set(ConditionKind.DAMAGED, text, subject=str(path))
         else:
             self.repaired += 1
             self._conditions.clear(ConditionKind.DAMAGED, str(path))
-            _log.warning("%s was damaged; it was built again from the log", path,
+            _log.warning("%s was damaged and has been rebuilt from the log", path,
                          extra={"event": "repair", "file": str(path)})  # fmt: skip
         finally:
             self._conditions.clear(ConditionKind.REPAIRING, str(path))

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from cluster.console.server import ConsoleServer
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 from tests.browser.chromium import Page

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger_spark.errors import JavaMissingError
 from dledger_spark.session import java_version
 from tests.spark.jobs.logs import bodies, write_log

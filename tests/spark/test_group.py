@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.types import LogChunk, LogIndex
 from tests.integration.harness import SMALL_SEGMENTS
 from tests.support.damage import turn

@@ -609,24 +609,15 @@ def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert "appending" in written.getvalue()
 
 
-def test_demo_and_bench_pass_their_exit_codes_on(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], tmp_path: Path
-) -> None:
-    """``dledger bench`` takes names one by one or with commas."""
+def test_demo_passes_its_exit_code_on(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:
+    """And its options to the story."""
     seen: list[object] = []
-
-    def run_bench(names: list[str], output: Path) -> int:
-        seen.append((names, output))
-        return 4
 
     def run_demo(file: Path | None, *, keep: bool, console: bool) -> int:
         seen.append((file, keep, console))
         return 5
 
-    monkeypatch.setattr("benchmarks.main.run", run_bench)
     monkeypatch.setattr(demo, "run", run_demo)
 
-    codes = [run("bench", "-n", "a,b", "-n", "c", "-o", "x.json").exit_code, run("demo", "--keep").exit_code]
-
-    assert codes == [4, 5]
-    assert seen == [(["a", "b", "c"], Path("x.json")), (None, True, False)]
+    assert run("demo", "--keep").exit_code == 5
+    assert seen == [(None, True, False)]

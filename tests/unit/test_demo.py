@@ -11,7 +11,7 @@ import click
 import pytest
 
 from cluster import demo
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 

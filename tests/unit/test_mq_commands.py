@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from cluster import cli
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from rocketstore.message.message import Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
 from tests.support.pipes import named_pipe

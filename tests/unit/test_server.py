@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
@@ -170,7 +170,7 @@ def test_repair_never_gives_up_a_log_for_a_damaged_identity(config: ServerConfig
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"node_id"', b'"nodd_id"'))
 
-    with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here") as caught:
+    with pytest.raises(IdentityError, match="so nothing was changed") as caught:
         DLedgerServer(config, repair=True)
     message = str(caught.value)
     path.write_text(message[message.index("{") :])

@@ -199,9 +199,9 @@ def test_what_cannot_be_done_is_told(directory: Path, tmp_path: Path) -> None:
         (lambda: certs.make_node(directory, "n0", days=4000), "before 4000 days are over"),
         (lambda: certs.make_node(directory, "n0", days=0), "0 days"),
         (lambda: certs.renew(directory, "absent"), "absent.crt: cannot be read"),
-        (lambda: certs.renew(directory, "bad"), "holds no PEM certificate"),
-        (lambda: certs.look_at(directory / "bad.crt"), "holds no PEM certificate"),
-        (lambda: certs.look_at(directory / "ca.key"), "holds no PEM certificate"),
+        (lambda: certs.renew(directory, "bad"), "contains no PEM certificate"),
+        (lambda: certs.look_at(directory / "bad.crt"), "contains no PEM certificate"),
+        (lambda: certs.look_at(directory / "ca.key"), "contains no PEM certificate"),
     )
     for attempt, words in attempts:
         with pytest.raises(ConfigError, match=words):

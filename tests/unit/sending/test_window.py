@@ -587,3 +587,19 @@ def test_whoever_asks_again_and_again_leaves_nothing_behind() -> None:
         with pytest.raises(TimeoutError):
             wait_for(batch, 0.0)
     assert not batch.callbacks
+
+
+def test_an_item_that_never_left_says_what_it_waited_for() -> None:
+    """A server that cannot be reached is something else than one that is busy with earlier requests."""
+    unreachable: Window[None, int] = Window(ONE_EACH, RULES)
+    (lonely,) = add(unreachable, b"a")
+    unreachable.step(0.0)
+    busy = opened(WindowOptions(linger_ms=0.0, batch_items=1, inflight_requests_max=1))
+    _under_way, behind = add(busy, b"a", b"b")
+    sent(busy)
+
+    for window in (unreachable, busy):
+        window.step(ONE_EACH.timeout_ms)
+
+    assert "no connection to a leader was open yet" in str(lonely.outcomes[0])
+    assert "earlier requests were still in flight" in str(behind.outcomes[0])

@@ -28,7 +28,7 @@ def run(*words: str, **environment: str) -> Result:
         (("--listen", "8080"), "HOST:PORT"),
         (("--listen", "localhost:70000"), "HOST:PORT"),
         (("--https-cert", "x"), "belong together"),
-        (("--nodes", "nowhere"), "no address"),
+        (("--nodes", "nowhere"), "invalid address 'nowhere'"),
     ],
 )
 def test_words_that_are_wrong_or_unsafe_are_refused(words: tuple[str, ...], told: str) -> None:

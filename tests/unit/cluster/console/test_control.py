@@ -8,7 +8,7 @@ import pytest
 
 from cluster.connection import GroupTarget
 from cluster.console.control import Action, ActionRefusedError, GroupControl, LocalControl
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.types import NodeId
 
 N0, N1 = NodeId("n0"), NodeId("n1")

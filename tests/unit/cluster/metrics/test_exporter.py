@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from cluster.metrics import metered
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client import Producer
 from rocketstore.client.errors import (
@@ -187,7 +187,7 @@ def test_sending_waits_for_an_election(brokers: FakeBrokers) -> None:
 def test_nobody_answers_in_time(brokers: FakeBrokers) -> None:
     """The error says that nothing was sent, and to whom it was tried."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    with Producer(address, timeout_s=0.3) as producer, pytest.raises(UnavailableError, match=address) as caught:
+    with Producer(address, timeout_s=2) as producer, pytest.raises(UnavailableError, match=address) as caught:
         producer.send(order(), queue_id=0)
 
     assert caught.value.outcome == "not_applied"

@@ -100,7 +100,7 @@ def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:
     store.allow_writing(allowed=False)
     assert refused() == "SERVICE_NOT_AVAILABLE this node is a slave"
     store.become_master(BrokerRole.SYNC_MASTER)
-    assert refused() == "SERVICE_NOT_AVAILABLE writing was switched off"
+    assert refused() == "SERVICE_NOT_AVAILABLE writing is disabled"
     store.allow_writing(allowed=True)
     assert store.put(message).status is PutMessageStatus.PUT_OK
     store.shutdown()

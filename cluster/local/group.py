@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
-from cluster.local_tls import LocalTls
+from cluster.local.tls import LocalTls
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import LocalGroup, LocalGroupError, free_ports, wait_until
+from cluster.local.group import LocalGroup, LocalGroupError, free_ports, wait_until
 from dledger.types import NodeId
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
@@ -82,7 +82,7 @@ def test_nodes_end_with_a_maker_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL runs no handlers; the closed pipe does the work."""
     script = (
         "import os, pathlib, sys; sys.path.insert(0, '.')\n"
-        "from tests.unit.test_local_group import FakeGroup\n"
+        "from tests.unit.cluster.local.test_local_group import FakeGroup\n"
         f"group = FakeGroup(pathlib.Path({str(tmp_path)!r}), size=2); group.start_all()\n"
         "print(*(group.pid(node) for node in group.nodes), flush=True); os.kill(os.getpid(), 9)\n"
     )
@@ -144,7 +144,7 @@ def test_a_node_that_ignores_sigterm_is_reported_and_killed_in_the_end(
     class Stubborn(FakeGroup):
         script = STUBBORN
 
-    monkeypatch.setattr("cluster.local_group.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("cluster.local.group.STOP_TIMEOUT_S", 0.2)
     with Stubborn(tmp_path, size=1) as group:
         with pytest.raises(LocalGroupError, match="n0 did not stop"):
             group.stop(N0, timeout_s=0.1)

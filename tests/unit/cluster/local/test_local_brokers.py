@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
+from cluster.local.brokers import LocalBrokers
 from dledger.config import CLIENT_PORT_OFFSET
 from dledger.types import NodeId
 from rocketstore.settings import load_broker_settings

@@ -1,34 +1,10 @@
-"""``dledger bench`` and ``demo``: what works without a running group of one's own."""
+"""``dledger demo``: what works without a running group of one's own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
-
-
-@click.command(
-    short_help="Measure this machine.",
-    epilog="""\b
-Examples:
-  dledger bench                                 everything, then the table
-  dledger bench -n append_pipelined -n failover_p50""",
-)
-@click.option("-n", "--name", "names", multiple=True, help="Run this one (may be repeated, may hold commas).")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("build/bench.json"),
-    show_default=True,
-    help="Where the figures go.",
-)
-def bench(names: tuple[str, ...], output: Path) -> None:
-    """Measure this machine: figures beside baselines of the same run."""
-    from benchmarks.main import run
-
-    chosen = [name.strip() for group in names for name in group.split(",") if name.strip()]
-    raise SystemExit(run(chosen, output))
 
 
 @click.command(

@@ -1,0 +1,132 @@
+"""Makes the load: some clients, each with a thread that keeps so many records in flight, or sends at a rate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from cluster.bench.meter import Meter
+from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
+from dledger.sending.futures import SentItem
+from rocketstore.client.errors import NotFoundError
+
+Submit: TypeAlias = Callable[[], SentItem[Any]]  # Any: what it brings is not looked at
+OpenClient: TypeAlias = Callable[[], AbstractContextManager[Submit]]
+"""A client of its own, closed at the end of the block. What it gives sends one record."""
+_HOPELESS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
+"""What one record was refused with, all others would be."""
+_LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """``records`` or ``seconds``, whichever is given; ``rate`` is records per second of all clients together."""
+
+    records: int | None
+    seconds: float | None
+    rate: float | None
+    in_flight: int
+    clients: int
+
+    def share(self, client: int) -> int | None:
+        """How many records this client sends; None: as many as it can."""
+        if self.records is None:
+            return None
+        return self.records // self.clients + (client < self.records % self.clients)
+
+
+@dataclass(slots=True)
+class BenchLoad:
+    """A running load. ``stop`` may be called from a signal handler."""
+
+    plan: LoadPlan
+    open_client: OpenClient
+    clock: Callable[[], float] = time.perf_counter
+    meter: Meter = field(default_factory=Meter)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _broken: list[BaseException] = field(default_factory=list)
+    _started_s: float = 0.0
+    _ended_s: float = 0.0
+
+    def start(self) -> None:
+        """Begin with all clients."""
+        self._started_s = self._ended_s = self.clock()
+        for number in range(self.plan.clients):
+            thread = threading.Thread(target=self._guarded, args=(number,), name=f"bench-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Send no more. What is in flight is still waited for."""
+        self._stopping.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether everything was answered within the time. Raises what a client broke with."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        if self._broken:
+            raise self._broken[0]
+        return True
+
+    @property
+    def took_s(self) -> float:
+        """From the begin to the last answer."""
+        return self._ended_s - self._started_s
+
+    def _guarded(self, number: int) -> None:
+        try:
+            with self.open_client() as submit:
+                self._send(number, submit)
+        except BaseException as error:  # noqa: BLE001 - told by ``wait``
+            self._broken.append(error)
+            self._stopping.set()
+
+    def _send(self, number: int, submit: Submit) -> None:
+        plan, clock = self.plan, self.clock
+        room = threading.Semaphore(plan.in_flight)
+        left = plan.share(number)
+        until_s = None if plan.seconds is None else self._started_s + plan.seconds
+        due_s = None if plan.rate is None else self._started_s + number / plan.rate
+        sent = 0
+        while not self._stopping.is_set() and sent != left:
+            now_s = clock()
+            if until_s is not None and now_s >= until_s:
+                break
+            if due_s is not None and due_s > now_s:
+                self._stopping.wait(min(due_s - now_s, _LOOK_S))
+                continue
+            if not room.acquire(timeout=_LOOK_S):
+                continue
+            begun_s = clock() if due_s is None else due_s
+            if due_s is not None and plan.rate is not None:
+                due_s += plan.clients / plan.rate
+            sent += 1
+            try:
+                submit().add_done_callback(partial(self._answered, begun_s, room))
+            except DLedgerError as error:
+                self._fail(error, room)
+
+    def _answered(self, begun_s: float, room: threading.Semaphore, future: SentItem[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._fail(error, room)
+            return
+        self._ended_s = now_s = self.clock()
+        self.meter.acknowledge(now_s - begun_s)
+        room.release()
+
+    def _fail(self, error: DLedgerError, room: threading.Semaphore) -> None:
+        self._ended_s = self.clock()
+        self.meter.fail(error)
+        if isinstance(error, _HOPELESS):
+            self._stopping.set()
+        room.release()

@@ -1,0 +1,266 @@
+"""``dledger bench``: how much a running group takes, and how fast it answers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cluster import terminal
+from cluster.broker_target import BrokerTarget, broker_options
+from cluster.connection import GroupTarget, group_options
+from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+
+if TYPE_CHECKING:
+    from cluster.bench.load import BenchLoad, LoadPlan, OpenClient, Submit
+    from cluster.bench.report import LoadReport
+
+SIZE_MAX: Final = 4 << 20
+"""What nodes and brokers take by default."""
+IN_FLIGHT: Final = 1000
+IN_FLIGHT_BYTES: Final = 8 << 20
+IN_FLIGHT_BYTES_MAX: Final = 1 << 30
+"""Of all clients together: what is in flight is in memory."""
+SECONDS: Final = 10.0
+_TICK_S: Final = 1.0
+_OVERHEAD_BYTES: Final = 1024
+"""More than what a record costs its client besides its body."""
+
+
+@click.group(
+    cls=ErrorReportingGroup,
+    short_help="Measure a running group or its brokers.",
+    epilog="""\b
+Examples:
+  dledger bench append -b 10.0.0.1:30911,10.0.0.2:30911
+  dledger bench send -b 10.0.0.1:10911,10.0.0.2:10911 --topic bench --rate 1000""",
+)
+def bench() -> None:
+    """Load a running group or its brokers, and tell how much they took and how fast they answered.
+
+    What is written stays there: use a group or a topic that nobody else reads.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    size: int
+    as_json: bool
+    plan: LoadPlan
+
+
+def _load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what both loads have, which reaches the command as one ``wanted``."""
+
+    @functools.wraps(command)
+    def with_wanted(
+        size: int,
+        records: int | None,
+        seconds: float | None,
+        rate: float | None,
+        in_flight: int | None,
+        clients: int,
+        as_json: bool,
+        **others: object,
+    ) -> None:
+        from cluster.bench.load import LoadPlan
+
+        if records is not None and seconds is not None:
+            raise click.UsageError("give --records or --seconds, not both")
+        if in_flight is None:
+            in_flight = min(IN_FLIGHT, IN_FLIGHT_BYTES // size)
+        held = size * in_flight * clients
+        if held > IN_FLIGHT_BYTES_MAX:
+            raise click.UsageError(
+                f"--size {size} with --in-flight {in_flight} and --clients {clients} holds {held:,} bytes in memory: "
+                f"at most {IN_FLIGHT_BYTES_MAX:,} are allowed"
+            )
+        if records is not None and records < clients:
+            raise click.UsageError(f"--records {records} is less than --clients {clients}: each client sends some")
+        if records is None and seconds is None:
+            seconds = SECONDS
+        command(wanted=_Wanted(size, as_json, LoadPlan(records, seconds, rate, in_flight, clients)), **others)
+
+    options = (
+        click.option(
+            "--size",
+            type=click.IntRange(1, SIZE_MAX),
+            default=256,
+            show_default=True,
+            metavar="BYTES",
+            help="Of a record's body: random bytes.",
+        ),
+        click.option("--records", type=click.IntRange(min=1), metavar="N", help="End after so many records."),
+        click.option(
+            "--seconds",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help=f"End after this time. Default: {SECONDS:g}, unless --records is given.",
+        ),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="N",
+            help="Records per second of all clients together. Default: as fast as it goes.",
+        ),
+        click.option(
+            "--in-flight",
+            type=click.IntRange(1, 100_000),
+            metavar="N",
+            help="Records of each client that may be unanswered at once; 1 shows the latency of a single record. "
+            f"Default: {IN_FLIGHT}, and no more than {IN_FLIGHT_BYTES >> 20} MiB.",
+        ),
+        click.option(
+            "--clients",
+            type=click.IntRange(1, 256),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="Clients with connections of their own.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object."),
+    )
+    wrapped: Callable[..., None] = with_wanted
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+_EPILOG: Final = """
+A latency is the time from sending a record to its acknowledgement. With --rate it counts from when the record was due,
+so that a group that stalls cannot hide how long the records behind had to wait. On a terminal there is a line every
+second. Ctrl-C ends the load and prints what was measured until then, exit code 130.
+
+Exit codes: 1 if a record was not stored, 3 if some have an unknown outcome."""
+
+
+@bench.command(
+    short_help="Append entries to a group's log.",
+    epilog="""\b
+Examples:
+  dledger bench append -b 10.0.0.1:30911,10.0.0.2:30911         ten seconds, as fast as it goes
+  dledger bench append --records 100000 --size 1024 --clients 4
+  dledger bench append --rate 500 --seconds 60 --json           latencies at a load that is bearable
+"""
+    + _EPILOG,
+)
+@_load_options
+@group_options
+def append(wanted: _Wanted, target: GroupTarget) -> None:
+    """Append entries, and tell rate, latencies and errors."""
+    body = os.urandom(wanted.size)
+    plan = wanted.plan
+
+    @contextmanager
+    def open_client() -> Iterator[Submit]:
+        room = plan.in_flight * (wanted.size + _OVERHEAD_BYTES)
+        with (
+            closing(target.connect()) as client,
+            client.appender(pending_bytes_max=room, inflight_entries_max=plan.in_flight) as appender,
+        ):
+            yield partial(appender.append, body)
+
+    with closing(target.connect()) as client:
+        client.metadata()  # the usual error if nobody answers, and not one for each record
+    _measure(wanted, open_client, {"group": target.group})
+
+
+@bench.command(
+    short_help="Send messages to a topic.",
+    epilog="""\b
+Examples:
+  dledger bench send -b 10.0.0.1:10911,10.0.0.2:10911 --topic bench
+  dledger bench send --topic bench --records 100000 --size 1024 --clients 4
+  dledger bench send --topic bench --rate 500 --seconds 60 --json
+"""
+    + _EPILOG,
+)
+@click.option("-t", "--topic", required=True)
+@_load_options
+@broker_options
+def send(topic: str, wanted: _Wanted, target: BrokerTarget) -> None:
+    """Send messages, and tell rate, latencies and errors."""
+    from rocketstore.message.message import Message
+
+    body = os.urandom(wanted.size)
+    plan = wanted.plan
+
+    @contextmanager
+    def open_client() -> Iterator[Submit]:
+        room = plan.in_flight * (wanted.size + _OVERHEAD_BYTES)
+        with target.producer() as producer, producer.sender(pending_bytes_max=room) as sender:
+            yield lambda: sender.send(Message(topic, body))
+
+    with target.admin() as admin:
+        admin.topics()  # as for append
+    _measure(wanted, open_client, {"topic": topic})
+
+
+def _measure(wanted: _Wanted, open_client: OpenClient, where: Mapping[str, str]) -> None:
+    from cluster.bench import report
+    from cluster.bench.load import BenchLoad
+
+    load = BenchLoad(wanted.plan, open_client)
+    with _stopping_by_signal(load) as caught:
+        load.start()
+        _watch(load, wanted.size)
+    what = "append" if "group" in where else "send"
+    found = report.LoadReport(what, where, wanted.plan, wanted.size, load.meter.read(), load.took_s, bool(caught))
+    _print(wanted, found)
+    if any(one.outcome == "unknown" for one in found.measured.errors):
+        raise SystemExit(EXIT_UNKNOWN_OUTCOME)
+    if found.measured.errors:
+        raise SystemExit(EXIT_FAILED)
+    if caught:
+        raise SystemExit(128 + caught[0])
+
+
+def _watch(load: BenchLoad, size: int) -> None:
+    """Until the load has ended; with a line every second if a person sees it."""
+    from cluster.bench.report import second_line
+
+    begun_s = before_s = time.monotonic()
+    while not load.wait(_TICK_S):
+        if sys.stderr.isatty():
+            now_s = time.monotonic()
+            recent, failed = load.meter.take_recent(), load.meter.failed
+            click.echo(second_line(now_s - begun_s, now_s - before_s, size, recent, failed), err=True)
+            before_s = now_s
+
+
+def _print(wanted: _Wanted, found: LoadReport) -> None:
+    from cluster.bench import report
+
+    if wanted.as_json:
+        terminal.print_json(report.document(found))
+    else:
+        for line in report.lines(found):
+            click.echo(line)
+
+
+@contextmanager
+def _stopping_by_signal(load: BenchLoad) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the load and are remembered; a second one ends the process."""
+    caught: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        if caught:
+            os._exit(128 + number)
+        caught.append(number)
+        load.stop()
+
+    before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,46 @@
+"""What is installed must do without what is only in the repository."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+REPOSITORY_ONLY: Final = frozenset({"benchmarks", "examples", "tests", "tools"})
+
+
+def packages() -> list[Path]:
+    """Directories at the root that are installed, as pyproject.toml says."""
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    tops = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    return [path for path in tops if any(fnmatch(path.name, pattern) for pattern in found)]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The top of every module that this one imports, anywhere in it, by statement or by name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (one.name.partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+            yield node.value.partition(".")[0] if "." in node.value and " " not in node.value else ""
+
+
+def test_nothing_that_is_installed_needs_the_repository() -> None:
+    """An import there would work for us, and for nobody who has installed the packages."""
+    modules = [module for package in packages() for module in package.rglob("*.py")]
+
+    wrong = {
+        str(module.relative_to(ROOT)): sorted(found)
+        for module in modules
+        if (found := REPOSITORY_ONLY.intersection(imported(module)))
+    }
+
+    assert len(modules) > 300
+    assert wrong == {}
+    assert REPOSITORY_ONLY.isdisjoint(package.name for package in packages())
