@@ -1,4 +1,4 @@
-"""The walks of ``ARCHITECTURE.md`` against real appends and messages: its steps are called, in its order, and no file is missing."""
+"""The walks of ``ARCHITECTURE.md`` against real appends and messages: same steps, same order, no file missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PASSED_BY: Final = {
     "dledger/store/slots.py",
     "dledger/types.py",
 }
-"""Called on the way, but deciding nothing about the append: clock, records, figures, counts, connections, hand-overs."""
+"""Called on the way, but deciding nothing about the append: clock, records, figures, counts, connections."""
 _STEP: Final = re.compile(r"^\d+\. \*(.+?)\*: (.*(?:\n   .*)*)", re.MULTILINE)
 _NAMED: Final = re.compile(r"`([\w/]+\.py)`(?:\s+`([\w.]+)`)?|`(\w+\.\w+)`")
 
