@@ -103,11 +103,8 @@ class DLedgerServer:
         self._last_push_ms = 0
         self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
         """As of which commit index retention last asked what the table of producers needs, and the answer."""
-        self.keep_from: Callable[[], int | None] = lambda: None
-        """From which position on the application needs the log; None: it does not. Asked by retention, to be set before
-        ``start``; it may wait for the disk."""
-        self.held_back: Callable[[int], None] = lambda _end: None
-        """Told up to where more would be removed, but for ``keep_from``; to be set before ``start``; must be fast."""
+        self._wanted: Callable[[], int | None] = lambda: None
+        self._held_back: Callable[[int], None] = lambda _end: None
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
@@ -117,7 +114,6 @@ class DLedgerServer:
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
-        self.log.instruments = instruments
         self.log.bulk.check = self._refuse_if_fenced
         self._lines = NodeLines(config.node_id)
         try:
@@ -149,6 +145,7 @@ class DLedgerServer:
                 node_id=config.node_id,
                 clock=self._clock,
                 mend=mend,
+                instruments=self._instruments,
             )
 
         why: object
@@ -282,6 +279,13 @@ class DLedgerServer:
         """Make the bodies of NOOPs by ``wrap``, from what they shall tell; only before ``start``."""
         self._node.noops.wrap = wrap
 
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None]) -> None:
+        """Remove nothing from the position on that ``wanted`` gives (None: no limit); only before ``start``.
+
+        It may wait for the disk. ``held_back``, which must be fast, is told up to where more would have been removed.
+        """
+        self._wanted, self._held_back = wanted, held_back
+
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Tell ``handler`` about role changes; only before ``start``."""
         self._roles.add_handler(handler)
@@ -405,12 +409,12 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        room, keep_from = self.log.measure_room(), self.keep_from()
+        room, keep_from = self.log.measure_room(), self._wanted()
         kept: list[int] = []
         if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from, kept.append)):
             self.log.remove_retired()
         if kept:
-            self.held_back(kept[-1])
+            self._held_back(kept[-1])
         self._look_after_conditions(room)
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
