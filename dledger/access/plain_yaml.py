@@ -117,7 +117,8 @@ class _Reader:
             return Sequence(tuple(self._node(one, depth + 1) for one in self._until(yaml.SequenceEndEvent)), line)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(line, depth)
-        assert isinstance(event, yaml.ScalarEvent)
+        if not isinstance(event, yaml.ScalarEvent):
+            raise _refused(event, "invalid YAML")
         is_null = event.implicit[0] and event.value in ("~", "null")  # a plain one: 'null' in quotes is a text
         return Scalar("" if is_null else event.value, line)
 
