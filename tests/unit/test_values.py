@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import click
+import numpy as np
 import pytest
 
 from dledger.flag_values import Number, Seconds, Size
-from dledger.limits import Range, Unit
+from dledger.limits import FieldLimits, Range, Unit
 from dledger.values import (
     parse_address,
     parse_addresses,
@@ -138,3 +140,13 @@ def test_a_range_says_what_it_allows() -> None:
     assert Range(0.2).text() == "at least 0.2"
     assert [Range(above=0).allows(one) for one in (0, 0.1, math.nan)] == [False, True, False]
     assert [Range(8, multiple_of=8).allows(one) for one in (0, 8, 12)] == [False, True, False]
+
+
+@pytest.mark.parametrize("number", [np.int64(8), np.float32(8), Fraction(8)])
+def test_a_number_of_any_kind_may_be_in_range(number: float) -> None:
+    """Options of clients are computed, with numpy too."""
+    limits = FieldLimits(Range(1, 16))
+
+    assert limits.complaint(number) == ""
+    assert limits.complaint(number * 3).endswith(" must be between 1 and 16")
+    assert limits.complaint("8") == "8 must be between 1 and 16"
