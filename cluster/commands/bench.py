@@ -19,6 +19,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.connection import GroupTarget, group_options
 from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+from dledger import flag_values
 
 if TYPE_CHECKING:
     from cluster.bench.load import BenchLoad, LoadPlan, OpenClient, Submit
@@ -102,13 +103,13 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--records", type=click.IntRange(min=1), metavar="N", help="Stop after this many records."),
         click.option(
             "--seconds",
-            type=click.FloatRange(min=0, min_open=True),
+            type=flag_values.Seconds(min=0, min_open=True),
             metavar="SECONDS",
             help=f"Stop after this time. Default: {SECONDS:g}, unless --records is given.",
         ),
         click.option(
             "--rate",
-            type=click.FloatRange(min=0, min_open=True),
+            type=flag_values.Number(min=0, min_open=True),
             metavar="N",
             help="Records per second of all clients together. Default: full speed.",
         ),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
@@ -414,7 +415,7 @@ Run it again after a failure: stored rows are not stored twice.""",
 )
 @click.option("--tag", "tags", multiple=True, help="Only these tags; may be repeated or hold commas.")
 @click.option("--where", default="", metavar="SQL", help="Only rows that match this SQL condition over the columns.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
+@click.option("--rate", type=flag_values.Number(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
 @click.option(
     "--writers", type=click.IntRange(1, 64), default=WRITERS, show_default=True, help="Number of parallel writers."
 )
