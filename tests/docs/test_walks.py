@@ -23,8 +23,10 @@ CALLS_MIN: Final = 3
 """Files that the acknowledging threads call less often per append need not be named."""
 PASSED_BY: Final = {
     "dledger/client/appends.py",
+    "dledger/backoff.py",
     "dledger/clock.py",
     "dledger/config.py",
+    "dledger/core/entry_pusher/belief.py",
     "dledger/core/node.py",
     "dledger/core/outbox.py",
     "dledger/core/progress.py",
