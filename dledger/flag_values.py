@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import click
 
 from dledger import values
@@ -35,6 +37,8 @@ class Seconds(click.FloatRange):
             try:
                 seconds = float(text)  # 1e-3
             except ValueError:
+                seconds = math.nan
+            if not math.isfinite(seconds):  # click's limits let NaN pass
                 self.fail(str(error), param, ctx)
         return float(super().convert(seconds, param, ctx))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from fractions import Fraction
 from typing import Final
 
 _SIZE: Final = re.compile(r"([+-]?\d+)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
@@ -36,9 +37,12 @@ def parse_duration_ms(text: str, unit: str = "ms") -> float:
     if match is None or not of:
         bare = f" ({unit} without one)" if unit else ""
         raise ValueError(f"invalid duration {text!r}: use a number with ms, s, m, h or d{bare}")
-    if "." in match[1]:
-        return float(match[1]) * _UNITS_MS[of]
-    return int(match[1]) * _UNITS_MS[of]
+    found = Fraction(match[1]) * _UNITS_MS[of]  # exact: 1.001s are 1001 ms
+    try:
+        rounded = float(found)
+    except OverflowError:
+        raise ValueError(f"invalid duration {text!r}: it is too long") from None
+    return int(found) if found.denominator == 1 else rounded
 
 
 def parse_millis(text: str) -> int:
