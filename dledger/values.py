@@ -1,4 +1,4 @@
-"""How people write values, read the same everywhere: conf files, flags, the environment, Spark's options, rules files.
+"""How people write values, read the same everywhere: conf files, flags, the environment, Spark's options.
 
 Each parser takes text without surrounding blanks and raises ``ValueError``, whose message names the text and what is
 understood.

@@ -13,7 +13,7 @@ import click
 
 
 @click.group(
-    short_help="Make certificates for TLS.",
+    short_help="Create certificates for TLS.",
     epilog="""\b
 Examples:
   dledger certs init certs                                   a CA: certs/ca.crt, certs/ca.key
@@ -42,18 +42,18 @@ def _directory(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(path_type=Path, file_okay=False),
         default=Path("certs"),
         show_default=True,
-        help="Where the CA is, and where the files go.",
+        help="Directory of the CA and of the created files.",
     )(command)
 
 
 def _replacing(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--if-missing", is_flag=True, help="Do nothing if it is there already.")(command)
-    return click.option("--force", is_flag=True, help="Replace what is there, the key, too.")(command)
+    command = click.option("--if-missing", is_flag=True, help="Do nothing if it already exists.")(command)
+    return click.option("--force", is_flag=True, help="Replace an existing certificate and its key.")(command)
 
 
 def _days(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
-        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="How long it is to be valid."
+        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="Validity in days."
     )
 
 
@@ -74,7 +74,7 @@ def init(directory: Path, days: int, force: bool, if_missing: bool) -> None:
     if if_missing and Pair.named(directory, CA_NAME).is_whole:
         return
     pair = make_authority(directory, days=days, force=force)
-    click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key, for nobody else")
+    click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key: keep it private")
 
 
 @certs.command(
@@ -85,7 +85,7 @@ Examples:
   dledger certs node n0 --host 10.0.0.1 --host db0.internal    for clients that dial either""",
 )
 @click.argument("node_id")
-@click.option("--host", "hosts", multiple=True, help="Name or address that clients use; default: localhost's.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that clients dial; default: those of localhost.")
 @_directory
 @_replacing
 @_days(365)
@@ -125,11 +125,11 @@ def client(name: str, directory: Path, days: int, force: bool, if_missing: bool)
     epilog="""\b
 Examples:
   dledger certs renew n0 n1 n2 billing
-  dledger certs renew n0 --new-key       its key has been seen by others""",
+  dledger certs renew n0 --new-key       its key was exposed""",
 )
 @click.argument("names", nargs=-1, required=True)
 @_directory
-@click.option("--new-key", is_flag=True, help="For new keys, which replace the old ones.")
+@click.option("--new-key", is_flag=True, help="Create new keys to replace the old ones.")
 @_days(365)
 def renew(names: tuple[str, ...], directory: Path, new_key: bool, days: int) -> None:
     """Make certificates anew, with the same names and, unless --new-key, for the same keys."""

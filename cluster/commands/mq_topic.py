@@ -23,7 +23,7 @@ _QUEUES = click.IntRange(min=1, max=65536)
 @click.group(
     cls=ErrorReportingGroup,
     writing=frozenset({"create", "delete"}),
-    short_help="Create and look at topics.",
+    short_help="Create and show topics.",
     epilog="""\b
 Examples:
   dledger topic create orders --queues 8
@@ -38,7 +38,7 @@ def topic() -> None:
     epilog="""\b
 Examples:
   dledger topic create orders --queues 8
-  dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before they go
+  dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before removing them
   dledger topic create orders --permission r                          stop writing to it"""
 )
 @click.argument("name")
@@ -142,7 +142,7 @@ Examples:
   dledger topic delete orders --yes"""
 )
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a topic and its messages."""
@@ -150,7 +150,7 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
         click.confirm(f"Delete topic {name} and its messages?", abort=True)
     with closing(target.admin()) as admin:
         admin.delete_topic(name)
-    click.echo(f"topic {name} is deleted")
+    click.echo(f"deleted topic {name}")
 
 
 def _row(info: TopicInfo) -> tuple[str, str, str, str]:

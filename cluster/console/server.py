@@ -131,7 +131,7 @@ class ConsoleServer:
             config.load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
-            raise ConfigError([f"the console's certificate and key cannot be used: {error}"]) from error
+            raise ConfigError([f"cannot use the console's certificate and key: {error}"]) from error
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
@@ -170,7 +170,7 @@ class ConsoleServer:
             ended_by_us = server.should_exit
         finally:
             if not ended_by_us:
-                self.fatal = RuntimeError("the console's HTTP server ended by itself")
+                self.fatal = RuntimeError("the console's HTTP server stopped unexpectedly")
             self._ended.set()
 
 

@@ -48,7 +48,7 @@ def _own_file(name: str) -> str:
 
 def _banner(results: Sequence[DrillResult], failed: Sequence[str]) -> str:
     if failed or not results:
-        words = f"Failed: {', '.join(failed)}" if failed else "No drill was run to its end"
+        words = f"Failed: {', '.join(failed)}" if failed else "No drill finished"
         return html_page.banner(f"✗ {words}")
     total = sum(one.verdict.acknowledged for one in results if one.verdict is not None)
     which = "The drill" if len(results) == 1 else f"All {len(results)} drills"
@@ -94,7 +94,7 @@ def _section(result: DrillResult, number: int) -> str:
             *(html_page.paragraph(note, "note") for note in result.notes),
             "<h3>What happened</h3>",
             _timeline(result),
-            "<h3>What each fault cost</h3>",
+            "<h3>Cost of each fault</h3>",
             _rounds(result),
             "<details><summary>The chart's figures as a table</summary>",
             _figures(result.series),
@@ -157,7 +157,7 @@ def _rounds(result: DrillResult) -> str:
     rows = [
         html_page.row([html_page.cell(one.round.fault), *_cells(report.round_row(one)[1:])]) for one in result.rounds
     ]
-    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">whole again after"]
+    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">recovered after"]
     return _table(names, rows)
 
 

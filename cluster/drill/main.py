@@ -99,7 +99,7 @@ def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
     if not sys.stderr.isatty():
         yield lambda _event: None
         return
-    with Console(stderr=True).status(f"{drill.name}: the group starts") as status:
+    with Console(stderr=True).status(f"{drill.name}: starting the group") as status:
         yield lambda event: status.update(f"{drill.name}, {event.at_s:.0f} s: {event.text}")
 
 
@@ -110,7 +110,7 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
         if place is DrillPlace.PROCESSES:
             yield (
                 _process_target,
-                ["The brokers run as processes on this host, as you asked: no containers, no network."],
+                ["The brokers run as processes on this host, as requested: no containers, no network."],
             )
             return
         try:

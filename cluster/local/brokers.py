@@ -48,7 +48,7 @@ class LocalBrokers(LocalGroup):
         tls: bool = False,
     ) -> None:
         if plain and size != 1:
-            raise ValueError(f"a plain broker is alone, not one of {size}")
+            raise ValueError(f"a plain broker runs alone, not as one of {size}")
         lines = {"flushDiskType": _FLUSH[flush], **(settings or {})}
         super().__init__(directory, size=size, name=name, settings=lines, detached=detached, tls=tls)
         self.plain = plain

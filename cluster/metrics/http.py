@@ -30,7 +30,7 @@ REQUESTS_MAX: Final = 8
 """Requests at a time."""
 REQUEST_TIMEOUT_S: Final = 5.0
 """How long a request may take to come in, and its answer to be taken."""
-_OTHER_NAME: Final = "metrics of this machine only: ask for them at localhost or at the address\n"
+_OTHER_NAME: Final = "metrics are for this machine only: use localhost or the address\n"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]

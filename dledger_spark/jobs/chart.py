@@ -103,8 +103,8 @@ def _described(chart: Chart) -> str:
         return "Nothing to show."
     most = max(range(len(totals)), key=totals.__getitem__)
     return (
-        f"{len(totals)} values; the greatest is {shown(totals[most], chart.unit)} at {chart.labels[most]}. "
-        "The tables of the report have the figures."
+        f"{len(totals)} values; the largest is {shown(totals[most], chart.unit)} at {chart.labels[most]}. The "
+        "tables of the report have the figures."
     )
 
 

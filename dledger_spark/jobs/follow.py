@@ -85,7 +85,7 @@ def check(options: FollowOptions) -> None:
     """Raises ``ConfigError`` for what a stream cannot do."""
     source = options.source
     if not source.is_live:
-        raise ConfigError(["a directory does not grow while it is read: name a running group, --bootstrap HOST:PORT,…"])
+        raise ConfigError(["a directory does not grow while being read: name a running group, --bootstrap HOST:PORT,…"])
     if source.to_index is not None or source.to_time_ms is not None:
         raise ConfigError(["a stream has no end: leave out --to-index and --to-time, or use --once"])
 
@@ -153,9 +153,9 @@ def _query_id(checkpoint: Path) -> str | None:
 def _another_stream(out: BatchDirectory, newest: Mapping[str, Any]) -> JobError:
     end = newest.get("end", {}).get("index")
     return JobError(
-        f"{_checkpoint(out)} is not the checkpoint that the batches in {out.path} were counted with: it was removed or "
-        "replaced, and batches would be taken for counted that are not. Put it back as it was; or count on into a new "
-        "directory" + ("" if end is None else f": the batches here reach up to entry {end}, --from-index {end}")
+        f"{_checkpoint(out)} is not the checkpoint of the batches in {out.path}: it was removed or replaced, so "
+        "some batches would be skipped. Restore it, or continue into a new directory"
+        + ("" if end is None else f": the batches here end with entry {end}, --from-index {end}")
     )
 
 
@@ -202,9 +202,7 @@ class _Counter:
         writer = counted.coalesce(1).write.option("compression", "zstd")
         writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{staging}")
         if not any(staging.glob("*.parquet")):
-            raise JobError(
-                f"Spark's workers do not write to this machine's {staging}: --out must be a shared directory"
-            )
+            raise JobError(f"Spark's workers do not share this machine's {staging}: --out must be a shared directory")
         out.publish(number, staging, {"version": 1, "job": "follow", "batch": number, **this})
 
     def _show(self, number: int, total: Row, rows: Iterable[Row]) -> None:
@@ -334,7 +332,7 @@ def _by_window(written: DataFrame) -> list[Row]:
 @job_command(
     run,
     name="follow",
-    short_help="Count messages while they come.",
+    short_help="Count messages as they arrive.",
     epilog="""\b
 Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a
@@ -351,7 +349,7 @@ With --json there is one JSON object per line: each count as it comes, and at la
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Also write the counts as Parquet, one directory per batch, and remember how far they reach.",
+    help="Also write the counts as Parquet, one directory per batch, and remember the position.",
 )
 @click.option(
     "--window",
@@ -361,7 +359,7 @@ With --json there is one JSON object per line: each count as it comes, and at la
     default=10,
     show_default=True,
     metavar="SECONDS",
-    help="What is counted together.",
+    help="Length of a counting window.",
 )
 @click.option(
     "--trigger",
@@ -370,15 +368,15 @@ With --json there is one JSON object per line: each count as it comes, and at la
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look for more.",
+    help="How often to check for new messages.",
 )
-@click.option("--once", is_flag=True, help="End when everything is counted that is committed now.")
+@click.option("--once", is_flag=True, help="Stop after counting everything committed so far.")
 @click.option(
     "--publish",
     "consumer_group",
     default="",
     metavar="GROUP",
-    help="Show the progress as this consumer group's offsets.",
+    help="Publish the progress as this consumer group's offsets.",
 )
 def command(
     source: LogSource, out: Path | None, window_s: int, trigger_s: float, once: bool, consumer_group: str

@@ -81,9 +81,12 @@ class PlainCommitLog:
         )
         placement = Placement(config.commit_log_dirs, config.read_only_commit_log_dirs, self._is_full)
         self._queue = MappedFileQueue(
-            self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
+            self._fs,
+            placement,
+            config.mapped_file_size_commit_log,
+            allocation=self._allocation,
+            instruments=instruments,
         )
-        self._queue.instruments = instruments
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
         self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False

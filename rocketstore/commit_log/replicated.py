@@ -313,7 +313,7 @@ class ReplicatedCommitLog:
 
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:
         """See ``CommitLog.keep_from``."""
-        self._server.keep_from, self._server.held_back = wanted, held_back
+        self._server.keep_from(wanted, held_back)
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """See ``CommitLog.submit_producer``."""

@@ -130,8 +130,8 @@ class MessageStore:
             self._clock,
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
+            on_held_back=self._let_go,
         )
-        self._cleaner.on_held_back = self._let_go
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
@@ -145,9 +145,9 @@ class MessageStore:
             self._conditions,
             self._clock,
             config.derived_scrub_bytes_per_s,
+            wake=lambda: self._upkeep_worker.wake(),  # which steps it
         )
         self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
-        self._upkeep.wake = self._upkeep_worker.wake
         self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()

@@ -36,7 +36,7 @@ _MESSAGE_BYTES: Final = KIB
 class Upkeep:
     """The work of the thread, and where damage of the index is told."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         log: CommitLog,
         queues: Callable[[], Sequence[ConsumeQueue]],
@@ -45,7 +45,10 @@ class Upkeep:
         conditions: Conditions,
         clock: Clock,
         bytes_per_s: int,
+        *,
+        wake: Callable[[], None],
     ) -> None:
+        """``wake`` makes the thread step soon."""
         self._log = log
         self._queues = queues
         self._index = index
@@ -59,8 +62,7 @@ class Upkeep:
         self._scrub_due_ms = clock.monotonic_ms()
         self._rebuild_due_ms = 0
         self._stopping = threading.Event()
-        self.wake: Callable[[], None] = lambda: None
-        """Makes the thread step soon."""
+        self._wake = wake
         self.repaired = 0
         """How many index files were built again."""
         if index is not None:
@@ -87,7 +89,7 @@ class Upkeep:
     def _note(self, error: CorruptLogError) -> None:
         """An index file is damaged; from any thread."""
         self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
-        self.wake()
+        self._wake()
 
     def _rebuild(self) -> int | None:
         now_ms = self._clock.monotonic_ms()

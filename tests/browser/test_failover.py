@@ -98,7 +98,7 @@ def test_a_killed_leader_is_replaced_on_the_page_within_three_seconds(
     assert took_s < SHOWN_WITHIN_S
     assert page.text("verdict-level") == "! degraded"
     page.wait(
-        lambda: "leads in term" in page.text("announcer") or "answers no more" in page.text("announcer"), "it is told"
+        lambda: "leads in term" in page.text("announcer") or "stopped answering" in page.text("announcer"), "it is told"
     )
 
 

@@ -27,7 +27,7 @@ def run(*words: str, **environment: str) -> Result:
         (("--listen", "192.0.2.1:80"), "--allow-remote"),
         (("--listen", "8080"), "HOST:PORT"),
         (("--listen", "localhost:70000"), "HOST:PORT"),
-        (("--https-cert", "x"), "belong together"),
+        (("--https-cert", "x"), "must be given together"),
         (("--nodes", "nowhere"), "invalid address 'nowhere'"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_node_that_fails_to_start_shows_its_log(tmp_path: Path) -> None:
 
     group = Broken(tmp_path, size=2)
 
-    with pytest.raises(LocalGroupError, match=r"n0 ended with exit code 9 while starting\nthe disk is on fire"), group:
+    with pytest.raises(LocalGroupError, match=r"n0 exited with code 9 during startup\nthe disk is on fire"), group:
         pass
 
     assert not any(group.is_running(node) for node in group.nodes)
@@ -148,7 +148,7 @@ def test_a_node_that_ignores_sigterm_is_reported_and_killed_in_the_end(
     with Stubborn(tmp_path, size=1) as group:
         with pytest.raises(LocalGroupError, match="n0 did not stop"):
             group.stop(N0, timeout_s=0.1)
-        with pytest.raises(LocalGroupError, match="n0 still runs"):
+        with pytest.raises(LocalGroupError, match="n0 is still running"):
             group.wait_exit(N0, timeout_s=0.1)
         pid = group.pid(N0)
 

@@ -191,7 +191,7 @@ def test_probes_follow_the_node_through_its_life(exporter: Exporter, tmp_path: P
     )
     node = DLedgerServer(config, instruments=exporter.instruments)
     exporter.watch_node(node)
-    assert page(exporter, "/readyz") == (503, "no leader is known here\n")
+    assert page(exporter, "/readyz") == (503, "no known leader\n")
     node.start()
     try:
         wait_until(lambda: page(exporter, "/readyz") == (200, "ready\n"), "it knows a leader")
