@@ -77,7 +77,7 @@ def parse(text: str) -> Node:
         reader.problems.append(f"line {line}: {_QUOTED.sub('…', error.problem or 'invalid YAML')}")
     except yaml.reader.ReaderError:  # which says where in characters or, of libyaml, in bytes
         printable = _UNPRINTABLE.split(text, maxsplit=1)[0]
-        reader.problems.append(f"line {printable.count(chr(10)) + 1}: unprintable character")
+        reader.problems.append(f"line {len(_LINE_BREAK.findall(printable)) + 1}: unprintable character")
     except _RefusedError as error:
         reader.problems.append(str(error))
     if reader.problems:

@@ -51,7 +51,15 @@ def test_what_is_not_a_size_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("500", 500), ("500ms", 500), ("30s", 30_000), ("1.5h", 5_400_000), ("2 M", 120_000), ("7d", 604_800_000), ("10_000", 10_000)],
+    [
+        ("500", 500),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("1.5h", 5_400_000),
+        ("2 M", 120_000),
+        ("7d", 604_800_000),
+        ("10_000", 10_000),
+    ],
 )
 def test_durations_have_units_and_bare_ones_are_milliseconds(text: str, ms: int) -> None:
     """As RocketMQ's numbers are."""
@@ -130,7 +138,9 @@ def test_addresses_are_separated_by_commas_or_semicolons(text: str, addresses: t
     assert parse_addresses(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "a:1,h", "::1", "h:1:2", "h:٣", "h:000001"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "a:1,h", "::1", "h:1:2", "h:٣", "h:000001"]
+)
 def test_what_is_not_an_address_is_refused(text: str) -> None:
     """Before anything is dialled."""
     with pytest.raises(ValueError, match="address"):
