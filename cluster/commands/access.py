@@ -18,7 +18,7 @@ Examples:
   dledger access check /etc/dledger/plain_acl.yml""",
 )
 def access() -> None:
-    """Accounts and permissions for clients, in the form of RocketMQ's plain_acl.yml. See docs/access.md."""
+    """Accounts and permissions for clients, in the format of RocketMQ's plain_acl.yml. See docs/access.md."""
 
 
 @access.command(
@@ -29,7 +29,7 @@ Examples:
 )
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Read FILE as a server would, and say what it allows or everything that is wrong with it."""
+    """Read FILE as a server would, and print what it allows or everything that is wrong with it."""
     from dledger.access.permissions import permission_text
     from dledger.access.rules_file import load_rules
 
@@ -63,7 +63,7 @@ Examples:
 @click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group (repeatable).")
 @click.option("--file", "whole_file", is_flag=True, help="Include the first line of a rules file.")
 def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...], whole_file: bool) -> None:
-    """Print an account called NAME-… with a random secret key, to be put under `accounts:` of a rules file."""
+    """Print an account named NAME-… with a random secret key, to add under `accounts:` of a rules file."""
     from dledger.access.rules import parse_rules
 
     lines = [

@@ -39,9 +39,9 @@ Clients talk to listenPort. The members talk to each other on the ports of dLege
 listenPort and at the peer port + 10000.
 
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_BROKER_NAME, …).
-Flags win over the environment, which wins over the file. Settings that change nothing are listed at the start.
+Flags win over the environment, which wins over the file. Settings without effect are listed at startup.
 
-SIGTERM stops gracefully: a master hands over to another member first.""",
+SIGTERM stops gracefully: a master transfers leadership first.""",
 )
 @click.option(
     "-c",
@@ -91,7 +91,7 @@ def broker(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, sent to and pulled from over gRPC."""
+    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, served over gRPC."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     if insecure:

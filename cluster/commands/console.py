@@ -105,7 +105,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     until_stdin_closes: bool,
     target: GroupTarget,
 ) -> None:
-    """Show the group live as a web page: who leads, what every node holds, topics, messages; hand leadership over."""
+    """Serve a live web page of the group: leader, nodes, topics, messages; transfer leadership."""
     try:
         from cluster.console.control import NoControl
         from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules

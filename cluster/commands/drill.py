@@ -44,7 +44,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
     "--rounds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many times to inject the fault."
 )
 @click.option(
-    "--rate", type=click.FloatRange(10, 5000), default=500, show_default=True, help="Messages to send per second."
+    "--rate", type=flag_values.Number(10, 5000), default=500, show_default=True, help="Messages to send per second."
 )
 @click.option(
     "--direction",

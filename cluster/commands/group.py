@@ -176,7 +176,7 @@ Examples:
 @click.argument("node", required=False, metavar="[TARGET]")
 @group_options
 def transfer_leader(node: str | None, target: GroupTarget) -> None:
-    """Hand leadership to TARGET, without losing or refusing an append that was acknowledged."""
+    """Transfer leadership to TARGET without losing an acknowledged append."""
     with closing(target.connect()) as client:
         leader = client.transfer_leadership(NodeId(node) if node else None)
     click.echo(f"{leader.node_id} leads now")

@@ -41,7 +41,7 @@ Examples:
   dledger append --file access.log        one entry per line of a file
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
-outcome (they may be in the log or not): read the end of the log before repeating them.""",
+outcome (they may or may not be in the log): read the end of the log before repeating them.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option(

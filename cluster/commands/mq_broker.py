@@ -58,7 +58,7 @@ Examples:
   dledger broker status -b 10.0.0.1:10911""",
 )
 def broker() -> None:
-    """Run a message broker, or look at one."""
+    """Run a message broker, or show its status."""
 
 
 broker.add_command(start, "start")
@@ -76,7 +76,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
-    """Show everything that a broker says of itself: role, offsets, rates, and its store's own figures."""
+    """Show everything a broker reports: role, offsets, rates and the figures of its store."""
     with closing(target.admin()) as admin:
         found = admin.status(node)
     facts: dict[str, object] = dataclasses.asdict(found)
@@ -99,7 +99,7 @@ Examples:
   dledger cluster list -b 10.0.0.1:10911""",
 )
 def cluster() -> None:
-    """Look at all brokers."""
+    """Show all brokers."""
 
 
 @cluster.command(
@@ -115,7 +115,7 @@ no master.""",
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def list_brokers(as_json: bool, target: BrokerTarget) -> None:
-    """Show every broker that the given ones know, one line each."""
+    """Show every broker known to the given ones, one line each."""
     with closing(target.admin()) as admin:
         found = admin.cluster()
     if as_json:

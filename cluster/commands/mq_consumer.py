@@ -23,7 +23,7 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --to 2h""",
 )
 def consumer() -> None:
-    """Look after consumer groups."""
+    """Manage consumer groups."""
 
 
 @consumer.command(

@@ -31,7 +31,7 @@ Examples:
   dledger topic status orders""",
 )
 def topic() -> None:
-    """Create, list, look at and delete topics."""
+    """Create, list, show and delete topics."""
 
 
 @topic.command(
@@ -50,7 +50,7 @@ Examples:
 def create(
     name: str, queues: int, read_queues: int | None, write_queues: int | None, permission: str, target: BrokerTarget
 ) -> None:
-    """Create a topic, or change one that exists."""
+    """Create or change a topic."""
     from rocketstore.client import TopicInfo
 
     wanted = TopicInfo(name, read_queues or queues, write_queues or queues, _PERMISSIONS[permission])
@@ -109,7 +109,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def route(name: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show who serves a topic: its queues, and the brokers that have them."""
+    """Show the queues of a topic and the brokers that have them."""
     with closing(target.admin()) as admin:
         info = admin.topic(name)
         found = [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)]

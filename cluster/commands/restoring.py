@@ -43,7 +43,7 @@ node that merely has a new disk, or whose memory is in doubt, needs no help whil
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:
-    """Let the votes and acknowledgements of the stopped node in DIR count again, on your word."""
+    """Let the votes and acknowledgements of the stopped node in DIR count again, at your own risk."""
     directory = node_directory(directory).absolute()
     with closing(_open(directory, data_dirs)) as store:
         state, last = store.hard_state.load(), store.last

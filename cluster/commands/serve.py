@@ -74,7 +74,7 @@ def serve(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
+    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     if insecure:

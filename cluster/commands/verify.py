@@ -79,7 +79,7 @@ line names the file and the offset.""",
 def verify(
     directories: tuple[Path, ...], data_dirs: tuple[Path, ...], conf_file: Path | None, log_only: bool, as_json: bool
 ) -> None:
-    """Verify all files of the nodes and brokers in DIR..., offline; of several nodes of a group, compare the logs."""
+    """Verify all files of the stopped nodes and brokers in DIR..., and compare the logs of nodes of one group."""
     if data_dirs and len(directories) > 1:
         raise click.UsageError("--data-dir says where one node's segments are: name one directory only")
     found = _Found()

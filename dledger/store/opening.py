@@ -298,20 +298,24 @@ class _Opener:
         )
 
     def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: LogCheckpoint) -> tuple[FoundFile, ...]:
-        """Map what has the right size and is not below the begin; returns data files of a wrong size."""
+        """Map what has the right size and is not below the begin; returns data files of a wrong size.
+
+        Of two names of one file neither can be written without the other: the second counts as a file of a wrong size.
+        """
         begin = checkpoint.begin
         misshapen: list[FoundFile] = []
+        known: set[tuple[int, int]] = set()
         for one in data.segments:
             if one.base + files.segment_bytes <= begin.position:
                 self._removed.append(one.path)
-            elif one.size == files.segment_bytes:
+            elif one.size == files.segment_bytes and _is_new(one.path, known):
                 files.data.adopt(one)
             else:
                 misshapen.append(one)
         for one in index.segments:
             if one.base + one.size <= (begin.index + 1) * INDEX_UNIT_BYTES:
                 self._removed.append(one.path)
-            elif one.size == files.index.segment_bytes:
+            elif one.size == files.index.segment_bytes and not one.path.is_symlink() and _is_new(one.path, known):
                 files.index.adopt(one)
             else:
                 self._removed.append(one.path)  # it is derived: made again from data
@@ -384,6 +388,15 @@ class _Opener:
             index_rewritten_from=outcome.index_wrong_from,
             removed=tuple(self._removed),
         )
+
+
+def _is_new(path: Path, known: set[tuple[int, int]]) -> bool:
+    """Whether no other name of this file was met; notes it."""
+    status = path.stat()
+    file = (status.st_dev, status.st_ino)
+    is_new = file not in known
+    known.add(file)
+    return is_new
 
 
 def _entry_at(files: LogFiles, recovered: LogCheckpoint) -> EntryId:

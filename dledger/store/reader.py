@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -36,6 +37,10 @@ HOT_BYTES = 64 * MIB
 """What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
 
 
+_MENDS_MAX: Final = 3
+"""How often one read writes an entry's index unit again before it believes that the index keeps nothing."""
+
+
 class LogReader:
     """The read half of a file store."""
 
@@ -52,9 +57,10 @@ class LogReader:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real.
 
         A wrong index unit that it meets is written again from data; damage in data, an unreadable sector included, is
-        told to whoever repairs it.
+        told to whoever repairs it, and so is an index that does not keep what is written to it.
         """
         state = self._state
+        mended: Counter[int] = Counter()
         while True:
             generation = state.generation
             try:
@@ -63,7 +69,8 @@ class LogReader:
                 if generation != state.generation or state.closed:
                     state.check_index(state.last.index)
                     continue
-                if isinstance(error, SuspectEntryError):
+                if isinstance(error, SuspectEntryError) and mended[error.suspect] < _MENDS_MAX:
+                    mended[error.suspect] += 1
                     self._mend(error, generation)
                     continue
                 if isinstance(error, UnreadableError):

@@ -223,6 +223,8 @@ def _misshapen_or_missing(
 
 def _misshapen(files: LogFiles, found: FoundFile) -> Damage:
     reason = f"the segment has {found.size} bytes instead of {files.segment_bytes}"
+    if found.size == files.segment_bytes:
+        reason = "the segment is another name of an earlier one's file"
     return Damage(found.path, min(found.size, files.segment_bytes), found.base, reason)
 
 

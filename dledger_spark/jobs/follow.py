@@ -340,8 +340,8 @@ Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a --from-index 0 --once --out /lake/counts --html counts.html
 
 \b
-Stop it with Ctrl-C. With --out, started again, it goes on where it was.
-With --json there is one JSON object per line: each count as it comes, and at last the report.""",
+Stop it with Ctrl-C. With --out, a restarted job continues where it was.
+With --json it prints one JSON object per line: each count as it comes, and the report at the end.""",
 )
 @source_options
 @click.option(
@@ -381,9 +381,9 @@ With --json there is one JSON object per line: each count as it comes, and at la
 def command(
     source: LogSource, out: Path | None, window_s: int, trigger_s: float, once: bool, consumer_group: str
 ) -> FollowOptions:
-    """Messages per time window, topic and tag of a running group, as they come: on the console and as Parquet.
+    """Count messages of a running group per time window, topic and tag as they arrive: on the console and as Parquet.
 
-    Begins with what comes next, unless --from-index or --from-time say otherwise, or --out holds counts already.
+    Starts with the next message, unless --from-index or --from-time is given, or --out already holds counts.
     """
     as_json = bool(click.get_current_context().params.get("as_json"))
     return FollowOptions(source, out, window_s, trigger_s, once, consumer_group, as_json=as_json)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
@@ -401,7 +402,7 @@ Examples:
   dledger pipeline replay --parquet /lake/orders --where "keys like 'A%'" --to 127.0.0.1:10911 --to-topic orders
 
 \b
-Run it again after a failure: rows that are stored are not stored again.""",
+Run it again after a failure: stored rows are not stored twice.""",
 )
 @source_or_parquet_options
 @click.option("--to", "to", metavar="HOST:PORT,…", help="Nodes of the group to write to; default: the ones read from.")
@@ -414,7 +415,7 @@ Run it again after a failure: rows that are stored are not stored again.""",
 )
 @click.option("--tag", "tags", multiple=True, help="Only these tags; may be repeated or hold commas.")
 @click.option("--where", default="", metavar="SQL", help="Only rows that match this SQL condition over the columns.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
+@click.option("--rate", type=flag_values.Number(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
 @click.option(
     "--writers", type=click.IntRange(1, 64), default=WRITERS, show_default=True, help="Number of parallel writers."
 )
@@ -438,7 +439,7 @@ def command(  # noqa: PLR0913  # one per option
     skip_lost: bool,
     to_option: tuple[str, ...],
 ) -> ReplayOptions:
-    """Write messages of a log, or rows of Parquet, into a topic: filtered, at a rate, each exactly once."""
+    """Write messages of a log, or rows of Parquet, to a topic: filtered, rate-limited, each exactly once."""
     live = source if isinstance(source, LogSource) and source.is_live else None
     bootstrap = to or (live.bootstrap if live is not None else None)
     if not bootstrap:

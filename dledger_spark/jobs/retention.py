@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger.flag_values import Size
+from dledger import flag_values
 from dledger_spark.jobs.chart import Bars, Chart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
@@ -290,11 +290,11 @@ Examples:
 @source_options
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0),
+    type=flag_values.Number(min=0),
     metavar="HOURS",
     help="Keep this many hours; default: 72, unless --keep-bytes is given.",
 )
-@click.option("--keep-bytes", type=Size(min=1), metavar="SIZE", help="Keep this many bytes of files.")
+@click.option("--keep-bytes", type=flag_values.Size(min=1), metavar="SIZE", help="Keep this many bytes of files.")
 def command(source: LogSource, hours: float | None, keep_bytes: int | None) -> RetentionOptions:
     """Live bytes and age per segment and topic, and what a retention setting would delete. Nothing is deleted."""
     setting = DEFAULT if hours is None and keep_bytes is None else Setting(hours, keep_bytes)

@@ -1,4 +1,4 @@
-"""``Consumer``: reads a topic as a member of a group, from where the group was."""
+"""``Consumer``: reads a topic as a member of a group, from the group's committed offsets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)
 LOOK_AFTER_S: Final = 1.0
-"""How often a consumer looks whether its pulls are overdue, or at a broker that is the master no more."""
+"""How often a consumer checks whether its pulls are overdue or its broker is no longer the master."""
 Start = Literal["first", "last"] | int
-"""Where a group without an offset begins: at the oldest or behind the newest message, or at a time (ms since 1970)."""
+"""Where a group without an offset starts: at the oldest message, after the newest, or at a time (ms since 1970)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Queue:
 
 
 class Consumer:
-    """Pulls ahead in the background; ``poll`` or iteration hands messages out, in order within each queue.
+    """Pulls ahead in the background; ``poll`` or iteration returns messages, in order within each queue.
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
     that it is done. Committed offsets never go back, except after ``seek``. Before each commit, and every
@@ -172,7 +172,7 @@ class Consumer:
                 raise UnavailableError("the consumer is closed")
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Every message, waiting for more, until the consumer is closed. Asking for the next says that one is done."""
+        """Every message until the consumer is closed, waiting for more. Asking for the next completes the last one."""
         while not self._closing.is_set():
             try:
                 yield from self.poll(1, 1.0)
@@ -240,18 +240,18 @@ class Consumer:
 
     @property
     def skipped(self) -> int:
-        """How many offsets were skipped because their messages were gone."""
+        """How many offsets were skipped because their messages no longer exist."""
         with self._lock:
             return sum(queue.fetcher.skipped for queue in self._queues.values())
 
     def positions(self) -> dict[int, int]:
-        """Per assigned queue the offset of the next message that ``poll`` gives."""
+        """For each assigned queue, the offset of the next message from ``poll``."""
         with self._lock:
             self._start()
             return {queue_id: queue.delivered for queue_id, queue in self._queues.items()}
 
     def lag(self) -> dict[int, int]:
-        """Per assigned queue how many messages are behind its position, as of the last answer; -1: not yet known."""
+        """For each assigned queue, how many messages follow its position, as of the last answer; -1: not known yet."""
         with self._lock:
             self._start()
             return {
@@ -260,13 +260,13 @@ class Consumer:
             }
 
     def commit(self) -> None:
-        """Commit everything that was handed out; returns when the broker has stored it."""
+        """Commit everything returned so far; returns when the broker has stored it."""
         with self._lock:
             self._start()
         self._commit(finished_only=False)
 
     def seek(self, queue_id: int, offset: int) -> None:
-        """Go on at ``offset``, before or after the present place; the next commit may then go back."""
+        """Continue at ``offset``, before or after the current position; the next commit may then go back."""
         if offset < 0:
             raise ConfigError([f"negative offset: {offset}"])
         with self._lock:
@@ -281,7 +281,7 @@ class Consumer:
             queue.rewind = True
 
     def seek_to(self, start: Start) -> None:
-        """Every assigned queue: to its first or behind its last message, or to the first one stored at a time (ms)."""
+        """Move every assigned queue to its first message, after its last, or to the first one stored at a time (ms)."""
         with self._lock:
             self._start()
             queue_ids = list(self._queues)
@@ -319,7 +319,7 @@ class Consumer:
             }
 
     def _adopt_changes(self) -> None:
-        """Go on where somebody else has put the group since the last commit: a commit of ours would undo a reset.
+        """Adopt offsets changed elsewhere since the last commit: committing ours would undo a reset.
 
         An offset that moved forward, but not beyond what was handed out here, changes nothing.
         """
@@ -354,7 +354,7 @@ class Consumer:
     # --- start and end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commit what was handed out, then end every pull and connection. Raises if the commit failed. Idempotent."""
+        """Commit what was returned so far, then close all connections. Raises if the commit failed. Idempotent."""
         self._close(lambda: self._commit(finished_only=False))
 
     def _close(self, commit: Callable[[], None]) -> None:
@@ -375,7 +375,7 @@ class Consumer:
                 self._watch.join()
 
     def _start(self) -> None:
-        """Find the queues and where the group is; under the lock."""
+        """Find the queues and the group's offsets; under the lock."""
         if self._closing.is_set():
             raise UnavailableError("the consumer is closed")
         if self._started:

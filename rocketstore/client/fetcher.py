@@ -86,7 +86,7 @@ class QueueFetcher:
     ) -> None:
         self.queue_id = queue_id
         self.skipped = 0
-        """How many offsets were skipped because their messages were gone."""
+        """How many offsets were skipped because their messages no longer exist."""
         self.rewound = False
         """Whether the broker's queue ended before our offset, so that we had to go back."""
         self.max_offset = -1

@@ -152,6 +152,13 @@ def test_times_may_be_ago() -> None:
     assert DEFAULT_BROKER == "127.0.0.1:10911"
 
 
+@pytest.mark.parametrize("text", ["-30m", f"1{'0' * 400}d", "soon"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """Neither taken for one to come, nor for the age of the world."""
+    with pytest.raises(click.BadParameter, match="invalid time"):
+        Moment().convert(text, None, None)
+
+
 # --- brokers ---------------------------------------------------------------------------------------------------------
 
 
