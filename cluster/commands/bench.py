@@ -79,7 +79,7 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("give --records or --seconds, not both")
         if in_flight is None:
             in_flight = min(IN_FLIGHT, IN_FLIGHT_BYTES // size)
-        held = size * in_flight * clients
+        held = (size + _OVERHEAD_BYTES) * in_flight * clients
         if held > IN_FLIGHT_BYTES_MAX:
             raise click.UsageError(
                 f"--size {size} with --in-flight {in_flight} and --clients {clients} holds {held:,} bytes in memory: "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated
 
 import click
+import numpy as np
 import pytest
 
 from dledger.flag_values import Number, Seconds, Size
-from dledger.limits import Range, Unit, out_of_range
+from dledger.limits import FieldLimits, Range, Unit, out_of_range
 from dledger.values import (
     parse_address,
     parse_addresses,
@@ -191,3 +193,13 @@ def test_everything_out_of_range_is_told() -> None:
         "hours=4;24 must be between 0 and 23",
         "port=65536 must be between 0 and 65535",
     ]
+
+
+@pytest.mark.parametrize("number", [np.int64(8), np.float32(8), Fraction(8)])
+def test_a_number_of_any_kind_may_be_in_range(number: float) -> None:
+    """Options of clients are computed, with numpy too."""
+    limits = FieldLimits(Range(1, 16))
+
+    assert limits.complaint(number) == ""
+    assert limits.complaint(number * 3).endswith(" must be between 1 and 16")
+    assert limits.complaint("8") == "8 must be between 1 and 16"
