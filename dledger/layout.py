@@ -60,9 +60,13 @@ class RecordLayout:
         codes = (_code(kind) if name in wanted else f"{_width(kind)}x" for name, kind in self.fields)
         return Struct(">" + "".join(codes))
 
-    def field(self, name: str) -> Struct:
-        """What packs or reads a field alone."""
-        return Struct(">" + _code(dict(self.fields)[name]))
+    def part(self, *names: str) -> Struct:
+        """What packs or reads fields alone that stand next to each other."""
+        first = [name for name, _ in self.fields].index(names[0])
+        fields = self.fields[first : first + len(names)]
+        if tuple(name for name, _ in fields) != names:
+            raise ValueError(f"{names} do not stand next to each other")
+        return Struct(">" + "".join(_code(kind) for _, kind in fields))
 
     def dtype(self) -> np.dtype[np.void]:
         """A row of a table of structures."""
@@ -99,3 +103,4 @@ BLANK_HEAD: Final = RecordLayout((("magic", "i4"), ("size", "i4")))
 ENTRY_HEADER_BYTES: Final = ENTRY.size
 INDEX_UNIT_BYTES: Final = INDEX_UNIT.size
 MIN_BLANK_BYTES: Final = BLANK_HEAD.size
+BLANK_MAGIC: Final = -1

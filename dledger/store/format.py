@@ -33,7 +33,7 @@ from crc32c import crc32c
 
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
-from dledger.layout import BLANK_HEAD, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES
+from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES
 from dledger.records import record
 from dledger.types import (
     NOOP_CHANNEL,
@@ -63,12 +63,11 @@ UNITS: Final = INDEX_UNIT.dtype()
 _CHAINED_HEADERS: Final = _CHAINED.dtype()
 _MANY_ENTRIES: Final = 256
 """From so many on a batch is encoded in columns: half the time per entry, but as much as 64 of them to begin with."""
-CHAIN_CRC: Final = ENTRY.field("chain_crc")
+CHAIN_CRC: Final = ENTRY.part("chain_crc")
 CHAIN_CRC_OFFSET: Final = ENTRY.at("chain_crc")
 CHAIN_CRC_END: Final = ENTRY.behind("chain_crc")
 CHANNEL_OFFSET: Final = ENTRY.at("channel")
 _MAGIC_AND_CHANNEL: Final = ENTRY.struct("magic", "channel")
-BLANK_MAGIC: Final = -1
 NAME_DIGITS: Final = 20
 _VALID_MAGICS: Final = frozenset(int(magic) for magic in Magic)
 _SCAN_ENTRIES_MAX: Final = 1 << 30

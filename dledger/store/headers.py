@@ -20,10 +20,9 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import MIN_BLANK_BYTES
+from dledger.layout import BLANK_MAGIC, MIN_BLANK_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE
 from dledger.store.format import (
-    BLANK_MAGIC,
     CHAIN_CRC_END,
     CHAIN_CRC_OFFSET,
     CHAINED_HEADER,

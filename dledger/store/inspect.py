@@ -17,12 +17,11 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, read_checkpoint
 from dledger.store.extents import extents
 from dledger.store.format import (
     BLANK,
-    BLANK_MAGIC,
     HEADER,
     UNIT,
     EntryHeader,

@@ -14,8 +14,8 @@ from typing import Final
 
 from dledger import properties
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.layout import ENTRY, INDEX_UNIT_BYTES
-from dledger.store.format import BLANK_MAGIC, UNIT
+from dledger.layout import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES
+from dledger.store.format import UNIT
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import MIRROR_FILE
 from dledger.store.mmap_file_list import Found

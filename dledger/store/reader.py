@@ -16,9 +16,9 @@ from dledger.errors import (
     IndexOutOfRangeError,
     InvalidRequestError,
 )
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
+from dledger.store.format import BLANK, HEADER, EntryHeader, Scan, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers
 from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState

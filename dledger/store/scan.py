@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.layout import BLANK_MAGIC, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark
 from dledger.store.format import (
     BLANK,
-    BLANK_MAGIC,
     HEADER,
     EntryHeader,
     Follow,

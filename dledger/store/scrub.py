@@ -15,10 +15,10 @@ from crc32c import crc32c
 
 from dledger.config import MIB
 from dledger.errors import CorruptLogError
+from dledger.layout import BLANK_MAGIC
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
 from dledger.store.format import (
     BLANK,
-    BLANK_MAGIC,
     HEADER,
     EntryHeader,
     Follow,

@@ -70,7 +70,7 @@ def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
 def _known_bytes(offset: int, position: int, index: int) -> Iterator[tuple[int, int]]:
     """Where which byte stands in the header of the entry that is due, as far as that is known."""
     for field, value in (("index", index), ("position", position)):
-        yield from enumerate(ENTRY.field(field).pack(value), offset + ENTRY.at(field))
+        yield from enumerate(ENTRY.part(field).pack(value), offset + ENTRY.at(field))
 
 
 def _is_one_bit(difference: int, length: int) -> bool:

@@ -15,25 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
-from dledger.store.format import (
-    BLANK,
-    BLANK_MAGIC,
-    HEADER,
-    EntryHeader,
-    Follow,
-    ScanWindow,
-    StopKind,
-    header_problem,
-    scan_records,
-)
+from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.store.format import BLANK, HEADER, EntryHeader, Follow, ScanWindow, StopKind, header_problem, scan_records
 from dledger.types import Magic
 
 _MAGICS: Final = frozenset(int(magic) for magic in Magic)
-_HEADER_FIELDS: Final = (
-    ("magic", 0, 4), ("size", 4, 8), ("index", 8, 16), ("term", 16, 24), ("pos", 24, 32), ("channel", 32, 36),
-    ("chainCrc", 36, 40), ("bodyCrc", 40, 44), ("bodyLength", 44, 48),
-)  # fmt: skip
+_SHOWN_NAMES: Final = {"position": "pos", "chain_crc": "chainCrc", "body_crc": "bodyCrc", "body_length": "bodyLength"}
+"""How fields of headers are called in documents, where it is otherwise."""
 _UNSIGNED: Final = frozenset({"chainCrc", "bodyCrc"})
 
 
@@ -218,10 +206,12 @@ def _field(tails: Mapping[str, bytes], offset: int, start: int, model: Copy) -> 
     """The name of the field that the first differing byte lies in, and every replica's value of it."""
     at = offset - start
     if len(model.data) >= MIN_BLANK_BYTES and BLANK.unpack_from(model.data)[0] == BLANK_MAGIC:
-        name, first, end = ("magic", 0, 4) if at < 4 else ("length", 4, 8) if at < 8 else (f"byte {at}", at, at + 1)
-        name = f"blank {name}"
+        field = next((name for name, _ in BLANK_HEAD.fields if at < BLANK_HEAD.behind(name)), "")
+        first, end = (BLANK_HEAD.at(field), BLANK_HEAD.behind(field)) if field else (at, at + 1)
+        name = "blank length" if field == "size" else f"blank {field or f'byte {at}'}"
     elif at < ENTRY_HEADER_BYTES:
-        name, first, end = next(one for one in _HEADER_FIELDS if one[1] <= at < one[2])
+        field = next(name for name, _ in ENTRY.fields if at < ENTRY.behind(name))
+        name, first, end = _SHOWN_NAMES.get(field, field), ENTRY.at(field), ENTRY.behind(field)
     else:
         name, first, end = f"body byte {at - ENTRY_HEADER_BYTES}", at, at + 1
     return name, {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dledger.store.format import EntryHeader, Follow, segment_name
+from dledger.store.format import BLANK, EntryHeader, Follow, segment_name
 from dledger_spark.audit.blocks import ReplicaDigest
 from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
 from dledger_spark.audit.replica import Replica, seek
@@ -135,8 +135,7 @@ class Directories:
 
     def _claimed(self, replica: Replica, position: int) -> int:
         """How long the entry or blank at ``position`` says it is, if that can be."""
-        head = _readable(replica, position, 8)
-        size = int.from_bytes(head[4:8], "big", signed=True) if len(head) == 8 else 0
+        _, size = BLANK.unpack(_readable(replica, position, BLANK.size).ljust(BLANK.size, b"\0"))
         return size if 0 < size <= replica.segment_bytes - position % replica.segment_bytes else 0
 
     def _tail_or_hole(self, found: BlockDivergence) -> BlockDivergence:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.checkpoint import read_checkpoint
-from dledger.store.format import BLANK, BLANK_MAGIC, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
+from dledger.store.format import BLANK, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
 from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.mmap_file_list import list_segments
 from dledger.types import GENESIS, Boundary, LogIndex, Magic, Position, Term

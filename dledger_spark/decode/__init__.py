@@ -1,9 +1,10 @@
 """The vectorised decoder: log bytes to Arrow, with numpy. Knows neither Spark nor where the bytes are from."""
 
 from dledger_spark.decode.batches import batch_bytes_for, batches, decode_stretch
-from dledger_spark.decode.context import Content, DecodeContext, Framing, RowFilter
+from dledger_spark.decode.context import Content, DecodeContext, RowFilter
 from dledger_spark.decode.decoder import decode, decode_columns, named_columns
-from dledger_spark.decode.walk import RecordWalk, WalkEnd, positions_of, walk
+from dledger_spark.decode.units import positions_of
+from rocketstore.message.walk import Framing, RecordWalk, WalkEnd, walk
 
 __all__ = [
     "Content",

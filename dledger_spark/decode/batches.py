@@ -14,9 +14,9 @@ from dledger_spark.decode.checksums import chain_after
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.decoder import decode_columns, looks_at_checksums
 from dledger_spark.decode.layout import Bytes, Ints
-from dledger_spark.decode.walk import WalkEnd, walk
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.schema import BIG_COLUMNS, SchemaColumn
+from rocketstore.message.walk import WalkEnd, walk
 
 BATCH_BYTES: Final = 8 * MIB
 """How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""

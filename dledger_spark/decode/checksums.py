@@ -8,13 +8,11 @@ import numpy as np
 from crc32c import crc32c
 
 from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.store.format import CHAIN_CRC, CHAIN_CRC_END, CHAIN_CRC_OFFSET
 from dledger_spark.decode.context import Chain
 from dledger_spark.decode.layout import Bytes, Ints, Mask
 from dledger_spark.decode.records import Records
 from rocketstore.message.record import CRC_MASK
-
-_CHAIN_AT = 36
-_CHAIN_END = 40
 
 
 def intact(records: Records) -> Mask:
@@ -26,7 +24,7 @@ def intact(records: Records) -> Mask:
     """
     good = ~(records.broken | records.broken_tail)
     if records.context.framing == "entry":
-        unchecked = (records.field("bodyCrc") == 0) & (records.field("chainCrc") == 0)
+        unchecked = (records.field("entry_body_crc") == 0) & (records.field("entry_chain_crc") == 0)
         good &= unchecked | _entry_bodies(records, good & ~unchecked)
         by_message = good & unchecked
     else:
@@ -40,14 +38,14 @@ def _entry_bodies(records: Records, wanted: Mask) -> Mask:
     begins, ends = (records.message_starts[wanted].tolist(), records.ends[wanted].tolist())
     with records.window.data as view:
         found = [crc32c(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    return _compared(found, records.field("bodyCrc"), wanted)
+    return _compared(found, records.field("entry_body_crc"), wanted)
 
 
 def _message_bodies(records: Records, wanted: Mask) -> Mask:
     begins, ends = (records.body_begins[wanted].tolist(), records.body_ends[wanted].tolist())
     with records.window.data as view:
         found = [crc32(view[begin:end]) & CRC_MASK for begin, end in zip(begins, ends, strict=True)]
-    return _compared(found, records.field("messageCrc"), wanted)
+    return _compared(found, records.field("crc"), wanted)
 
 
 def _compared(found: list[int], stored: Ints, wanted: Mask) -> Mask:
@@ -69,7 +67,8 @@ def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: Chain | Non
     last_stored, expected = (stored[0], stored[0]) if before is None else before
     with window.data as view:
         for number, start in enumerate(starts.tolist()[first:], first):
-            head, rest = view[start : start + _CHAIN_AT], view[start + _CHAIN_END : start + ENTRY_HEADER_BYTES]
+            head = view[start : start + CHAIN_CRC_OFFSET]
+            rest = view[start + CHAIN_CRC_END : start + ENTRY_HEADER_BYTES]
             computed = crc32c(rest, crc32c(head, last_stored))
             if computed != stored[number]:
                 if expected != last_stored:
@@ -91,8 +90,9 @@ def chain_after(window: Bytes, starts: Ints, before: Chain | None = None) -> Cha
         handed = before[0]
     else:
         return stored, stored
-    return stored, crc32c(head[_CHAIN_END:], crc32c(head[:_CHAIN_AT], handed))
+    return stored, crc32c(head[CHAIN_CRC_END:], crc32c(head[:CHAIN_CRC_OFFSET], handed))
 
 
 def _chain_in(head: bytes) -> int:
-    return int.from_bytes(head[_CHAIN_AT:_CHAIN_END], "big")
+    found: int = CHAIN_CRC.unpack_from(head, CHAIN_CRC_OFFSET)[0]
+    return found

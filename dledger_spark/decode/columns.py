@@ -100,7 +100,7 @@ def _segment(shared: Shared) -> pa.Array:
 
 def _size(shared: Shared) -> pa.Array:
     records = shared.records
-    return _ints(records.sizes if records.context.content == "entry" else records.field("messageSize"))
+    return _ints(records.sizes if records.context.content == "entry" else records.field("size"))
 
 
 def _crc_ok(shared: Shared) -> pa.Array:
@@ -126,19 +126,22 @@ ALWAYS: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "timestampType": lambda shared: pa.repeat(pa.scalar(_LOG_APPEND_TIME, pa.int32()), len(shared.records)),
 }
 """What every record has."""
-OF_ENTRIES: Final[dict[str, Callable[[Shared], pa.Array]]] = {"index": _long("index"), "term": _long("term")}
+OF_ENTRIES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
+    "index": _long("entry_index"),
+    "term": _long("entry_term"),
+}
 """What a plain commit log does not have."""
 OF_MESSAGES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "topic": _topic,
-    "queueId": _int("queueId"),
+    "queueId": _int("queue_id"),
     "flag": _int("flag"),
-    "sysFlag": _int("sysFlag"),
-    "reconsumeTimes": _int("reconsumeTimes"),
-    "queueOffset": _long("queueOffset"),
-    "physicalOffset": _long("physicalOffset"),
-    "preparedTransactionOffset": _long("preparedTransactionOffset"),
-    "bornTimestamp": _timestamp("bornTimestamp"),
-    "storeTimestamp": _timestamp("storeTimestamp"),
+    "sysFlag": _int("sys_flag"),
+    "reconsumeTimes": _int("reconsume_times"),
+    "queueOffset": _long("queue_offset"),
+    "physicalOffset": _long("physical_offset"),
+    "preparedTransactionOffset": _long("prepared_offset"),
+    "bornTimestamp": _timestamp("born_timestamp"),
+    "storeTimestamp": _timestamp("store_timestamp"),
     "bornHost": _host("born"),
     "storeHost": _host("store"),
     "keys": lambda shared: as_text(shared.properties.named(KEYS)),

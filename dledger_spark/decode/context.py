@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dledger_spark.options import PropertiesFormat, SchemaStyle, VerifyCrc
+from rocketstore.message.walk import Framing
 
-Framing = Literal["entry", "plain"]
-"""``entry``: records have the header of a replicated log's entry. ``plain``: a plain commit log's messages."""
 Content = Literal["message", "entry"]
 """What a record holds: one of RocketMQ's messages, or bytes that only their writer understands."""
 

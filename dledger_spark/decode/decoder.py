@@ -121,10 +121,10 @@ def _chained(window: Bytes, starts: Ints, context: DecodeContext, *, all_there: 
     """Which headers continue the chain of checksums, as far as that can be told: no start must have been left out."""
     if context.framing == "entry" and len(starts):
         heads = gather(window, starts, ENTRY)
-        chains = heads["chainCrc"].astype(np.int64)
-        in_row = all_there or np.array_equal(starts[1:], (starts + heads["size"].astype(np.int64))[:-1])
+        chains = heads["entry_chain_crc"].astype(np.int64)
+        in_row = all_there or np.array_equal(starts[1:], (starts + heads["entry_size"].astype(np.int64))[:-1])
         if in_row and chains.any():
-            unchecked = (chains == 0) & (heads["bodyCrc"] == 0)  # Java's, in a log that goes on here
+            unchecked = (chains == 0) & (heads["entry_body_crc"] == 0)  # Java's, in a log that goes on here
             intact: Mask = checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked
             return intact
     return np.ones(len(starts), np.bool_)
@@ -136,5 +136,5 @@ def _refusal(records: Records, row: int, broken: Mask) -> BrokenRecordError:
     problem = records.problem(row) if broken[row] else "its checksum does not match its bytes"
     where = f"segment {context.segment}" if context.segment else "the log"
     if context.framing == "entry" and not broken[row]:
-        problem += f" (entry {int(records.field('index')[row])})"
+        problem += f" (entry {int(records.field('entry_index')[row])})"
     return BrokenRecordError(f"{where}, offset {offset}: the record there is damaged: {problem}. {_ADVICE}")

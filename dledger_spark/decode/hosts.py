@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -12,10 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dledger_spark.decode.layout import Ints
+from rocketstore.message.record import HEAD_V4, IPV6_BYTES
 
-_IPV4_BYTES: Final = 4
-_IPV6_ADDRESS_BYTES: Final = 16
-_PORT: Final = Struct(">i")
+_PORT: Final = HEAD_V4.part("store_port")
 
 
 def ipv4_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
@@ -32,9 +30,9 @@ def _ipv4(key: int) -> str:
 
 def ipv6_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
     """The texts of addresses of 16 bytes with their ports."""
-    both = np.empty((len(ports), _IPV6_ADDRESS_BYTES + _PORT.size), np.uint8)
-    both[:, :_IPV6_ADDRESS_BYTES] = np.ascontiguousarray(addresses).view(np.uint8).reshape(len(ports), -1)
-    both[:, _IPV6_ADDRESS_BYTES:] = ports.astype(">i4").view(np.uint8).reshape(len(ports), -1)
+    both = np.empty((len(ports), IPV6_BYTES + _PORT.size), np.uint8)
+    both[:, :IPV6_BYTES] = np.ascontiguousarray(addresses).view(np.uint8).reshape(len(ports), -1)
+    both[:, IPV6_BYTES:] = ports.astype(">i4").view(np.uint8).reshape(len(ports), -1)
     fixed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(both.shape[1]), len(ports), [None, pa.py_buffer(np.ascontiguousarray(both))]
     )
@@ -43,5 +41,5 @@ def ipv6_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
 
 
 def _ipv6(key: bytes) -> str:
-    port = _PORT.unpack_from(key, _IPV6_ADDRESS_BYTES)[0]
-    return f"[{ipaddress.IPv6Address(key[:_IPV6_ADDRESS_BYTES])}]:{port}"
+    port = _PORT.unpack_from(key, IPV6_BYTES)[0]
+    return f"[{ipaddress.IPv6Address(key[:IPV6_BYTES])}]:{port}"

@@ -13,15 +13,20 @@ from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather
-from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, TOPIC_BYTES_MAX
+from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6
+from rocketstore.message.record import (
+    HOST_V6_FLAGS,
+    LENGTHS_BYTES,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    TOPIC_BYTES_MAX,
+)
 
 _NORMAL: Final = int(Magic.NORMAL)
 _NOOP: Final = int(Magic.NOOP)
 _CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
 LENGTH_MAX: Final = 0x7FFF
 """What a signed length of two bytes can say."""
-_BORN_V6: Final = 0x10
-_STORE_V6: Final = 0x20
 
 
 class Records:
@@ -59,7 +64,7 @@ class Records:
         """Rows by kinds of hosts: the flags, the rows' numbers (None: all), and their headers in the right layout."""
         if self.context.content != "message":
             return ((0, None, self._head),)
-        kinds = self._head["sysFlag"].astype(np.int64) & HOST_V6_FLAGS
+        kinds = self._head["sys_flag"].astype(np.int64) & HOST_V6_FLAGS
         if not kinds.any():
             return ((0, None, self._head),)
         layouts = ENTRY_MESSAGE if self.context.framing == "entry" else MESSAGE
@@ -89,9 +94,9 @@ class Records:
 
     def hosts(self, which: str) -> list[tuple[bool, Ints | None, NDArray[np.void], Ints]]:
         """Born or store hosts by kind: whether IPv6, the rows (None: all), addresses, ports."""
-        bit = _BORN_V6 if which == "born" else _STORE_V6
+        bit = SYS_FLAG_BORN_HOST_V6 if which == "born" else SYS_FLAG_STORE_HOST_V6
         return [
-            (bool(flags & bit), rows, head[f"{which}Ip"], head[f"{which}Port"].astype(np.int64))
+            (bool(flags & bit), rows, head[f"{which}_ip"], head[f"{which}_port"].astype(np.int64))
             for flags, rows, head in self._groups
         ]
 
@@ -105,7 +110,7 @@ class Records:
     @cached_property
     def sizes(self) -> Ints:
         """Of whole records, the entry's header included."""
-        return self.field("size" if self.context.framing == "entry" else "messageSize")
+        return self.field("entry_size" if self.context.framing == "entry" else "size")
 
     @cached_property
     def ends(self) -> Ints:
@@ -132,7 +137,7 @@ class Records:
 
     @cached_property
     def body_lengths(self) -> Ints:
-        return self.field("entryBodyLength" if self.context.content == "entry" else "bodyLength")
+        return self.field("entry_body_length" if self.context.content == "entry" else "body_length")
 
     @cached_property
     def body_ends(self) -> Ints:
@@ -144,7 +149,7 @@ class Records:
         at = self._within(self.body_ends) if self.broken.any() else self.body_ends
         lengths = self._bytes_at(at)
         begins = at + 1
-        long_ones = self.field("messageMagic") == MESSAGE_MAGIC_V2
+        long_ones = self.field("magic") == MESSAGE_MAGIC_V2
         if long_ones.any():
             wide = (lengths << 8) | self._bytes_at(at + 1)
             lengths = np.where(long_ones, wide, lengths)
@@ -183,20 +188,20 @@ class Records:
         """Records whose head contradicts itself or its place: only their positions are to be believed."""
         broken = self.ends > len(self.window)
         if self.context.framing == "entry":
-            broken |= self.field("magic") != _NORMAL
-            broken |= self.sizes != self.field("entryBodyLength") + ENTRY_HEADER_BYTES
-            broken |= self.field("position") != self.positions
+            broken |= self.field("entry_magic") != _NORMAL
+            broken |= self.sizes != self.field("entry_body_length") + ENTRY_HEADER_BYTES
+            broken |= self.field("entry_position") != self.positions
             if self.context.content == "entry":
                 broken |= self.sizes < ENTRY_HEADER_BYTES
                 return broken
-            broken |= self.field("messageSize") != self.field("entryBodyLength")
-        magic = self.field("messageMagic")
+            broken |= self.field("size") != self.field("entry_body_length")
+        magic = self.field("magic")
         unknown = magic != MESSAGE_MAGIC
         if unknown.any():
             broken |= unknown & (magic != MESSAGE_MAGIC_V2)
-        broken |= self.field("physicalOffset") != self.message_starts + self.context.base
+        broken |= self.field("physical_offset") != self.message_starts + self.context.base
         broken |= self.body_lengths < 0
-        broken |= self.body_ends + 3 > self.ends  # so it is no shorter than the smallest message
+        broken |= self.body_ends + LENGTHS_BYTES > self.ends  # so it is no shorter than the smallest message
         return broken
 
     @cached_property
@@ -207,20 +212,20 @@ class Records:
         lengths = self.topic_ends - self.topic_begins
         wrong: Mask = (lengths <= 0) | (self.topic_ends + 2 + self.property_lengths != self.ends)
         wrong |= self.property_lengths > LENGTH_MAX
-        wrong |= (lengths > TOPIC_BYTES_MAX) & (self.field("messageMagic") == MESSAGE_MAGIC)
+        wrong |= (lengths > TOPIC_BYTES_MAX) & (self.field("magic") == MESSAGE_MAGIC)
         wrong |= lengths > LENGTH_MAX
         return wrong
 
     def problem(self, row: int) -> str:
         """What is wrong with a broken record, as a clause."""
         if self.context.framing == "entry":
-            for name, wanted in (("magic", _NORMAL), ("position", int(self.positions[row]))):
+            for name, wanted in (("entry_magic", _NORMAL), ("entry_position", int(self.positions[row]))):
                 if int(self.field(name)[row]) != wanted:
                     return f"{name} {int(self.field(name)[row])} where {wanted} must be"
-            size, body = int(self.sizes[row]), int(self.field("entryBodyLength")[row])
+            size, body = int(self.sizes[row]), int(self.field("entry_body_length")[row])
             if size != body + ENTRY_HEADER_BYTES:
                 return f"an entry of {size} bytes says its body has {body}"
-            if self.context.content == "message" and int(self.field("messageMagic")[row]) not in (
+            if self.context.content == "message" and int(self.field("magic")[row]) not in (
                 MESSAGE_MAGIC,
                 MESSAGE_MAGIC_V2,
             ):
@@ -241,9 +246,9 @@ def rows_of(
     if context.framing == "plain":
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
     head = gather(window, starts, ENTRY if context.content == "entry" else ENTRY_MESSAGE[0])
-    magic = head["magic"].astype(np.int32)
+    magic = head["entry_magic"].astype(np.int32)
     normal = magic == _NORMAL
-    noop = normal & (head["channel"].astype(np.int32) == NOOP_CHANNEL)
+    noop = normal & (head["entry_channel"].astype(np.int32) == NOOP_CHANNEL)
     if not normal.all():
         others = np.flatnonzero((magic == _NOOP) | (magic == _CONFIG_CHANGE))
         noop[others] = ~_once_normal(head[others], context, None if told is None else told[others])
@@ -258,9 +263,9 @@ def _once_normal(head: NDArray[np.void], context: DecodeContext, told: Ints | No
     """Which headers with a NOOP's magic number are of entries that were none when they were written."""
     found = np.zeros(len(head), np.bool_)
     if told is not None:  # Java, which writes no checksums, calls every entry normal in its index
-        found |= (told == _NORMAL) & ((head["chainCrc"] != 0) | (head["bodyCrc"] != 0))
+        found |= (told == _NORMAL) & ((head["entry_chain_crc"] != 0) | (head["entry_body_crc"] != 0))
     if context.content == "message":
-        holds_one = (head["messageMagic"] == MESSAGE_MAGIC) | (head["messageMagic"] == MESSAGE_MAGIC_V2)
-        holds_one &= head["messageSize"] == head["entryBodyLength"]
-        found |= holds_one & (head["physicalOffset"] == head["position"] + ENTRY_HEADER_BYTES)
+        holds_one = (head["magic"] == MESSAGE_MAGIC) | (head["magic"] == MESSAGE_MAGIC_V2)
+        holds_one &= head["size"] == head["entry_body_length"]
+        found |= holds_one & (head["physical_offset"] == head["entry_position"] + ENTRY_HEADER_BYTES)
     return found

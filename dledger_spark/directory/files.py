@@ -7,27 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dledger.layout import BLANK_MAGIC as ENTRY_BLANK_MAGIC
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
-from dledger.store.format import BLANK_MAGIC as ENTRY_BLANK_MAGIC
-from dledger.store.format import HEADER, EntryHeader, is_magic, parse_segment_name
+from dledger.store.format import BLANK as ENTRY_BLANK
+from dledger.store.format import HEADER, UNITS, EntryHeader, is_magic, parse_segment_name
 from dledger_spark.decode import Framing
-from dledger_spark.decode.layout import UNIT
 from dledger_spark.errors import LogDirectoryError
-from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
 
 DATA: Final = "data"
 INDEX: Final = "index"
 CHECKPOINT: Final = "checkpoint"
 PLAIN_LOG: Final = "commitlog"
 NODE_PREFIX: Final = "dledger-"
-_PAIR: Final = Struct(">ii")
-_PLAIN_MAGICS: Final = frozenset((MESSAGE_MAGIC, MESSAGE_MAGIC_V2, BLANK_MAGIC))
+_PLAIN_MAGICS: Final = MESSAGE_MAGICS | {BLANK_MAGIC}
 _SHOWN: Final = 5
 
 
@@ -118,13 +116,14 @@ def _segments(directory: Path) -> list[LogSegment]:
 def _framing(path: Path) -> Framing | None:
     """What the segment begins with; None if nothing was written into it. Raises ``LogDirectoryError``."""
     with path.open("rb") as file:
-        head = file.read(_PAIR.size)
+        head = file.read(BLANK.size)
     if not any(head):
         return None
-    first, second = _PAIR.unpack(head.ljust(_PAIR.size, b"\0"))
-    if second in _PLAIN_MAGICS:  # of an entry this is its size, never negative
+    head = head.ljust(BLANK.size, b"\0")
+    if BLANK.unpack(head)[1] in _PLAIN_MAGICS:  # of an entry this is its size, never negative
         return "plain"
-    if is_magic(first) or first == ENTRY_BLANK_MAGIC:
+    magic = ENTRY_BLANK.unpack(head)[0]
+    if is_magic(magic) or magic == ENTRY_BLANK_MAGIC:
         return "entry"
     raise LogDirectoryError(f"{path} begins neither with an entry nor with a message: it is no segment, or damaged")
 
@@ -168,13 +167,13 @@ class IndexFiles:
                 break
             if base <= at < base + size:
                 wanted = min(left, (base + size - at) // INDEX_UNIT_BYTES)
-                part = np.fromfile(path, UNIT, wanted, offset=at - base)
+                part = np.fromfile(path, UNITS, wanted, offset=at - base)
                 parts.append(part)
                 at += len(part) * INDEX_UNIT_BYTES
                 left -= len(part)
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, UNIT)
+        return np.concatenate(parts) if parts else np.empty(0, UNITS)
 
     def place(self, index: int) -> tuple[int, int] | None:
         """The position and size of one entry; None if the index does not tell."""

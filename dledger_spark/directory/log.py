@@ -17,16 +17,17 @@ from struct import error as struct_error
 from typing import Final
 
 from dledger.errors import CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, read_checkpoint
-from dledger.store.format import BLANK, BLANK_MAGIC
+from dledger.store.format import BLANK
 from dledger.store.java_files import java_committed
 from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic
 from dledger_spark.decode import Content, WalkEnd, walk
 from dledger_spark.directory.files import CHECKPOINT, INDEX, PLAIN_LOG, IndexFiles, LogSegment, find
 from dledger_spark.directory.tail import records_end
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
-from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from rocketstore.message.record import BLANK as MESSAGE_HEAD
+from rocketstore.message.record import MESSAGE_MAGICS
 from rocketstore.store.checkpoint import UNKNOWN, decode_checkpoint
 
 _LOOKED_AT: Final = 64
@@ -161,7 +162,7 @@ def _walk_to(log: LogDirectory, segment: LogSegment, index: int) -> tuple[int, i
         if index - first >= len(found.starts):
             return None
         begin = int(found.starts[index - first])
-        size = int.from_bytes(mapped[begin + 4 : begin + 8], "big")
+        _, size = BLANK.unpack_from(mapped, begin)
     return segment.base + begin, segment.base + begin + size
 
 
@@ -219,10 +220,9 @@ def _content(segment: LogSegment, start: int, end: int) -> Content | None:
         if header is None:
             return None
         if header.magic == Magic.NORMAL and header.channel != NOOP_CHANNEL:
-            head = segment.read(position + ENTRY_HEADER_BYTES, 8)
-            magic = int.from_bytes(head[4:8], "big", signed=True)
-            is_message = len(head) == 8 and magic in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
-            return "message" if is_message and int.from_bytes(head[:4], "big") == header.body_length else "entry"
+            head = segment.read(position + ENTRY_HEADER_BYTES, MESSAGE_HEAD.size)
+            size, magic = MESSAGE_HEAD.unpack(head.ljust(MESSAGE_HEAD.size, b"\0"))
+            return "message" if magic in MESSAGE_MAGICS and size == header.body_length else "entry"
         position += header.size
     return None
 

@@ -12,9 +12,9 @@ from dledger_spark.directory.files import LogSegment
 from dledger_spark.directory.log import LogDirectory, first_index_of, locate
 from dledger_spark.errors import DataLossError, OptionError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions
-from rocketstore.message.record import SYS_FLAG_AT, store_timestamp_at
+from rocketstore.message.record import HEAD, store_timestamp
 
-_HEAD_BYTES = 88 + 24 + ENTRY_HEADER_BYTES
+_HEAD_BYTES = ENTRY_HEADER_BYTES + max(head.size for head in HEAD.values())
 _TRIED = 64
 """How many entries without a message are stepped over to find a time: terms begin with such."""
 
@@ -91,7 +91,7 @@ def _time_at(log: LogDirectory, segment: LogSegment, position: int) -> int | Non
             return None
         head = segment.read(position, _HEAD_BYTES)
         if segment.framing == "plain":
-            return _store_time(head)
+            return store_timestamp(head)
         header = segment.header(position)
         if header is None:
             return None
@@ -100,11 +100,6 @@ def _time_at(log: LogDirectory, segment: LogSegment, position: int) -> int | Non
                 raise OptionError(
                     "these entries hold no messages and have no times: use startingOffsets, endingOffsets"
                 )
-            return _store_time(head[ENTRY_HEADER_BYTES:])
+            return store_timestamp(head[ENTRY_HEADER_BYTES:])
         position += header.size
     return None
-
-
-def _store_time(message: bytes) -> int:
-    at = store_timestamp_at(int.from_bytes(message[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big"))
-    return int.from_bytes(message[at : at + 8], "big", signed=True)

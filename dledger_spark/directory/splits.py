@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from dledger.store.format import BLANK, BLANK_MAGIC
+from dledger.layout import BLANK_MAGIC
+from dledger.store.format import BLANK
 from dledger_spark.decode import Framing, walk
 from dledger_spark.decode.context import CHAIN_BEGIN, Chain
 from dledger_spark.directory.files import LogSegment

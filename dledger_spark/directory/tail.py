@@ -20,7 +20,7 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.config import MIB
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.format import HEADER, EntryHeader, is_magic
 from dledger.types import Magic
 from dledger_spark.decode import RecordWalk, WalkEnd, walk
@@ -32,6 +32,7 @@ from rocketstore.message.record import (
     OVERHEAD,
     PHYSICAL_OFFSET_AT,
     STORE_TIMESTAMP_AT,
+    place_of,
 )
 from rocketstore.message.scan import scan_records
 
@@ -40,8 +41,6 @@ _CHECKED_BYTES: Final = 4 * MIB
 _SEARCHED_BYTES: Final = 4 * MIB
 """How much is read at a time to find a record."""
 _MAGIC_BYTES: Final = 4
-_POSITION_AT: Final = 24
-"""Where an entry's header says where it stands."""
 _ENTRY_MAGICS: Final = tuple(int(one).to_bytes(4, "big") for one in Magic)
 _MESSAGE_MAGICS: Final = tuple(one.to_bytes(4, "big", signed=True) for one in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
 
@@ -117,7 +116,9 @@ def _whole_entry(data: memoryview, position: int) -> bool:
 def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -> int | None:
     """Where the first whole record begins behind a position, wherever that is, that was written after the ``last``."""
     plain = segment.framing == "plain"
-    magics, magic_at, own_at = (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, _POSITION_AT)
+    magics, magic_at, own_at = (
+        (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, ENTRY.at("position"))
+    )
     for base, data in _stretches(segment, position + 1):
         if data.count(0) == len(data):
             continue
@@ -143,10 +144,10 @@ def _is_later(segment: LogSegment, position: int, last: int) -> bool:
 def _is_whole(segment: LogSegment, position: int) -> bool:
     if segment.framing == "plain":
         head = segment.read(position, OVERHEAD)
-        size, own = int.from_bytes(head[:4], "big", signed=True), head[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
-        if size < OVERHEAD or int.from_bytes(own, "big") != position:
+        place = place_of(head, position) if len(head) == OVERHEAD else None
+        if place is None or place.size < OVERHEAD:
             return False
-        return bool(scan_records(segment.read(position, size), position, check_crc=True).heads)
+        return bool(scan_records(segment.read(position, place.size), position, check_crc=True).heads)
     header = segment.header(position)
     return header is not None and _whole_entry(memoryview(segment.read(position, header.size)), position)
 

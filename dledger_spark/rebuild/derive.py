@@ -140,11 +140,13 @@ def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
     """The units of the records. Those without a place in a queue are left out."""
     records = details.records
     units = np.empty(len(records), UNIT)
-    units["offset"] = records.field("physicalOffset")
-    units["size"] = records.field("messageSize")
+    units["offset"] = records.field("physical_offset")
+    units["size"] = records.field("size")
     units["tags"] = _codes(details, levels)
-    columns = QueueColumns(details.topics, details.topic, records.field("queueId"), records.field("queueOffset"), units)
-    placed = records.field("sysFlag") & _NO_PLACE_IN_QUEUE == 0
+    columns = QueueColumns(
+        details.topics, details.topic, records.field("queue_id"), records.field("queue_offset"), units
+    )
+    placed = records.field("sys_flag") & _NO_PLACE_IN_QUEUE == 0
     return columns if placed.all() else columns.select(placed)
 
 
@@ -155,7 +157,7 @@ def _codes(details: Details, levels: DelayLevels) -> Ints:
     codes[tags.owners] = details.properties.hashes(tags).view(np.int32)
     schedule = SCHEDULE_TOPIC.encode()
     if schedule in details.topics:
-        stored = details.records.field("storeTimestamp")
+        stored = details.records.field("store_timestamp")
         for row in np.flatnonzero(details.topic == details.topics.index(schedule)).tolist():
             level = parse_level(find_property(details.properties.string(row), "DELAY") or "")
             if level > 0:
@@ -190,14 +192,14 @@ def keys_of(details: Details, hashes_of: TopicHashes) -> NDArray[np.void]:
     records = details.records
     known = [hashes_of[topic.decode(errors="replace")] for topic in details.topics]
     hashes, owners = hashes_in(details.properties, np.array(known, np.uint32)[details.topic])
-    rolled_back = records.field("sysFlag") & SYS_FLAG_TRANSACTION == SYS_FLAG_ROLLED_BACK
+    rolled_back = records.field("sys_flag") & SYS_FLAG_TRANSACTION == SYS_FLAG_ROLLED_BACK
     if rolled_back.any():
         kept = ~rolled_back[owners]
         hashes, owners = hashes[kept], owners[kept]
     keys = np.empty(len(hashes), KEY)
     keys["hash"] = hashes
-    keys["offset"] = records.field("physicalOffset")[owners]
-    keys["store_ms"] = records.field("storeTimestamp")[owners]
+    keys["offset"] = records.field("physical_offset")[owners]
+    keys["store_ms"] = records.field("store_timestamp")[owners]
     return keys
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from struct import Struct
 from typing import Final
 
 from rocketstore.client.errors import BadAnswerError
@@ -11,22 +10,22 @@ from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
 from rocketstore.message.record import (
+    BODY_LENGTH,
     CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HOST_V6_FLAGS,
+    LENGTHS_BYTES,
     MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     OVERHEAD,
     body_at,
     decode_record,
 )
 
-# size, magic, body CRC, queue id, queue offset, system flag, the body's length if both hosts are IPv4
-_HEAD: Final = Struct(">4i4xq8xi44xi")
-_LENGTH: Final = Struct(">i")
-_V4_BODY_AT: Final = 88
-_HOSTS_V6: Final = 0x30
+_HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
 _COMPRESSION: Final = 0x700
 _ZLIB: Final = (0, 0x300)
-_MAGICS: Final = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
 _DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
 
@@ -127,16 +126,16 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
             raise BadAnswerError(f"a pull's answer ends with {end - at} bytes that are no record")
         head = unpack(records, at)
         size = head[0]
-        if size < OVERHEAD or size > end - at or head[1] not in _MAGICS:
+        if size < OVERHEAD or size > end - at or head[1] not in MESSAGE_MAGICS:
             raise BadAnswerError(f"a pull's answer has no record at byte {at} of {end}")
         record = records[at : at + size]
-        if head[5] & _HOSTS_V6:
+        if head[5] & HOST_V6_FLAGS:
             start = body_at(head[5])
-            body_bytes = _LENGTH.unpack_from(record, start - 4)[0] if size >= start else -1
+            body_bytes = BODY_LENGTH.unpack_from(record, start - BODY_LENGTH.size)[0] if size >= start else -1
         else:
-            start, body_bytes = _V4_BODY_AT, head[6]
+            start, body_bytes = HEAD_V4_BYTES, head[6]
         stop = start + body_bytes
-        if body_bytes < 0 or stop + 3 > size:
+        if body_bytes < 0 or stop + LENGTHS_BYTES > size:
             raise BadAnswerError(f"the record at byte {at} of a pull's answer has an impossible body length")
         if check_crc and crc32(record[start:stop]) & CRC_MASK != head[2]:
             raise BadAnswerError(f"the body of the message at queue offset {head[4]} does not match its CRC")

@@ -35,8 +35,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import (
     BLANK,
     BLANK_MAGIC,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     OFFSETS,
     OVERHEAD,
     QUEUE_OFFSET_AT,
@@ -50,7 +49,6 @@ from rocketstore.types import (
     ScannedRecords,
 )
 
-_MAGICS: Final = frozenset({MESSAGE_MAGIC, MESSAGE_MAGIC_V2})
 _MS_PER_HOUR: Final = 3_600_000
 
 
@@ -360,7 +358,7 @@ class PlainCommitLog:
         if head is None:
             return None
         size, magic = BLANK.unpack_from(head)
-        if magic not in _MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
+        if magic not in MESSAGE_MAGICS or size < OVERHEAD or OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)[1] != offset:
             return None
         return self.read(offset, size)
 

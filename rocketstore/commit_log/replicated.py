@@ -26,7 +26,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from dledger.clock import Clock
@@ -61,13 +60,16 @@ from rocketstore.message.columns import read_entries
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
 from rocketstore.message.record import (
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
+    BLANK,
+    MESSAGE_MAGICS,
     OVERHEAD,
+    PHYSICAL_OFFSET,
     PHYSICAL_OFFSET_AT,
+    QUEUE_OFFSET,
     QUEUE_OFFSET_AT,
     STORE_TIMESTAMP_AT,
     STORE_TIMESTAMP_AT_V6,
+    TIMESTAMP,
     encode_record,
     encode_record_buffer,
     place_of,
@@ -78,8 +80,6 @@ from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, Sca
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _make: Final = tuple.__new__
 """Makes named tuples without their constructors' detour: one per message."""
-_OFFSET: Final = Struct(">q")
-_HEAD: Final = Struct(">ii")
 _TIMESTAMP_AT: Final = {0: STORE_TIMESTAMP_AT, SYS_FLAG_BORN_HOST_V6: STORE_TIMESTAMP_AT_V6}
 _FIRST_SCAN_BYTES: Final = 64 * 1024
 _ADVICE: Final = "Stop the node and start it with --repair: it fetches the log again from the other members"
@@ -332,12 +332,12 @@ class ReplicatedCommitLog:
         now_ms = self._newest_ms = max(self._newest_ms, self._clock.wall_ms())
         put.following = self._offsets.assign(put.messages)
         put.store_timestamp = now_ms
-        pack, add = _OFFSET.pack_into, put.queue_offsets.append
+        pack_offset, pack_time, add = QUEUE_OFFSET.pack_into, TIMESTAMP.pack_into, put.queue_offsets.append
         for message, record in zip(put.messages, put.records, strict=True):
             message.store_timestamp = now_ms
             offset = message.queue_offset
-            pack(record, QUEUE_OFFSET_AT, offset)
-            pack(record, _TIMESTAMP_AT[message.sys_flag & SYS_FLAG_BORN_HOST_V6], now_ms)
+            pack_offset(record, QUEUE_OFFSET_AT, offset)
+            pack_time(record, _TIMESTAMP_AT[message.sys_flag & SYS_FLAG_BORN_HOST_V6], now_ms)
             add(offset)
         return None
 
@@ -358,14 +358,14 @@ class ReplicatedCommitLog:
         not go back in time. Under the node's lock.
         """
         placed: list[Body] = []
-        add, pack = placed.append, _OFFSET.pack_into
+        add, pack = placed.append, PHYSICAL_OFFSET.pack_into
         for position, body in zip(positions, bodies, strict=True):
             if type(body) is bytearray:
                 record = body
             else:
                 record = bytearray(body)
                 self._newest_ms = max(self._newest_ms, self._clock.wall_ms(), self._last_stored_ms())
-                pack(record, STORE_TIMESTAMP_AT, self._newest_ms)
+                TIMESTAMP.pack_into(record, STORE_TIMESTAMP_AT, self._newest_ms)
             pack(record, PHYSICAL_OFFSET_AT, position + ENTRY_HEADER_BYTES)
             add(record)
         return placed
@@ -390,7 +390,7 @@ class ReplicatedCommitLog:
         for position in run.positions:
             offset = position + ENTRY_HEADER_BYTES
             head = self._log.copy_committed(offset, OVERHEAD)
-            record = None if head is None else self.read(offset, _HEAD.unpack_from(head)[0])
+            record = None if head is None else self.read(offset, BLANK.unpack_from(head)[0])
             stored = None if record is None else place_of(record, offset)
             found.append(PutResult(_PUT_OK, stored))
         return found if len(found) == run.count else [PutResult(_PUT_OK)] * run.count
@@ -436,8 +436,8 @@ class ReplicatedCommitLog:
 
         An entry's second field is its size, a blank's its length; both are positive, which a record's magic is not.
         """
-        head = self._log.copy_committed(offset, _HEAD.size)
-        is_record = head is not None and _HEAD.unpack(head)[1] in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+        head = self._log.copy_committed(offset, BLANK.size)
+        is_record = head is not None and BLANK.unpack(head)[1] in MESSAGE_MAGICS
         return offset - ENTRY_HEADER_BYTES if is_record else offset
 
     def _corrupt(self, position: int, reason: str) -> CorruptLogError:

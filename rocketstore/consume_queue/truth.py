@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from struct import Struct
 from threading import Lock
 from typing import Final
 from zlib import crc32
@@ -25,7 +24,18 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.consume_queue.queue import ConsumeQueue, First
 from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.record import CRC_MASK, HOST_V6_FLAGS, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, OVERHEAD, body_at
+from rocketstore.message.record import (
+    BODY_LENGTH,
+    CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HOST_V6_FLAGS,
+    LENGTHS_BYTES,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGICS,
+    OVERHEAD,
+    body_at,
+)
 from rocketstore.message.scan import scan_records
 from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
@@ -34,9 +44,9 @@ BLOCK_UNITS: Final = 500
 """Units whose tags codes are remembered together; RocketMQ's files hold a multiple of it."""
 BLOCKS_MAX: Final = 1 << 16
 _SCAN_BYTES: Final = 1 << 20
-_HEAD: Final = Struct(">iiii4xqqi44xi")  # ..., and the body's length between IPv4 hosts
-_BODY_AT: Final = body_at(0)
-_LENGTH: Final = Struct(">i")
+_HEAD: Final = HEAD_V4.struct(
+    "size", "magic", "crc", "queue_id", "queue_offset", "physical_offset", "sys_flag", "body_length"
+)
 
 
 def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int, *, check_body: bool) -> bool:
@@ -51,14 +61,14 @@ def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int,
         or length != unit[1]
         or length != size
         or queue_id != queue.queue_id
-        or (magic != MESSAGE_MAGIC and magic != MESSAGE_MAGIC_V2)
+        or magic not in MESSAGE_MAGICS
     ):
         return False
     if flags & HOST_V6_FLAGS:
         at = body_at(flags)
-        length_v4 = _LENGTH.unpack_from(record, at - 4)[0] if at + 3 <= size else -1
+        length_v4 = BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at + LENGTHS_BYTES <= size else -1
     else:
-        at = _BODY_AT
+        at = HEAD_V4_BYTES
     if length_v4 < 0:
         return False
     topic_at = at + length_v4

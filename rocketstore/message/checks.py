@@ -8,10 +8,11 @@ from a client goes through ``check_client_topic`` first.
 from __future__ import annotations
 
 import re
-from struct import Struct, error
+from struct import error
 from typing import Final
 
 from dledger.errors import InvalidRequestError
+from dledger.layout import ENTRY_HEADER_BYTES
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.batch import expand_batch
 from rocketstore.message.message import (
@@ -23,7 +24,7 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.message import SYS_FLAG_TRANSACTION as TRANSACTION
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property_bytes, join_properties
-from rocketstore.message.record import IPV6_EXTRA, OVERHEAD, TOPIC_BYTES_MAX
+from rocketstore.message.record import BLANK, HEAD_V4, IPV4_BYTES, IPV6_BYTES, OVERHEAD, TOPIC_BYTES_MAX
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
 RECORD_EXTRA_BYTES: Final = 64 * KIB
@@ -37,14 +38,19 @@ NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
     "OFFSET_MOVED_EVENT",
 }
 """Topics that clients must not send to: the broker alone writes them. All but the hidden ones are RocketMQ's list."""
-_BLANK_BYTES: Final = 8
-_ENTRY_HEADER_BYTES: Final = 48
-_IPV4_BYTES: Final = 2 * 4
-"""Of the born host and the store host together."""
-_IPV6_BYTES: Final = 16
-_IP_BYTES: Final = (4, 16)
+_IP_BYTES: Final = (IPV4_BYTES, IPV6_BYTES)
 _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
-_NUMBERS: Final = Struct(">iiiqqqiii")
+_NUMBERS: Final = HEAD_V4.struct(
+    "queue_id",
+    "flag",
+    "sys_flag",
+    "born_timestamp",
+    "born_port",
+    "store_timestamp",
+    "store_port",
+    "reconsume_times",
+    "prepared_offset",
+)
 _CACHED_TOPICS_MAX: Final = 4096
 
 KEYS_BYTES_MAX: Final = 8 * KIB
@@ -164,11 +170,11 @@ def _check_fields(message: Message) -> str:
             message.flag,
             message.sys_flag,
             message.born_timestamp,
-            message.prepared_offset,
-            message.store_timestamp,
-            message.reconsume_times,
             born_port,
+            message.store_timestamp,
             store_port,
+            message.reconsume_times,
+            message.prepared_offset,
         )
     except error as problem:
         return f"a number of the message does not fit its field: {problem}"
@@ -180,11 +186,10 @@ def _check_size(message: Message, properties_bytes: int, config: MessageStoreCon
     if body_bytes > most:
         return _illegal(f"the body has {body_bytes} bytes; at most {most} are allowed")
     size = OVERHEAD + body_bytes + len(message.topic) + properties_bytes
-    if len(message.born_host[0]) + len(message.store_host[0]) != _IPV4_BYTES:
-        size += IPV6_EXTRA * ((len(message.born_host[0]) == _IPV6_BYTES) + (len(message.store_host[0]) == _IPV6_BYTES))
-    room = config.mapped_file_size_commit_log - _BLANK_BYTES
+    size += len(message.born_host[0]) + len(message.store_host[0]) - 2 * IPV4_BYTES
+    room = config.mapped_file_size_commit_log - BLANK.size
     if config.enable_dledger_commit_log:
-        room -= _ENTRY_HEADER_BYTES
+        room -= ENTRY_HEADER_BYTES
     limit = min(most + RECORD_EXTRA_BYTES, room)
     return None if size <= limit else _illegal(f"the record would have {size} bytes; at most {limit} are allowed")
 

@@ -11,55 +11,36 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from struct import Struct
 from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.types import NOOP_CHANNEL
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_TRANSACTION
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX
 from rocketstore.message.property_texts import PropertyTexts
-from rocketstore.message.record import HOST_V6_FLAGS, MESSAGE_MAGIC, OVERHEAD
+from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, HOST_V6_FLAGS, LENGTHS_BYTES, MESSAGE_MAGIC, OVERHEAD
 from rocketstore.message.scan import (
-    COMPATIBLE_NOOP_CHANNEL,
-    ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
     RecordScanOutcome,
-    entries_stopped,
     known_topic,
-    records_stopped,
+    scan_ended,
     scan_entries,
     scan_records,
 )
+from rocketstore.message.walk import WalkEnd, record_starts, why_ended
 from rocketstore.types import SCHEDULE_TOPIC, RecordHead
 
 FEWEST: Final = 96
 """Fewer records are faster read one by one."""
 _TAGS: Final = b"TAGS\x01"
 _UNUSUAL_FLAGS: Final = HOST_V6_FLAGS | SYS_FLAG_TRANSACTION
-_HEAD_BYTES: Final = OVERHEAD - 3
-"""Before a record's body, between IPv4 hosts."""
-_NUMBER: Final = Struct(">i")
-_SIZE_AT: Final = 0
-_ENTRY_SIZE_AT: Final = 4
-_ENTRY: Final = np.dtype(
-    {
-        "names": ["magic", "index", "position", "channel", "body"],
-        "formats": [">i4", ">i8", ">i8", ">i4", ">i4"],
-        "offsets": [0, 8, 24, 32, 44],
-        "itemsize": ENTRY_HEADER_BYTES,
-    }
-)
-_HEAD: Final = np.dtype(
-    {
-        "names": ["size", "magic", "queueId", "queueOffset", "offset", "sysFlag", "storeTimestamp", "prepared", "body"],
-        "formats": [">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
-        "offsets": [0, 4, 12, 20, 28, 36, 56, 76, 84],
-        "itemsize": _HEAD_BYTES,
-    }
-)
+_CUT_OFF: Final = (WalkEnd.LIMIT, WalkEnd.CUT)
+_ENTRY_ROW: Final = ENTRY.dtype()
+_ROW: Final = HEAD_V4.dtype()
 
 Ints = NDArray[np.int64]
 
@@ -98,7 +79,7 @@ class RecordColumns(Sequence[RecordHead]):
     @cached_property
     def offsets(self) -> Ints:
         """Physical offsets of the records, without the entries around them."""
-        return self.column("offset")
+        return self.column("physical_offset")
 
     @cached_property
     def sizes(self) -> Ints:
@@ -108,7 +89,7 @@ class RecordColumns(Sequence[RecordHead]):
     @cached_property
     def store_timestamps(self) -> Ints:
         """When they were stored (ms)."""
-        return self.column("storeTimestamp")
+        return self.column("store_timestamp")
 
     @cached_property
     def tags_codes(self) -> Ints:
@@ -123,13 +104,13 @@ class RecordColumns(Sequence[RecordHead]):
     def by_queue(self) -> list[UnitColumns]:
         """The records of each queue."""
         names = list(dict.fromkeys(self.topics))
-        queues = self.column("queueId")
+        queues = self.column("queue_id")
         if len(names) > 1:
             numbers = {name: number << 32 for number, name in enumerate(names)}
             queues += np.fromiter(map(numbers.__getitem__, self.topics), np.int64, len(self))
         order = np.argsort(queues, kind="stable")
         queues = queues[order]
-        columns = [one[order] for one in (self.column("queueOffset"), self.offsets, self.sizes, self.tags_codes)]
+        columns = [one[order] for one in (self.column("queue_offset"), self.offsets, self.sizes, self.tags_codes)]
         bounds = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(self)]
         found = []
         for first, end in pairwise(bounds):
@@ -166,14 +147,14 @@ class RecordColumns(Sequence[RecordHead]):
             RecordHead._make,
             zip(
                 self.topics[part],
-                fields["queueId"].tolist(),
-                fields["offset"].tolist(),
+                fields["queue_id"].tolist(),
+                fields["physical_offset"].tolist(),
                 fields["size"].tolist(),
                 self.tags_codes[part].tolist(),
-                fields["storeTimestamp"].tolist(),
-                fields["queueOffset"].tolist(),
-                fields["sysFlag"].tolist(),
-                fields["prepared"].tolist(),
+                fields["store_timestamp"].tolist(),
+                fields["queue_offset"].tolist(),
+                fields["sys_flag"].tolist(),
+                fields["prepared_offset"].tolist(),
                 map(self.properties.string, range(first, end)),
                 strict=True,
             ),
@@ -193,47 +174,25 @@ def sizes_of(heads: Sequence[RecordHead]) -> Collection[int]:
 def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
     """As ``scan_records`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * OVERHEAD:
-        starts, end = _walk(data, _SIZE_AT, OVERHEAD)
-        if len(starts) >= FEWEST and _is_cut_off(data, end, _SIZE_AT, MESSAGE_MAGIC):
+        starts, end = record_starts(data, "plain", 0, len(data))
+        why = why_ended(data, "plain", end, len(data))
+        if len(starts) >= FEWEST and why[0] in _CUT_OFF:
             found = _columns(data, np.array(starts, np.int64), np.array([*starts[1:], end], np.int64), base_offset)
             if found is not None:
-                return records_stopped(found, data, end, base_offset + end)
+                return scan_ended(found, end, base_offset, why)
     return scan_records(data, base_offset, check_crc=False, delay_levels=delay_levels)
 
 
 def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
     """As ``scan_entries`` without checking CRCs, faster where there are many ordinary records."""
     if len(data) >= FEWEST * (ENTRY_HEADER_BYTES + OVERHEAD):
-        starts, end = _walk(data, _ENTRY_SIZE_AT, ENTRY_HEADER_BYTES + OVERHEAD)
-        if len(starts) >= FEWEST and _is_cut_off(data, end, _ENTRY_SIZE_AT, ENTRY_MAGIC):
+        starts, end = record_starts(data, "entry", 0, len(data))
+        why = why_ended(data, "entry", end, len(data))
+        if len(starts) >= FEWEST and why[0] in _CUT_OFF:
             found = _columns_of_entries(data, np.array([*starts, end], np.int64), base_offset)
             if found is not None:
-                return entries_stopped(found, data, end, base_offset + end)
+                return scan_ended(found, end, base_offset, why)
     return scan_entries(data, base_offset, check_crc=False, delay_levels=delay_levels)
-
-
-def _walk(data: bytes, size_at: int, smallest: int) -> tuple[list[int], int]:
-    """Where things begin that have their size at ``size_at``, up to the first that cannot be whole, and its place."""
-    unpack = _NUMBER.unpack_from
-    starts: list[int] = []
-    add = starts.append
-    at, end = 0, len(data)
-    last = end - smallest
-    while at <= last:
-        following = at + unpack(data, at + size_at)[0]
-        if following < at + smallest or following > end:
-            break
-        add(at)
-        at = following
-    return starts, at
-
-
-def _is_cut_off(data: bytes, at: int, size_at: int, magic: int) -> bool:
-    """Whether the data ends at ``at``, or within something with this magic, which is beside its size."""
-    if len(data) - at < 2 * _NUMBER.size:
-        return True
-    (size,), (found,) = _NUMBER.unpack_from(data, at + size_at), _NUMBER.unpack_from(data, at + _NUMBER.size - size_at)
-    return bool(found == magic and size > len(data) - at)
 
 
 def _gathered(data: bytes, starts: Ints, layout: np.dtype[np.void]) -> NDArray[np.void]:
@@ -246,14 +205,15 @@ def _gathered(data: bytes, starts: Ints, layout: np.dtype[np.void]) -> NDArray[n
 def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordColumns | None:
     """The records in the entries between these bounds; None if one of them is not an ordinary one."""
     starts, ends = bounds[:-1], bounds[1:]
-    entries = _gathered(data, starts, _ENTRY)
+    entries = _gathered(data, starts, _ENTRY_ROW)
     first = int(entries["index"][0])
     if not (
         (entries["magic"] == ENTRY_MAGIC).all()
-        and (entries["body"] == ends - starts - ENTRY_HEADER_BYTES).all()
+        and (entries["body_length"] == ends - starts - ENTRY_HEADER_BYTES).all()
+        and int(entries["body_length"].min()) >= OVERHEAD
         and (entries["position"] == starts + base_offset).all()
         and (entries["index"] == np.arange(first, first + len(starts))).all()
-        and (entries["channel"] != COMPATIBLE_NOOP_CHANNEL).all()
+        and (entries["channel"] != NOOP_CHANNEL).all()
     ):
         return None
     return _columns(data, starts + ENTRY_HEADER_BYTES, ends, base_offset)
@@ -262,21 +222,21 @@ def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordCo
 def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordColumns | None:
     """The records between these places; None if one of them is not an ordinary one."""
     window = np.frombuffer(data, np.uint8)
-    fields = _gathered(data, starts, _HEAD)
+    fields = _gathered(data, starts, _ROW)
     if not (
         (fields["size"] == ends - starts).all()
-        and (fields["offset"] == starts + base_offset).all()
+        and (fields["physical_offset"] == starts + base_offset).all()
         and (fields["magic"] == MESSAGE_MAGIC).all()
-        and not (fields["sysFlag"] & _UNUSUAL_FLAGS).any()
-        and int(fields["queueOffset"].min()) >= 0
-        and int(fields["queueId"].min()) >= 0
-        and int(fields["body"].min()) >= 0
+        and not (fields["sys_flag"] & _UNUSUAL_FLAGS).any()
+        and int(fields["queue_offset"].min()) >= 0
+        and int(fields["queue_id"].min()) >= 0
+        and int(fields["body_length"].min()) >= 0
     ):
         return None
-    topics = starts + _HEAD_BYTES + fields["body"]
-    if not (topics + 3 <= ends).all():
+    topics = starts + HEAD_V4_BYTES + fields["body_length"]
+    if not (topics + LENGTHS_BYTES <= ends).all():
         return None
-    properties = topics + 3 + window[topics]
+    properties = topics + LENGTHS_BYTES + window[topics]
     lengths = ends - properties
     if not (
         int(lengths.min()) >= 0

@@ -15,12 +15,12 @@ A blank, ``[what remains of the file i32][magic]``, ends a file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import Struct, error
+from struct import error
 from typing import Final
 from zlib import crc32
 
-from dledger.errors import InvalidRequestError, invariant
-from dledger.records import record
+from dledger.errors import InvalidRequestError
+from dledger.layout import RecordLayout
 from rocketstore.message.message import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -34,30 +34,69 @@ MESSAGE_MAGIC: Final = -626_843_481
 """0xDAA320A7."""
 MESSAGE_MAGIC_V2: Final = -626_843_477
 """0xDAA320AB: RocketMQ 5, topics longer than 127 bytes. Read, never written."""
+MESSAGE_MAGICS: Final = frozenset((MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
 BLANK_MAGIC: Final = -875_286_124
 """0xCBD43194."""
 
-QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
-SYS_FLAG_AT: Final = 36
-STORE_TIMESTAMP_AT: Final = 56
-STORE_TIMESTAMP_AT_V6: Final = 68
+IPV4_BYTES: Final = 4
+IPV6_BYTES: Final = 16
+
+
+def _layout(flags: int) -> RecordLayout:
+    born = f"V{IPV6_BYTES if flags & SYS_FLAG_BORN_HOST_V6 else IPV4_BYTES}"
+    store = f"V{IPV6_BYTES if flags & SYS_FLAG_STORE_HOST_V6 else IPV4_BYTES}"
+    return RecordLayout(
+        (
+            ("size", "i4"),
+            ("magic", "i4"),
+            ("crc", "i4"),
+            ("queue_id", "i4"),
+            ("flag", "i4"),
+            ("queue_offset", "i8"),
+            ("physical_offset", "i8"),
+            ("sys_flag", "i4"),
+            ("born_timestamp", "i8"),
+            ("born_ip", born),
+            ("born_port", "i4"),
+            ("store_timestamp", "i8"),
+            ("store_ip", store),
+            ("store_port", "i4"),
+            ("reconsume_times", "i4"),
+            ("prepared_offset", "i8"),
+            ("body_length", "i4"),
+        )
+    )
+
+
+HEAD: Final = {flags: _layout(flags) for flags in (0, 0x10, 0x20, 0x30)}
+"""What comes before the body, by the bits of the system flag that say which hosts are IPv6."""
+HEAD_V4: Final = HEAD[0]
+BLANK_HEAD: Final = RecordLayout((("size", "i4"), ("magic", "i4")))
+"""How a blank begins; a record begins alike."""
+QUEUE_OFFSET_AT: Final = HEAD_V4.at("queue_offset")
+PHYSICAL_OFFSET_AT: Final = HEAD_V4.at("physical_offset")
+SYS_FLAG_AT: Final = HEAD_V4.at("sys_flag")
+STORE_TIMESTAMP_AT: Final = HEAD_V4.at("store_timestamp")
+STORE_TIMESTAMP_AT_V6: Final = HEAD[SYS_FLAG_BORN_HOST_V6].at("store_timestamp")
 """Where the store timestamp is if the born host is an IPv6 address."""
-OVERHEAD: Final = 91
+HEAD_V4_BYTES: Final = HEAD_V4.size
+LENGTHS_BYTES: Final = 3
+"""Of topic and properties, in a record of version 1."""
+OVERHEAD: Final = HEAD_V4_BYTES + LENGTHS_BYTES
 """A record's length without body, topic and properties, between IPv4 hosts."""
-IPV6_EXTRA: Final = 12
 TOPIC_BYTES_MAX: Final = 127
 CRC_MASK: Final = 0x7FFF_FFFF
 HOST_V6_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
-BLANK: Final = Struct(">ii")
-OFFSETS: Final = Struct(">qq")
-"""Queue and physical offset, at ``QUEUE_OFFSET_AT``."""
-TIMESTAMP: Final = Struct(">q")
-_MAGIC: Final = Struct(">i")
-_FIRST: Final = Struct(">iiii")
-_IPV4_BYTES: Final = 4
-_IPV6_BYTES: Final = 16
+BLANK: Final = BLANK_HEAD.struct()
+OFFSETS: Final = HEAD_V4.part("queue_offset", "physical_offset")
+"""At ``QUEUE_OFFSET_AT``."""
+QUEUE_OFFSET: Final = HEAD_V4.part("queue_offset")
+PHYSICAL_OFFSET: Final = HEAD_V4.part("physical_offset")
+TIMESTAMP: Final = HEAD_V4.part("store_timestamp")
+BODY_LENGTH: Final = HEAD_V4.part("body_length")
+"""Directly before the body."""
+_PLACE: Final = HEAD_V4.struct("size", "magic", "queue_id", "queue_offset", "physical_offset")
 _FLAGS_BY_LENGTHS: Final = {(4, 4): 0, (16, 4): 0x10, (4, 16): 0x20, (16, 16): 0x30}
 _CACHED_TOPICS_MAX: Final = 4096
 
@@ -68,30 +107,9 @@ class CorruptRecordError(InvalidRequestError):
     """Raised when bytes are no whole, undamaged record."""
 
 
-@record(frozen=True, slots=True)
-class _Layout:
-    """Where things are in records with these kinds of hosts: the fields before the body, by number and by place."""
-
-    head: Struct
-    store_timestamp_at: int
-
-    @property
-    def body_at(self) -> int:
-        return self.head.size
-
-
-def _layout(flags: int) -> _Layout:
-    born = _IPV6_BYTES if flags & SYS_FLAG_BORN_HOST_V6 else _IPV4_BYTES
-    store = _IPV6_BYTES if flags & SYS_FLAG_STORE_HOST_V6 else _IPV4_BYTES
-    return _Layout(Struct(f">iiiiiqqiq{born}siq{store}siiqi"), 52 + born)
-
-
-_LAYOUTS: Final = {flags: _layout(flags) for flags in (0, 0x10, 0x20, 0x30)}
-_PACKS: Final[dict[int, Callable[..., bytes]]] = {flags: layout.head.pack for flags, layout in _LAYOUTS.items()}
+_STRUCTS: Final = {flags: head.struct() for flags, head in HEAD.items()}
+_PACKS: Final[dict[int, Callable[..., bytes]]] = {flags: head.pack for flags, head in _STRUCTS.items()}
 _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(256))
-
-invariant(_LAYOUTS[0].body_at == OVERHEAD - 3, "record head", size=_LAYOUTS[0].body_at)
-invariant(_LAYOUTS[0x30].store_timestamp_at == STORE_TIMESTAMP_AT_V6, "record head with IPv6")
 
 
 def body_crc(body: bytes) -> int:
@@ -106,28 +124,28 @@ def store_timestamp_at(sys_flag: int) -> int:
 
 def stored_at(head: bytes) -> int | None:
     """When a record was stored (ms since 1970), from its first 76 bytes or more; None if it is no record."""
-    if len(head) < STORE_TIMESTAMP_AT_V6 + TIMESTAMP.size or _MAGIC.unpack_from(head, 4)[0] not in (
-        MESSAGE_MAGIC,
-        MESSAGE_MAGIC_V2,
-    ):
+    if len(head) < STORE_TIMESTAMP_AT_V6 + TIMESTAMP.size or BLANK.unpack_from(head)[1] not in MESSAGE_MAGICS:
         return None
+    return store_timestamp(head)
+
+
+def store_timestamp(head: bytes) -> int:
+    """The same of what is known to be a record."""
     found: int = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))[0]
     return found
 
 
 def body_at(sys_flag: int) -> int:
     """Where a record with this system flag has its body."""
-    return _LAYOUTS[sys_flag & HOST_V6_FLAGS].body_at
+    return _STRUCTS[sys_flag & HOST_V6_FLAGS].size
 
 
 def place_of(head: bytes, offset: int) -> StoredPlace | None:
     """Where the record's message is, as its first ``OVERHEAD`` bytes say; None if no record begins at ``offset``."""
-    size, magic, _, queue_id = _FIRST.unpack_from(head)
-    queue_offset, physical_offset = OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)
-    if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or physical_offset != offset:
+    size, magic, queue_id, queue_offset, physical_offset = _PLACE.unpack_from(head)
+    if magic not in MESSAGE_MAGICS or physical_offset != offset:
         return None
-    (store_timestamp,) = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))
-    return StoredPlace(offset, size, queue_id, queue_offset, store_timestamp)
+    return StoredPlace(offset, size, queue_id, queue_offset, store_timestamp(head))
 
 
 def record_length(message: Message) -> int:
@@ -135,7 +153,8 @@ def record_length(message: Message) -> int:
     hosts = (len(message.born_host[0]), len(message.store_host[0]))
     flags = _FLAGS_BY_LENGTHS.get(hosts, 0)
     properties = encode_properties(message.properties) or message.property_string
-    return _LAYOUTS[flags].body_at + 3 + len(message.body) + len(_topic_field(message.topic)) - 1 + len(properties)
+    topic_bytes = len(_topic_field(message.topic)) - 1
+    return _STRUCTS[flags].size + LENGTHS_BYTES + len(message.body) + topic_bytes + len(properties)
 
 
 def encode_record(message: Message, *, queue_offset: int = 0, physical_offset: int = 0) -> bytes:
@@ -177,7 +196,7 @@ def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[
     body_bytes = len(body)
     size = OVERHEAD - 1 + body_bytes + len(topic) + properties_bytes
     if flags:
-        size += _LAYOUTS[flags].body_at - OVERHEAD + 3
+        size += _STRUCTS[flags].size - HEAD_V4_BYTES
     try:
         head = _PACKS[flags](
             size,
@@ -225,18 +244,18 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
     """Read one whole record. Raises ``CorruptRecordError`` for anything that is not exactly one."""
     if len(record) < OVERHEAD:
         raise CorruptRecordError(f"{len(record)} bytes are too few for a record")
-    layout = _LAYOUTS[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]
-    at = layout.body_at
-    if len(record) < at + 3:
+    head = _STRUCTS[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]
+    at = head.size
+    if len(record) < at + LENGTHS_BYTES:
         raise CorruptRecordError(f"{len(record)} bytes are too few for a record with IPv6 hosts")
     (
         size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_ip, born_port,
         store_timestamp, store_ip, store_port, reconsume_times, prepared_offset, body_bytes,
-    ) = layout.head.unpack_from(record)  # fmt: skip
+    ) = head.unpack_from(record)  # fmt: skip
     if size != len(record):
         raise CorruptRecordError(f"the record says it has {size} bytes, there are {len(record)}")
     topic_at = at + body_bytes
-    if body_bytes < 0 or topic_at + 3 > size:
+    if body_bytes < 0 or topic_at + LENGTHS_BYTES > size:
         raise CorruptRecordError(f"the body's length, {body_bytes}, does not fit a record of {size} bytes")
     topic, properties = _decode_tail(record, magic, topic_at)
     body = bytes(record[at:topic_at])

@@ -8,54 +8,54 @@ topics, which become directory names, must not be able to lead out of their dire
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, NoReturn
 from zlib import crc32
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.types import NOOP_CHANNEL, Magic
 from rocketstore.message.delay import DelayLevels, parse_level
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property, find_property_bytes
 from rocketstore.message.record import (
-    BLANK,
-    BLANK_MAGIC,
     CRC_MASK,
+    HEAD,
+    HEAD_V4_BYTES,
     HOST_V6_FLAGS,
+    LENGTHS_BYTES,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     OVERHEAD,
     TOPIC_BYTES_MAX,
 )
 from rocketstore.message.tags import tags_code_of
+from rocketstore.message.walk import Ended, WalkEnd, record_starts, why_ended
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 
-ENTRY_HEADER_BYTES: Final = 48
-ENTRY_MAGIC: Final = 1
-NOOP_MAGIC: Final = 2
-ENTRY_BLANK_MAGIC: Final = -1
-COMPATIBLE_NOOP_CHANNEL: Final = 0x4E4F_4F50
-"""The channel ("NOOP") of an ordinary entry that begins a term. Its body is a record of ``TERM_START_TOPIC``, so that
-RocketMQ's own readers can step over it; it is no message."""
-
-# size, magic, body CRC, queue id, queue offset, physical offset, system flag, store timestamp, prepared offset and the
-# body's length
+ENTRY_MAGIC: Final = int(Magic.NORMAL)
+NOOP_MAGIC: Final = int(Magic.NOOP)
 _HEADS: Final = {
-    0: Struct(">4i4xqqi8x8xq8x4xqi"),
-    0x10: Struct(">4i4xqqi8x20xq8x4xqi"),
-    0x20: Struct(">4i4xqqi8x8xq20x4xqi"),
-    0x30: Struct(">4i4xqqi8x20xq20x4xqi"),
+    flags: head.struct(
+        "size",
+        "magic",
+        "crc",
+        "queue_id",
+        "queue_offset",
+        "physical_offset",
+        "sys_flag",
+        "store_timestamp",
+        "prepared_offset",
+        "body_length",
+    )
+    for flags, head in HEAD.items()
 }
 _HEAD_V4: Final = _HEADS[0].unpack_from
-_V4_BODY_AT: Final = 88
-# magic, size, index, position, channel, body length
-_ENTRY: Final = Struct(">iiq8xqi8xi")
+_ENTRY: Final = ENTRY.struct("magic", "size", "index", "position", "channel", "body_length")
 _TAGS: Final = b"TAGS\x01"
 _TAGS_BYTES: Final = len(_TAGS)
 _PROPERTY_SEPARATOR: Final = 2
-_ENTRY_MAGICS: Final = (ENTRY_MAGIC, NOOP_MAGIC)
-_MESSAGE_MAGICS: Final = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and of rolled-back messages, and of no others."""
 _CACHED_TOPICS_MAX: Final = 4096
-_BLANK_BYTES_MIN: Final = 8
 _NAME_BYTES_MAX: Final = 255
 """The longest name that file systems take for a directory."""
 
@@ -97,34 +97,29 @@ def scan_records(
     at which they are due.
     """
     raw = data if isinstance(data, bytes) else bytes(data)
-    view = memoryview(raw)
+    view = memoryview(raw) if check_crc else None
     heads: list[RecordHead] = []
     add = heads.append
-    at, end = 0, len(raw)
-    while at + 8 <= end:
+    starts, end = record_starts(raw, "plain", 0, len(raw))
+    for at, following in pairwise((*starts, end)):
         try:
-            size, magic = BLANK.unpack_from(raw, at)
-            if size > end - at or magic == BLANK_MAGIC:
-                break
-            add(_head(raw, at, size, base_offset + at, view if check_crc else None, delay_levels))
+            add(_head(raw, at, following - at, base_offset + at, view, delay_levels))
         except _DamagedError as damage:
             return RecordScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
-        at += size
-    return records_stopped(heads, raw, at, base_offset + at)
+    return scan_ended(heads, end, base_offset, why_ended(raw, "plain", end, len(raw)))
 
 
-def records_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> RecordScanOutcome:
-    """The outcome where the data ends, or at a blank, or at a record that is longer than the data."""
-    if at + BLANK.size > len(raw):
+def scan_ended(heads: Sequence[RecordHead], at: int, base_offset: int, why: Ended) -> RecordScanOutcome:
+    """The outcome where no whole record follows: the data ends, or a blank comes, or a record beyond the data."""
+    kind, needed, reason = why
+    offset = base_offset + at
+    if kind is WalkEnd.BLANK:
+        return RecordScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {needed} bytes", needed)
+    if kind is WalkEnd.CUT and needed:
+        return RecordScanOutcome(heads, at, "more", f"offset {offset}: a record of {needed} bytes is cut off", needed)
+    if kind in (WalkEnd.LIMIT, WalkEnd.CUT):
         return RecordScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
-    size, magic = BLANK.unpack_from(raw, at)
-    if magic == BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
-        return RecordScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
-    if magic in _MESSAGE_MAGICS and size >= OVERHEAD:
-        return RecordScanOutcome(heads, at, "more", f"offset {offset}: a record of {size} bytes is cut off", size)
-    return RecordScanOutcome(
-        heads, at, "damaged", f"offset {offset}: no record (size {size}, magic {magic & 0xFFFFFFFF:#x})"
-    )
+    return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {reason or 'zeros where a record must begin'}")
 
 
 def scan_entries(
@@ -140,45 +135,31 @@ def scan_entries(
     view = memoryview(raw) if check_crc else None
     heads: list[RecordHead] = []
     add = heads.append
-    at, end = 0, len(raw)
-    next_index = -1
-    while at + ENTRY_HEADER_BYTES <= end:
-        offset = base_offset + at
-        magic, size, index, position, channel, body_bytes = _ENTRY.unpack_from(raw, at)
-        if magic == ENTRY_BLANK_MAGIC and _BLANK_BYTES_MIN <= size <= end - at:
-            at += size
-            continue
-        try:
-            if size > end - at or size < ENTRY_HEADER_BYTES or magic not in _ENTRY_MAGICS:
-                break
-            if body_bytes != size - ENTRY_HEADER_BYTES or position != offset or index != next_index != -1:
-                _refuse(_entry_problem(size, body_bytes, position, index, next_index))
-            if magic == ENTRY_MAGIC:
-                head = _head(raw, at + ENTRY_HEADER_BYTES, body_bytes, offset + ENTRY_HEADER_BYTES, view, delay_levels)
-                if channel != COMPATIBLE_NOOP_CHANNEL:
-                    add(head)
-                elif head[0] != TERM_START_TOPIC:
-                    _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
-        except _DamagedError as damage:
-            return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
-        next_index = index + 1
-        at += size
-    return entries_stopped(heads, raw, at, base_offset + at)
-
-
-def entries_stopped(heads: Sequence[RecordHead], raw: bytes, at: int, offset: int) -> RecordScanOutcome:
-    """The outcome where no whole entry follows."""
-    remaining = len(raw) - at
-    if remaining < _BLANK_BYTES_MIN:
-        return RecordScanOutcome(heads, at, "more", f"offset {offset}: the data ends")
-    magic, size = BLANK.unpack_from(raw, at)
-    if magic == ENTRY_BLANK_MAGIC and size >= _BLANK_BYTES_MIN:
-        if size <= remaining:
-            return RecordScanOutcome(heads, at + size, "more", f"offset {offset + size}: the data ends")
-        return RecordScanOutcome(heads, at, "blank", f"offset {offset}: a blank of {size} bytes", size)
-    if magic in _ENTRY_MAGICS and size >= ENTRY_HEADER_BYTES:
-        return RecordScanOutcome(heads, at, "more", f"offset {offset}: an entry of {size} bytes is cut off", size)
-    return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: no entry (magic {magic}, size {size})")
+    begin, next_index = 0, -1
+    while True:
+        starts, end = record_starts(raw, "entry", begin, len(raw))
+        for at in starts:
+            offset = base_offset + at
+            magic, size, index, position, channel, body_bytes = _ENTRY.unpack_from(raw, at)
+            try:
+                if body_bytes != size - ENTRY_HEADER_BYTES or position != offset or index != next_index != -1:
+                    _refuse(_entry_problem(size, body_bytes, position, index, next_index))
+                if magic == ENTRY_MAGIC:
+                    record_at = at + ENTRY_HEADER_BYTES
+                    head = _head(raw, record_at, body_bytes, base_offset + record_at, view, delay_levels)
+                    if channel != NOOP_CHANNEL:
+                        add(head)
+                    elif head[0] != TERM_START_TOPIC:
+                        _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
+                elif magic != NOOP_MAGIC:
+                    _refuse(f"a broker's log has no entries of magic {magic}")
+            except _DamagedError as damage:
+                return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
+            next_index = index + 1
+        why = kind, size, _ = why_ended(raw, "entry", end, len(raw))
+        if kind is not WalkEnd.BLANK or size > len(raw) - end:
+            return scan_ended(heads, end, base_offset, why)
+        begin = end + size
 
 
 def _entry_problem(size: int, body_bytes: int, position: int, index: int, next_index: int) -> str:
@@ -195,7 +176,7 @@ def _head(
     """Read the record in ``raw[at:at + size]``, which must be there. ``view``: of ``raw``, to check the body's CRC."""
     if size < OVERHEAD:
         raise _DamagedError(f"a record cannot have {size} bytes")
-    body_at = at + _V4_BODY_AT
+    body_at = at + HEAD_V4_BYTES
     own_size, magic, crc, queue_id, queue_offset, own_offset, sys_flag, store_timestamp, prepared_offset, body_bytes = (
         _HEAD_V4(raw, at)
     )
@@ -205,7 +186,7 @@ def _head(
         body_at, store_timestamp, prepared_offset, body_bytes = _behind_v6_hosts(raw, at, size, sys_flag)
     topic_at = body_at + body_bytes
     end = at + size
-    if body_bytes < 0 or topic_at + 3 > end:
+    if body_bytes < 0 or topic_at + LENGTHS_BYTES > end:
         raise _DamagedError(f"a body of {body_bytes} bytes in a record of {size}")
     if view is not None and crc != crc32(view[body_at:topic_at]) & CRC_MASK:
         raise _DamagedError(f"the body of {body_bytes} bytes does not match its CRC")
@@ -255,7 +236,7 @@ def _tags_code(properties: bytes) -> int:
 def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int, int, int, int]:
     """Where the body is, and the store timestamp, prepared offset and body length, in a record with IPv6 hosts."""
     layout = _HEADS[sys_flag & HOST_V6_FLAGS]
-    if size < layout.size + 3:
+    if size < layout.size + LENGTHS_BYTES:
         raise _DamagedError(f"a record with IPv6 hosts cannot have {size} bytes")
     fields = layout.unpack_from(raw, at)
     return at + layout.size, fields[7], fields[8], fields[9]

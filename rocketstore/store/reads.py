@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import Struct
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError
@@ -22,12 +21,12 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.truth import QueueTruth
-from rocketstore.consume_queue.units import BROKEN, FILLER
+from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.index.keys import key_hash
 from rocketstore.index.service import IndexService
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
-from rocketstore.message.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, decode_record
+from rocketstore.message.message import Message
+from rocketstore.message.record import HEAD_V4, MESSAGE_MAGICS, decode_record, store_timestamp
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
@@ -37,15 +36,8 @@ PASSED_BYTES_MAX: Final = 16 * MIB
 """Records that a get reads, at most, only to find that they do not pass its filter."""
 QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
-_UNIT_BYTES: Final = 20
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
-_HEAD: Final = Struct(">iI20xq")  # length, magic, 5 fields, physical offset
-_SYS_FLAG: Final = Struct(">i")
-_SYS_FLAG_AT: Final = 36
-_TIME: Final = Struct(">q")
-_TIME_AT: Final = 56
-_V6_SHIFT: Final = 12
-_MAGICS: Final = frozenset({MESSAGE_MAGIC & 0xFFFFFFFF, MESSAGE_MAGIC_V2 & 0xFFFFFFFF})
+_HEAD: Final = HEAD_V4.struct("size", "magic", "physical_offset")
 _LOG_ADVICE: Final = "Keep the file. Copy the log from another broker, if it was replicated, or from a backup"
 _ADVICE: Final = "Keep the files. Delete the consume queue's directory and start again to have it built from the log"
 
@@ -77,7 +69,7 @@ class StoreReader:
         self._index = index
         self._config = config
         self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
-        self._units_per_file = config.consume_queue_file_bytes // _UNIT_BYTES
+        self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
         self._in_memory = GetLimits(
@@ -416,14 +408,7 @@ def is_record_at(record: bytes, offset: int) -> bool:
     if len(record) < _HEAD.size:
         return False
     length, magic, stored_at = _HEAD.unpack_from(record)
-    return length == len(record) and magic in _MAGICS and stored_at == offset
-
-
-def store_timestamp(record: bytes) -> int:
-    """When a record was stored (ms since 1970), without decoding it."""
-    shift = _V6_SHIFT if _SYS_FLAG.unpack_from(record, _SYS_FLAG_AT)[0] & SYS_FLAG_BORN_HOST_V6 else 0
-    stored_ms: int = _TIME.unpack_from(record, _TIME_AT + shift)[0]
-    return stored_ms
+    return length == len(record) and magic in MESSAGE_MAGICS and stored_at == offset
 
 
 def _has_key(message: Message, topic: str, key: str, *, unique: bool) -> bool:

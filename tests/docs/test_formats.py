@@ -42,7 +42,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Slot": ((0, slots._HEAD), (slots._HEAD.size, slots._CRC)),
     "hard_state": ((0, hard_state._HEAD),),
     "checkpoint": ((0, node_checkpoint._RECORD),),
-    "Message": ((0, record._LAYOUTS[0].head),),
+    "Message": ((0, record._STRUCTS[0]),),
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
     "Index file header": ((0, chains.HEADER),),

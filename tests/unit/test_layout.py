@@ -24,7 +24,7 @@ def test_a_struct_of_some_fields_steps_over_the_others() -> None:
 
     assert data == b"\xff\xfehost\xff\xff\xff\xff"
     assert PAIR.struct("first", "last").unpack(data) == (-2, 0xFFFF_FFFF)
-    assert PAIR.field("host").unpack_from(data, PAIR.at("host")) == (b"host",)
+    assert PAIR.part("host").unpack_from(data, PAIR.at("host")) == (b"host",)
 
 
 def test_a_struct_has_its_fields_in_stored_order() -> None:
@@ -32,6 +32,8 @@ def test_a_struct_has_its_fields_in_stored_order() -> None:
         PAIR.struct("last", "first")
     with pytest.raises(ValueError, match="stored"):
         PAIR.struct("first", "middle")
+    with pytest.raises(ValueError, match="next to each other"):
+        PAIR.part("first", "last")
 
 
 @pytest.mark.parametrize("layout", [PAIR, ENTRY, INDEX_UNIT, ENTRY.without("chain_crc")])

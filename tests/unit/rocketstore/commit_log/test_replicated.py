@@ -19,7 +19,6 @@ from rocketstore.commit_log.replicated import ReplicatedCommitLog, status_of
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK, HostAddress
 from rocketstore.message.record import decode_record, encode_record
-from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL
 from rocketstore.types import (
     QUEUE_NUMBERS_TOPIC,
     SCHEDULE_TOPIC,
@@ -132,7 +131,6 @@ def test_the_entry_that_begins_a_term_is_a_record_for_every_reader(replica: Repl
     begins = decode_record(entry.body)
 
     assert (entry.magic, entry.channel) == (Magic.NOOP, NOOP_CHANNEL)
-    assert NOOP_CHANNEL == COMPATIBLE_NOOP_CHANNEL
     assert (begins.topic, begins.offset, begins.store_timestamp) == (TERM_START_TOPIC, 48, clock.now_ms)
     assert replica.heads() == []
     assert replica.log.read_record(48) is None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
 from dledger.rpc.bridge import LoopBridge
+from dledger.types import NOOP_CHANNEL
 from rocketstore.broker.long_polling import WaitingPulls
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
@@ -23,7 +24,7 @@ from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, rea
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
-from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, scan_entries, scan_records
+from rocketstore.message.scan import scan_entries, scan_records
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.support.waiting import ManualClock
@@ -141,7 +142,7 @@ def _compatible_noop(index: int, position: int) -> bytes:
         encode_record(message, physical_offset=position + 48),
         index=index,
         position=position,
-        channel=COMPATIBLE_NOOP_CHANNEL,
+        channel=NOOP_CHANNEL,
     )
 
 

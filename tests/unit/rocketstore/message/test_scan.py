@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dledger.types import NOOP_CHANNEL
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
-from rocketstore.message.scan import COMPATIBLE_NOOP_CHANNEL, RecordScanOutcome, scan_entries, scan_records
+from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.unit.rocketstore.message.samples import (
@@ -223,7 +224,7 @@ def test_no_ops_and_blanks_between_entries_are_skipped() -> None:
     """DLedger's empty no-op, one in the form of a message, and blanks that are wholly there."""
     log = entry(b"", index=1, position=0, magic=2)
     start = encode_record(Message(TERM_START_TOPIC, b"n0 1"), physical_offset=len(log) + 48)
-    log += entry(start, index=2, position=len(log), channel=COMPATIBLE_NOOP_CHANNEL)
+    log += entry(start, index=2, position=len(log), channel=NOOP_CHANNEL)
     log += pack(">ii", -1, 100) + bytes(92)
     message_at = len(log) + 48
     log += entries_of([golden_message()], base=len(log), index=3)
@@ -239,7 +240,7 @@ def test_a_message_cannot_hide_as_a_no_op() -> None:
     """The channel is not protected: only records of the term's topic are skipped for it."""
     record = encode_record(golden_message(), physical_offset=48)
 
-    outcome = scan_entries(entry(record, index=1, position=0, channel=COMPATIBLE_NOOP_CHANNEL), 0, check_crc=True)
+    outcome = scan_entries(entry(record, index=1, position=0, channel=NOOP_CHANNEL), 0, check_crc=True)
 
     assert (outcome.consumed, outcome.end) == (0, "damaged")
 

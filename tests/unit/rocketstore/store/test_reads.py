@@ -15,8 +15,8 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import decode_record, encode_record
-from rocketstore.store.reads import StoreReader, is_record_at, store_timestamp
+from rocketstore.message.record import decode_record, encode_record, store_timestamp
+from rocketstore.store.reads import StoreReader, is_record_at
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 from tests.unit.rocketstore.fakes import FakeIndex, RecordLog, UnitQueue
 
