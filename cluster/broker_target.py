@@ -111,7 +111,8 @@ class Moment(click.ParamType[str | int]):
 
 def _moment_ms(text: str) -> int:
     with contextlib.suppress(ValueError):
-        return int(time.time() * 1000 - parse_duration_ms(text, unit=""))
+        if (ago_ms := parse_duration_ms(text, unit="")) >= 0:
+            return int(time.time() * 1000 - ago_ms)
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 

@@ -26,7 +26,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
-    raise ConfigError(["certificates are made with the package cryptography: install dledger[certs]"]) from error
+    raise ConfigError(["creating certificates requires the package cryptography: install dledger[certs]"]) from error
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
@@ -135,7 +135,7 @@ def renew(directory: Path, name: str, *, days: int = LEAF_DAYS, new_key: bool = 
         names = list(old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
         usages = tuple(old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound as error:
-        raise ConfigError([f"{pair.cert}: is no certificate of a node or a client"]) from error
+        raise ConfigError([f"{pair.cert}: not the certificate of a node or client"]) from error
     common_name = str(old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
     certificate = _sign_leaf(directory, key, common_name, names, usages, days)
     if new_key:
@@ -182,12 +182,12 @@ def _sign_leaf(
 ) -> x509.Certificate:
     authority = Pair.named(directory, CA_NAME)
     if not authority.exists:
-        raise ConfigError([f"{directory} has no CA yet: make one with `dledger certs init {directory}`"])
+        raise ConfigError([f"{directory} has no CA yet: create one with `dledger certs init {directory}`"])
     ca, ca_key = _read_certificate(authority.cert), _read_key(authority.key)
     ends = datetime.now(UTC) + timedelta(days=days)
     if ends > ca.not_valid_after_utc:
         raise ConfigError(
-            [f"the CA {authority.cert} ends {ca.not_valid_after_utc:%Y-%m-%d}, before {days} days are over"]
+            [f"the CA {authority.cert} expires on {ca.not_valid_after_utc:%Y-%m-%d}, in less than {days} days"]
         )
     builder = (
         _builder(_common_name(common_name), ca.subject, key, days)
@@ -204,7 +204,7 @@ def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     if days <= 0:
-        raise ConfigError([f"a lifetime of {days} days is none"])
+        raise ConfigError([f"invalid lifetime of {days} days: use a positive number"])
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -246,7 +246,7 @@ def _host_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not _HOST.fullmatch(host):
-        raise ConfigError([f"{host!r} is no host name and no address (without a port)"])
+        raise ConfigError([f"invalid host {host!r}: use a host name or address, without a port"])
     return x509.DNSName(host)
 
 
@@ -273,31 +273,29 @@ def _pair_for(directory: Path, name: str, *, force: bool) -> Pair:
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name == CA_NAME:
-        raise ConfigError(
-            [f"{name!r} is no name for a certificate: letters, digits, _ - and . make one (not {CA_NAME})"]
-        )
+        raise ConfigError([f"invalid certificate name {name!r}: use letters, digits, _ - and . (not {CA_NAME})"])
     return name
 
 
 def _refuse_to_replace(pair: Pair, *, force: bool) -> None:
     if pair.exists and not force:
-        raise ConfigError([f"{pair.cert} or its key is there already: say --force to replace both"])
+        raise ConfigError([f"{pair.cert} or its key already exists: pass --force to replace both"])
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
-        raise ConfigError([f"{path}: holds no PEM certificate"]) from error
+        raise ConfigError([f"{path}: contains no PEM certificate"]) from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigError([f"{path}: holds no PEM key, or one with a password"]) from error
+        raise ConfigError([f"{path}: contains no PEM key, or one with a password"]) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError([f"{path}: holds a key of another kind than `dledger certs` makes"])
+        raise ConfigError([f"{path}: not the kind of key that `dledger certs` creates"])
     return key
 
 

@@ -27,7 +27,7 @@ import rich
 from rich.console import Console
 
 from cluster import terminal
-from cluster.local_group import LocalGroup, LocalGroupError
+from cluster.local.group import LocalGroup, LocalGroupError
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
@@ -48,11 +48,9 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
     out = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
-        raise click.UsageError(
-            f"the text has {len(lines)} lines: the leader is to be killed in the middle of at least {4 * BATCH_LINES}"
-        )
+        raise click.UsageError(f"the text has {len(lines)} lines: the demo needs at least {4 * BATCH_LINES}")
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
-    problems = ["the story was not told to its end"]
+    problems = ["the demo did not finish"]
     try:
         with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group, _page(out, group) as url:
             problems = _tell(out, group, lines, file)
@@ -70,14 +68,14 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
     for problem in problems:
         out.print(f"[red]✗[/] {_escaped(problem)}")
     if problems:
-        out.print(f"Everything is left for you to look at in {directory}")
+        out.print(f"All data is kept in {directory}")
     return 1 if problems else 0
 
 
 def run_brokers() -> int:
     """Three brokers, a producer and two groups of consumers, for somebody at the web console."""
     out = Console(highlight=False, soft_wrap=True)
-    from cluster.local_brokers import LocalBrokers
+    from cluster.local.brokers import LocalBrokers
 
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     try:
@@ -85,7 +83,7 @@ def run_brokers() -> int:
             out.print(f"Three brokers in {directory}; {brokers.master()} is the master")
             stay(out, brokers, url)
     except (LocalGroupError, DLedgerError) as error:
-        out.print(f"[red]✗[/] {_escaped(str(error))}\nEverything is left for you to look at in {directory}")
+        out.print(f"[red]✗[/] {_escaped(str(error))}\nAll data is kept in {directory}")
         return 1
     shutil.rmtree(directory)
     return 0
@@ -108,18 +106,16 @@ def _page(out: Console, group: LocalGroup) -> Iterator[str]:
 def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
     """Keep the group, its console and some load until Ctrl-C, SIGTERM or ``ended``."""
     from cluster.console.playground import appending, trading
-    from cluster.local_brokers import LocalBrokers
+    from cluster.local.brokers import LocalBrokers
 
     ended = ended or threading.Event()
     load = trading(group) if isinstance(group, LocalBrokers) else appending(group)
     with load, _ending_by_signal(ended):
         out.print(f"\n[bold]Now you: {url}[/]\n")
-        out.print("  1. Open it. Something is written all the time, so the bars and charts move.")
+        out.print("  1. Open it. Writes never stop, so the bars and charts keep moving.")
         out.print("  2. Press Kill beside the leader: another node leads within about a second.")
-        out.print("  3. Press Start beside the dead one, and see it catch up.")
-        out.print(
-            f"\nThe same in a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch"
-        )
+        out.print("  3. Press Start beside the dead node and watch it catch up.")
+        out.print(f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch")
         out.print("Ctrl-C ends everything.")
         ended.wait()
     out.print("Ended.")
@@ -167,7 +163,7 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
     out.print(f"A Raft group of three processes in {group.directory}\n")
     leader = group.leader()
     term = group.statuses()[leader].term
-    done(f"{', '.join(group.nodes)} run; {leader} was elected in term {term}")
+    done(f"{', '.join(group.nodes)} are running; {leader} was elected in term {term}")
     half, three_quarters = len(lines) // 2, len(lines) * 3 // 4
     with (
         closing(group.client()) as client,
@@ -187,22 +183,22 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
         killed_at = killing.result()
         failover_s = writer.new_leader_acknowledged_at - killed_at
         done(
-            f"{leader} got SIGKILL while it was taking lines; {failover_s * 1000:,.0f} ms later its successor "
+            f"{leader} got SIGKILL while taking lines; {failover_s * 1000:,.0f} ms later its successor "
             "acknowledged the next ones"
         )
-        done("what was under way then was sent again under its numbers, so that nothing is stored twice")
+        done("lines in flight were resent under the same numbers, so none is stored twice")
         successor = group.leader(other_than=leader)
-        done(f"{successor} leads, two of three nodes go on; {three_quarters:,} lines are in")
+        done(f"{successor} leads, two of three nodes carry on; {three_quarters:,} lines are stored")
 
         restarting = helper.submit(group.start, leader)
         writer.write_until(len(lines))
         restarting.result()
-    done(f"{leader} was started again while the rest was appended; all {len(lines):,} lines are in")
+    done(f"{leader} was restarted while the rest was appended; all {len(lines):,} lines are stored")
     statuses = group.wait_converged()
     done("the three nodes hold the same number of entries, all committed")
     problems = _prove(out, group, statuses, writer)
     if not problems:
-        done(f"read from each node: all {len(lines):,} lines, each once, in order, where the acknowledgement said")
+        done(f"read from each node: all {len(lines):,} lines, each once, in order, at their acknowledged positions")
         done("the log files of the three nodes are identical, byte for byte")
         out.print(f"\nfailover: {failover_s * 1000:,.0f} ms from the kill to the first new acknowledgement")
     return problems
@@ -304,7 +300,7 @@ def check_entries(entries: Sequence[Entry], lines: Sequence[bytes], indexes: Seq
     by_index = {entry.index: entry.body for entry in entries}
     lost = [number for number, index in enumerate(indexes) if by_index.get(index) != lines[number]]
     if lost:
-        problems.append(f"{len(lost)} lines are not where they were acknowledged, the first is line {lost[0] + 1}")
+        problems.append(f"{len(lost)} lines are not at their acknowledged positions; the first is line {lost[0] + 1}")
     bodies = [entry.body for entry in entries if entry.magic is Magic.NORMAL]
     if bodies != list(lines):
         problems.append(f"the log holds {len(bodies)} lines that are not the {len(lines)} lines of the text in order")
@@ -346,7 +342,7 @@ def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
     if keep:
         addresses = ",".join(group.addresses)
         pids = " ".join(str(group.pid(node)) for node in group.nodes)
-        out.print(f"\nThe group is left running. Its clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}\n")
+        out.print(f"\nThe group keeps running. Clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}\n")
         out.print("Look at it:       dledger status --watch")
         out.print("In a browser:     dledger console")
         out.print("Write, read:      dledger append hello; dledger tail -f")
@@ -358,8 +354,11 @@ def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
         out.print(f"End it:           kill -9 {pids}; rm -r {group.directory}")
     else:
         out.print("\nWhere to go next:")
-        out.print("  dledger demo --console  the same, and the group and its web page stay: kill the leader yourself")
-        out.print("  dledger demo --brokers  a message broker instead: topics, consumers, messages on that page")
-        out.print("  dledger demo --keep     the same, and the group stays for you to play with")
-        out.print("  dledger serve --help    run nodes of your own")
+        out.print(
+            "  dledger demo --console  the same, then keeps the group and its web console running: kill the "
+            "leader yourself"
+        )
+        out.print("  dledger demo --brokers  message brokers instead: topics, consumers and messages in the console")
+        out.print("  dledger demo --keep     the same, then leaves the group running for you")
+        out.print("  dledger serve --help    run your own nodes")
         out.print("  README.md               a five-minute tour")

@@ -47,7 +47,7 @@ def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, 
         name, equals, text = one.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise click.UsageError(f"--set {one!r}: write --set NAME=VALUE")
+            raise click.UsageError(f"invalid --set {one!r}: use --set NAME=VALUE")
         if name in found or name in flags:
             raise click.UsageError(f"--set {one!r}: {name} appears more than once")
         found[name] = text
@@ -69,7 +69,7 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
     code = server.wait() or 0
     if code:
         # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
-        _log.critical("stopping at once with exit code %d: %s", code, server.fatal, extra={"event": "failed"})
+        _log.critical("exiting immediately with code %d: %s", code, server.fatal, extra={"event": "failed"})
         logging.shutdown()
         os._exit(code)
     _log.info("stopped", extra={"event": "stopped"})

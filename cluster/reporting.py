@@ -33,9 +33,7 @@ class ErrorReportingGroup(click.Group):
             click.echo(f"error: {error}", err=True)
             unknown = error.outcome == "unknown" and context.invoked_subcommand in self._writing
             if unknown:
-                click.echo(
-                    "The outcome is unknown: it may or may not have happened. Look before you repeat it.", err=True
-                )
+                click.echo("The outcome is unknown: it may or may not have happened. Check before you retry.", err=True)
             context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)
         except OSError as error:
             if error.filename is None:

@@ -33,12 +33,12 @@ class CommandSecurity:
 
         if self.access_key and not self.secret_key:
             raise ConfigError(
-                ["--access-key needs its secret: set DLEDGER_SECRET_KEY, or name its file by --secret-key-file"]
+                ["--access-key requires its secret: set DLEDGER_SECRET_KEY, or name its file with --secret-key-file"]
             )
         if self.secret_key and not self.access_key:
-            raise ConfigError(["a secret key was given without its access key: set DLEDGER_ACCESS_KEY (--access-key)"])
+            raise ConfigError(["secret key without access key: set DLEDGER_ACCESS_KEY (--access-key)"])
         if self.tls_ca is None and (self.tls_cert is not None or self.tls_key is not None):
-            raise ConfigError(["--tls-cert and --tls-key need --tls-ca (or DLEDGER_TLS_CA): whom to trust"])
+            raise ConfigError(["--tls-cert and --tls-key require --tls-ca (or DLEDGER_TLS_CA)"])
         tls = None if self.tls_ca is None else TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
         return ClientSecurity(tls, insecure=self.insecure, access_key=self.access_key, secret_key=self.secret_key)
 
@@ -77,25 +77,26 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
         envvar="DLEDGER_SECRET_KEY_FILE",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Holds the secret of the access key (also DLEDGER_SECRET_KEY_FILE; or the secret in DLEDGER_SECRET_KEY).",
+        help="File with the secret of the access key (also DLEDGER_SECRET_KEY_FILE; or set the secret in "
+        "DLEDGER_SECRET_KEY).",
     )(with_security)
     with_security = click.option(
         "--access-key",
         envvar="DLEDGER_ACCESS_KEY",
         default="",
         metavar="KEY",
-        help="Sign requests, where access control is on (also DLEDGER_ACCESS_KEY).",
+        help="Access key to sign requests with, if access control is on (also DLEDGER_ACCESS_KEY).",
     )(with_security)
     with_security = click.option(
         "--insecure",
         is_flag=True,
         envvar="DLEDGER_INSECURE",
-        help="Talk plaintext to other machines (also DLEDGER_INSECURE).",
+        help="Allow plaintext to other machines (also DLEDGER_INSECURE).",
     )(with_security)
     for name, what in (
         ("key", "PEM file of its key (also DLEDGER_TLS_KEY)."),
-        ("cert", "PEM file of our certificate, for servers that ask for one (also DLEDGER_TLS_CERT)."),
-        ("ca", "Speak TLS; PEM file of the CA that made the servers' certificates (also DLEDGER_TLS_CA)."),
+        ("cert", "PEM file of the client certificate, for servers that require one (also DLEDGER_TLS_CERT)."),
+        ("ca", "Use TLS; PEM file of the CA that signed the servers' certificates (also DLEDGER_TLS_CA)."),
     ):
         with_security = click.option(
             f"--tls-{name}",

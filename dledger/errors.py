@@ -1,7 +1,7 @@
-"""Every error a caller can meet, one class per different reaction.
+"""Every error a caller can meet, one class for each different reaction.
 
-``code`` is DLedger's response code (kept for people who know it); ``outcome`` says whether the request may have taken
-effect: ``"not_applied"`` is safe to repeat, ``"unknown"`` may have been or may still be applied.
+``code`` is DLedger's response code (kept for those who know it); ``outcome`` says whether the request may have taken
+effect: ``"not_applied"`` is safe to retry, ``"unknown"`` may have been or may still be applied.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ResponseCode(IntEnum):
     LOAD_SNAPSHOT_ERROR = 507
     INSTALL_SNAPSHOT_ERROR = 508
     OUT_OF_ORDER_SEQUENCE = 601
-    """Ours, as are all from here on: DLedger has no producers."""
+    """From here on, codes of this project: DLedger has no producers."""
     UNKNOWN_PRODUCER = 602
     TOO_MANY_PRODUCERS = 603
     OTHER_HISTORY = 604
-    """What the asked member holds as committed is proven, and not what the push says."""
+    """The asked member has proof that its committed entries differ from the push."""
 
     @classmethod
     def _missing_(cls, _value: object) -> ResponseCode:
@@ -74,19 +74,19 @@ class ResponseCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """Who leads, as far as the answering node knows; ``address`` is its client address or empty."""
+    """The leader known to the answering node; ``address`` is its client address or empty."""
 
     node_id: NodeId
     address: str = ""
 
 
 TOLD_CHARS_MAX: Final = 1000
-"""Of an error's text that goes to a client: more than any of ours has, and less than gRPC takes for an error's text."""
+"""Limit for error texts sent to clients: longer than any of ours, shorter than gRPC's limit."""
 _CUT: Final = " […] "
 
 
 def told(error: Exception | str) -> str:
-    """An error's text for a client. It may repeat what the client said, of any length: then its middle is left out."""
+    """The text of an error for a client; the middle of a long text (it may quote client input) is cut."""
     text = str(error)
     if len(text) <= TOLD_CHARS_MAX:
         return text
@@ -95,7 +95,7 @@ def told(error: Exception | str) -> str:
 
 
 class DLedgerError(Exception):
-    """The base of every error of this project."""
+    """The base class of every error of this project."""
 
     code: ClassVar[ResponseCode] = ResponseCode.INTERNAL_ERROR
     outcome: Outcome = "not_applied"
@@ -106,7 +106,7 @@ class DLedgerError(Exception):
 
 
 class InvariantError(DLedgerError):
-    """Raised when something that must always hold does not: a bug or memory damage. The node must stop."""
+    """Raised when an invariant is violated, by a bug or memory damage. The node must stop."""
 
     outcome: Outcome = "unknown"
 
@@ -128,19 +128,19 @@ class NotLeaderError(DLedgerError):
 
 
 class LeaderNotReadyError(DLedgerError):
-    """Raised when the leader has not yet committed an entry of its term; repeat shortly."""
+    """Raised when the leader has not yet committed an entry of its term; retry shortly."""
 
     code = ResponseCode.LEADER_NOT_READY
 
 
 class LeaderTransferringError(DLedgerError):
-    """Raised when the leader is handing over and takes no appends; repeat shortly."""
+    """Raised when leadership is being transferred and appends are refused; retry shortly."""
 
     code = ResponseCode.LEADER_TRANSFERRING
 
 
 class PendingFullError(DLedgerError):
-    """Raised when too many entries or bytes wait for a quorum; slow down and repeat."""
+    """Raised when too many entries or bytes are waiting for a quorum; slow down and retry."""
 
     code = ResponseCode.LEADER_PENDING_FULL
 
@@ -160,7 +160,7 @@ class TermChangedError(DLedgerError):
 
 
 class DiskFullError(DLedgerError):
-    """Raised when there is no room for the entry; appends are taken again once space returns."""
+    """Raised when there is no disk space for the entry; appends resume once there is."""
 
     code = ResponseCode.DISK_FULL
 
@@ -173,15 +173,15 @@ class DiskError(DLedgerError):
 
 
 class MisplacedRunError(DiskError):
-    """Raised when a run does not continue the log; nothing was written and the store is as good as before."""
+    """Raised when a run does not follow the end of the log; nothing was written, and the store is intact."""
 
     outcome: Outcome = "not_applied"
 
 
 class CorruptLogError(DLedgerError):
-    """Raised when stored bytes do not check out: names the file, the offset in it and what to do.
+    """Raised when stored bytes are damaged: names the file, the offset in it and what to do.
 
-    ``index`` is the log's entry that is damaged, if it is one.
+    ``index`` is the damaged entry of the log, if it is one.
     """
 
     code = ResponseCode.DISK_ERROR
@@ -197,17 +197,17 @@ class CorruptLogError(DLedgerError):
 
 
 class FencedError(DLedgerError):
-    """Raised when a member serves nothing, because most members hold another history than it does: ask another one."""
+    """Raised when a member serves nothing because its history differs from most members': ask another one."""
 
     code = ResponseCode.INCONSISTENT_STATE
 
 
 class LackingError(DLedgerError):
-    """Raised when a peer does not hold what is damaged or missing here."""
+    """Raised when a peer does not hold the part that is damaged or missing here."""
 
 
 class WrongBytesError(DLedgerError):
-    """Raised when what a peer sent is not what was here: it does not fit this log's chain on both sides."""
+    """Raised when a part fetched from a peer does not fit this log's CRC chain on both sides."""
 
 
 class DirectoryLockedError(DLedgerError):
@@ -229,13 +229,13 @@ class UnknownMemberError(DLedgerError):
 
 
 class InvalidRequestError(DLedgerError):
-    """Raised when a request cannot be meant: an empty batch, a negative count, garbage bytes."""
+    """Raised when a request is invalid: an empty batch, a negative count, garbage bytes."""
 
     code = ResponseCode.UNEXPECTED_ARGUMENT
 
 
 class AccessDeniedError(DLedgerError):
-    """Raised when who asks is not known, or may not do what was asked for; repeating it changes nothing."""
+    """Raised when the caller is unknown or lacks the permission; retrying does not help."""
 
     code = ResponseCode.NO_PERMISSION
 
@@ -247,7 +247,7 @@ class AppendsNotServedError(InvalidRequestError):
 
 
 class UntimedLogError(InvalidRequestError):
-    """Raised when a log whose entries have no time is asked for one by its time: ask for an index or a position."""
+    """Raised when entries without timestamps are requested by time: use an index or a position."""
 
     code = ResponseCode.UNSUPPORTED
 
@@ -263,43 +263,43 @@ class EmptyBatchError(InvalidRequestError):
 
 
 class EarlierRequestFailedError(DLedgerError):
-    """Raised for an ordered append after a failed one of its stream; open a new stream and repeat in order."""
+    """Raised for an ordered append after a failed one of its stream; open a new stream and retry in order."""
 
     code = ResponseCode.INCONSISTENT_STATE
 
 
 class OutOfOrderSequenceError(DLedgerError):
-    """Raised when a producer's append does not follow its last one: an earlier one is missing; send that first."""
+    """Raised when a producer's append leaves a gap: send the missing entries first."""
 
     code = ResponseCode.OUT_OF_ORDER_SEQUENCE
 
 
 class UnknownProducerError(DLedgerError):
-    """Raised when a producer goes on that the log does not know (any more): begin under a new name, from 0."""
+    """Raised when a producer is unknown to the log, or was forgotten: start at 0 under a new name."""
 
     code = ResponseCode.UNKNOWN_PRODUCER
 
 
 class TooManyProducersError(DLedgerError):
-    """Raised when no further producer can be remembered, because all that are have been active lately."""
+    """Raised when there is no room for another producer because all remembered ones were active recently."""
 
     code = ResponseCode.TOO_MANY_PRODUCERS
 
 
 class IndexOutOfRangeError(DLedgerError):
-    """Raised when an index is negative or beyond what may be read."""
+    """Raised when an index is negative or beyond the readable end."""
 
     code = ResponseCode.INDEX_OUT_OF_RANGE
 
 
 class IndexBeforeBeginError(DLedgerError):
-    """Raised when an index was already removed by retention; read from the log's begin index on."""
+    """Raised when an entry was already removed by retention; start reading at the log's begin index."""
 
     code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
 
 
 class TransferFailedError(DLedgerError):
-    """Raised when leadership was not handed over in time; the old leader goes on."""
+    """Raised when leadership was not transferred in time; the old leader carries on."""
 
     code = ResponseCode.TAKE_LEADERSHIP_FAILED
 
@@ -324,7 +324,7 @@ class UnavailableError(DLedgerError):
 
 
 class TlsError(DLedgerError):
-    """Raised when two sides do not trust each other's certificates, or one speaks no TLS: it needs a person."""
+    """Raised when two sides do not trust each other's certificates, or one does not use TLS: fix the setup."""
 
     code = ResponseCode.NETWORK_ERROR
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import click
 
 from dledger import values
@@ -21,6 +23,17 @@ class Size(click.IntRange):
         return int(super().convert(size, param, ctx))
 
 
+class Number(click.FloatRange):
+    """A finite number: click's own ranges let NaN through, which is beyond every bound."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = _finite(str(value))
+        if number is None:
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return float(super().convert(number, param, ctx))
+
+
 class Seconds(click.FloatRange):
     """A duration: ``5``, ``0.5``, ``500ms``, ``2m``."""
 
@@ -28,15 +41,28 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The seconds."""
-        text = str(value).strip()
         try:
-            seconds = values.parse_duration_ms(text, unit="s") / 1000
+            seconds = _seconds(str(value).strip())
         except ValueError as error:
-            try:
-                seconds = float(text)  # 1e-3
-            except ValueError:
-                self.fail(str(error), param, ctx)
+            self.fail(str(error), param, ctx)
         return float(super().convert(seconds, param, ctx))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return values.parse_duration_ms(text, unit="s") / 1000
+    except ValueError:
+        if (seconds := _finite(text)) is None:  # it may be 1e-3
+            raise
+        return seconds
+
+
+def _finite(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def addresses(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:

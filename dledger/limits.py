@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import nan
+from numbers import Real
 from typing import Annotated, Final, get_type_hints
 
 
@@ -58,6 +60,13 @@ class Range:
         return " ".join(filter(None, parts))
 
 
+def _number(value: object) -> float:
+    """NaN, which is in no range, for what is none."""
+    if isinstance(value, int | float):
+        return value
+    return float(value) if isinstance(value, Real) else nan
+
+
 @dataclass(frozen=True, slots=True)
 class FieldLimits:
     """What stands beside one field's type."""
@@ -65,15 +74,19 @@ class FieldLimits:
     range: Range | None = None
     unit: Unit | None = None
 
-    def problem(self, name: str, value: object) -> str:
-        """What is wrong with a field of this name that has this value; empty if nothing is."""
+    def complaint(self, value: object) -> str:
+        """What is wrong with a value; empty if nothing is."""
         if self.range is None or value is None:
             return ""
         given = value if isinstance(value, tuple) else (value,)
-        if all(isinstance(one, (int, float)) and self.range.allows(one) for one in given):
+        if all(self.range.allows(_number(one)) for one in given):
             return ""
-        shown = ";".join(str(one) for one in given)
-        return f"{name}={shown} must be {self.range.text(self.unit)}"
+        return f"{';'.join(map(str, given))} must be {self.range.text(self.unit)}"
+
+    def problem(self, name: str, value: object) -> str:
+        """The same of a field of this name."""
+        complaint = self.complaint(value)
+        return f"{name}={complaint}" if complaint else ""
 
 
 _KNOWN: Final[dict[type, Mapping[str, FieldLimits]]] = {}

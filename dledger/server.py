@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TypeVar
 
 from dledger.access.control import AccessControl
@@ -35,11 +34,11 @@ from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import AppendHook, BatchHook, PreparedAppend
-from dledger.core.producers import needed_from
 from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connections
@@ -61,7 +60,6 @@ from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store import cleaner
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
@@ -70,7 +68,7 @@ from dledger.store.identity import IDENTITY_FILE
 from dledger.store.remembered import RememberedFile, read_remembered
 from dledger.store.repair import set_aside_damaged
 from dledger.store.watched import WatchedStore
-from dledger.types import NO_INDEX, AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
+from dledger.types import AppendedBatch, Body, Entry, LogIndex, NodeId, ProducerBatch
 from dledger.watch import LogWatch, WatchSettings
 
 _log = logging.getLogger("dledger")
@@ -101,13 +99,6 @@ class DLedgerServer:
         self.tls = TlsKeeper.of(config)
         """The certificates in use; None for plaintext."""
         self._last_push_ms = 0
-        self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
-        """As of which commit index retention last asked what the table of producers needs, and the answer."""
-        self.keep_from: Callable[[], int | None] = lambda: None
-        """From which position on the application needs the log; None: it does not. Asked by retention, to be set before
-        ``start``; it may wait for the disk."""
-        self.held_back: Callable[[int], None] = lambda _end: None
-        """Told up to where more would be removed, but for ``keep_from``; to be set before ``start``; must be fast."""
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
@@ -117,7 +108,6 @@ class DLedgerServer:
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
-        self.log.instruments = instruments
         self.log.bulk.check = self._refuse_if_fenced
         self._lines = NodeLines(config.node_id)
         try:
@@ -149,6 +139,7 @@ class DLedgerServer:
                 node_id=config.node_id,
                 clock=self._clock,
                 mend=mend,
+                instruments=self._instruments,
             )
 
         why: object
@@ -163,7 +154,7 @@ class DLedgerServer:
                 raise
             why = error
         aside = set_aside_damaged(config.store, node_id=config.node_id)
-        _log.warning("%s: %s. It is kept in %s and fetched again from the peers", config.node_id, why, aside)
+        _log.warning("%s: %s. The old log is kept in %s; fetching it again from the peers", config.node_id, why, aside)
         return open_it()
 
     def _wire(self) -> None:
@@ -206,6 +197,7 @@ class DLedgerServer:
         self._roles.listen(self._note_lost_leadership)
         self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
+        self._retention = Retention(config, self._node, self.log, self._driver)
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -258,7 +250,10 @@ class DLedgerServer:
         self._driver.call(lambda now_ms: self._node.state.fence(reason, now_ms))
 
     def _tell_fenced(self, reason: str) -> None:
-        advice = "it serves nothing. Keep its directory and start it with --repair, once you know what wrote there"
+        advice = (
+            "it serves nothing. Find out what wrote to its directory, then keep the directory and start the "
+            "node with --repair"
+        )
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
 
     def _refuse_if_fenced(self) -> None:
@@ -278,6 +273,13 @@ class DLedgerServer:
     def wrap_noops(self, wrap: Wrap) -> None:
         """Make the bodies of NOOPs by ``wrap``, from what they shall tell; only before ``start``."""
         self._node.noops.wrap = wrap
+
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None]) -> None:
+        """Remove nothing from the position on that ``wanted`` gives (None: no limit); only before ``start``.
+
+        It may wait for the disk. ``held_back``, which must be fast, is told up to where more would have been removed.
+        """
+        self._retention.keep_from(wanted, held_back)
 
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
         """Tell ``handler`` about role changes; only before ``start``."""
@@ -402,20 +404,14 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + (0 if more else _WARM_INTERVAL_MS)
 
     def _clean(self) -> int:
-        room, keep_from = self.log.measure_room(), self.keep_from()
-        kept: list[int] = []
-        if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from, kept.append)):
-            self.log.remove_retired()
-        if kept:
-            self.held_back(kept[-1])
-        self._look_after_conditions(room)
+        self._look_after_conditions(self._retention.clean())
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     def _look_after_conditions(self, room: Room) -> None:
         """Those that can be told from the node's state; the others end by themselves in time, or are cleared."""
         conditions = self.conditions
         if self.log.disk_full:
-            used = f"no entries are taken: the disk is full ({max(0.0, room.ratio):.0%} used)"
+            used = f"appends are refused: the disk is full ({max(0.0, room.ratio):.0%} used)"
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
@@ -423,7 +419,7 @@ class DLedgerServer:
         if state.has_standing:
             conditions.clear(ConditionKind.NO_STANDING)
         elif state.hard_state.voter:
-            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until what its log lacks is fetched")
+            conditions.set(ConditionKind.NO_STANDING, "its vote does not count until its missing log is fetched")
         else:
             why = state.hard_state.doubt or "its disk is new"
             message = f"its vote does not count until it has caught up with a leader: {why}"
@@ -433,7 +429,7 @@ class DLedgerServer:
         else:
             conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
-            why = f"it refuses appends: no room is left on the disks of {', '.join(full)}, too few members have some"
+            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the other members are no quorum"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
         else:
             conditions.clear(ConditionKind.STUCK_LEADER, "disks")
@@ -441,33 +437,11 @@ class DLedgerServer:
 
     def _note_lost_leadership(self, change: RoleChange) -> None:
         if change.reason is RoleReason.NO_PROGRESS:
-            why = "it led, a quorum answered, and nothing that waited was committed: it leaves it to the others to lead"
+            why = (
+                "as leader it had a quorum but committed none of the waiting entries: it now leaves leadership "
+                "to the others"
+            )
             self.conditions.set(ConditionKind.STUCK_LEADER, why, for_ms=_STUCK_TOLD_MS)
-
-    def _retire(
-        self, now_ms: int, room: Room, keep_from: int | None, held_back: Callable[[int], None]
-    ) -> tuple[Path, ...]:
-        """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
-        node, log = self._node, self.log
-        blocked = False
-
-        def may_go(last_index: LogIndex) -> LogIndex:
-            nonlocal blocked
-            committed, needed = self._needed
-            if committed != log.committed_index:
-                needed = needed_from(log, self._config)
-                self._needed = (log.committed_index, needed)
-            blocked = needed is not None and needed <= last_index
-            return last_index if needed is None else LogIndex(min(last_index, needed - 1))
-
-        try:
-            retired = log.retire(_protected_index(node, now_ms), room, may_go, keep_from, held_back)
-        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
-            node.state.outbox.damage.append(damage)
-            return ()
-        if blocked:
-            node.quorum_ack.write_snapshot(now_ms)
-        return retired
 
     def _renew_tls(self, keeper: TlsKeeper) -> int:
         keeper.refresh()
@@ -529,8 +503,8 @@ class DLedgerServer:
         producer: ProducerBatch | None = None,
     ) -> None:
         """See ``LogNode.submit_append``."""
-        answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append(bodies, now_ms, answer, producer), answer)
+        append = self._node.quorum_ack.append
+        self._submit(lambda answer, now_ms: append(bodies, now_ms, answer, producer), self._instruments.timed(done))
 
     def submit_prepared(
         self,
@@ -542,23 +516,20 @@ class DLedgerServer:
 
         ``producer`` must say how many entries there are (``ProducerBatch.count``).
         """
-        answer = self._with_address(self._instruments.timed(done))
-        self._submit(lambda now_ms: self._node.append_prepared(prepared, now_ms, answer, producer), answer)
+        append = self._node.quorum_ack.append_prepared
+        self._submit(lambda answer, now_ms: append(prepared, now_ms, answer, producer), self._instruments.timed(done))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """See ``LogNode.submit_producer``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.producer_sequence(name, now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.producer_sequence(name, now_ms, answer), done)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.read_index(now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.reads.submit(now_ms, answer), done)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        answer = self._with_address(done)
-        self._submit(lambda now_ms: self._node.transfer(target, now_ms, answer), answer)
+        self._submit(lambda answer, now_ms: self._node.elector.transfer(target, now_ms, answer), done)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
@@ -610,20 +581,19 @@ class DLedgerServer:
             disk_used_ratio=log.disk_used_ratio,
         )
 
-    def _submit(self, action: Callable[[int], None], done: Callable[[DLedgerError], None]) -> None:
-        try:
-            self._driver.call(action)
-        except DLedgerError as error:
-            done(error)
+    def _submit(
+        self,
+        action: Callable[[Callable[[Result | DLedgerError], None], int], object],
+        done: Callable[[Result | DLedgerError], None],
+    ) -> None:
+        """Have the core do ``action``, which takes what its answer goes to and the time.
 
-    def _with_address(self, done: Callable[[Result | DLedgerError], None]) -> Callable[[Result | DLedgerError], None]:
-        """Complete the core's leader hints, which know ids only, with the address clients need; answer only once.
-
-        A node that fails while it carries out a request refuses it, and answers it again when it stops.
+        The core's leader hints, which know ids only, are completed with the address clients need. ``done`` is called
+        once: a node that fails while it carries out a request refuses it, and answers it again when it stops.
         """
         left = [done]
 
-        def addressed(result: Result | DLedgerError) -> None:
+        def answer(result: Result | DLedgerError) -> None:
             try:
                 done = left.pop()
             except IndexError:
@@ -632,7 +602,10 @@ class DLedgerServer:
                 result.leader = self._hint(result.leader.node_id)
             done(result)
 
-        return addressed
+        try:
+            self._driver.call(partial(action, answer))
+        except DLedgerError as error:
+            answer(error)
 
     def _status(self, node: Node) -> NodeStatus:
         config, state, log = self._config, node.state, self.log
@@ -708,20 +681,6 @@ _REMEMBER_INTERVAL_MS = 1000
 _TLS_INTERVAL_MS = 2000
 _ISOLATED_PUSH_BYTES = 16 * 1024
 _ISOLATED_PUSH_PAUSE_MS = 1
-
-
-def _protected_index(node: Node, now_ms: int) -> LogIndex:
-    """Entries above this index must not expire: not committed, or still needed by a follower that is alive.
-
-    Alive as check-quorum has it. One that only restarts needs recent entries, which do not expire.
-    """
-    state = node.state
-    leader = state.role
-    if not isinstance(leader, Leader):
-        return state.commit_index
-    limit = now_ms - state.election.election_timeout_ms_max
-    alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
-    return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])
 
 
 def _full_members(node: Node) -> tuple[NodeId, ...]:

@@ -109,8 +109,8 @@ def _members(text: str) -> tuple[Member, ...]:
 def _plain_log_switch(text: str) -> bool:
     if not parse_boolean(text):
         raise ValueError(
-            "false asks for RocketMQ's plain commit log, which this is not: set it to true or remove it, "
-            "or start `dledger broker`"
+            "false means RocketMQ's plain commit log, which this node does not use: set it to true or remove "
+            "it, or start `dledger broker`"
         )
     return True
 

@@ -1,4 +1,4 @@
-"""How people write values, read the same everywhere: conf files, flags, the environment, Spark's options, rules files.
+"""How people write values, read the same everywhere: conf files, flags, the environment, Spark's options.
 
 Each parser takes text without surrounding blanks and raises ``ValueError``, whose message names the text and what is
 understood.
@@ -7,6 +7,7 @@ understood.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from typing import Final
 
@@ -14,6 +15,7 @@ _SIZE: Final = re.compile(r"([+-]?\d+)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCI
 _SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _DURATION: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?", re.IGNORECASE | re.ASCII)
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION_MS_MAX: Final = (1 << 63) - 1
 _INTEGER: Final = re.compile(r"[+-]?\d+(?:_\d+)*", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _TRUE: Final = ("true", "yes", "on", "1")
@@ -36,9 +38,10 @@ def parse_duration_ms(text: str, unit: str = "ms") -> float:
     if match is None or not of:
         bare = f" ({unit} without one)" if unit else ""
         raise ValueError(f"invalid duration {text!r}: use a number with ms, s, m, h or d{bare}")
-    if "." in match[1]:
-        return float(match[1]) * _UNITS_MS[of]
-    return int(match[1]) * _UNITS_MS[of]
+    duration = (float if "." in match[1] else int)(match[1]) * _UNITS_MS[of]
+    if abs(duration) > _DURATION_MS_MAX:
+        raise ValueError(f"invalid duration {text!r}: at most {_DURATION_MS_MAX} ms")
+    return duration
 
 
 def parse_millis(text: str) -> int:
@@ -58,7 +61,7 @@ def parse_integer(text: str) -> int:
 
 def parse_number(text: str) -> float:
     """A decimal number without an exponent."""
-    if _NUMBER.fullmatch(text) is None:
+    if _NUMBER.fullmatch(text) is None or not math.isfinite(float(text)):
         raise ValueError(f"invalid number {text!r}")
     return float(text)
 

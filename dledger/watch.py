@@ -14,11 +14,12 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, DLedgerError, LackingError, ShutdownError, UnavailableError
@@ -46,7 +47,7 @@ class _Damage:
     path: Path
     error: CorruptLogError
     due_ms: int = 0
-    wait_ms: int = RETRY_MS_MIN
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS_MIN, RETRY_MS_MAX))
     nobody_has_it: bool = False
 
 
@@ -205,8 +206,8 @@ class LogWatch:
         with self._lock:
             gone = {one: self._damaged.pop(one) for one in (base, *repaired.bases) if one in self._damaged}
         if repaired.bases:
-            kept = f"; what was there is kept in {repaired.aside}" if repaired.aside is not None else ""
-            text = "%s: repaired %s with what %s holds%s"
+            kept = f"; the old content is kept in {repaired.aside}" if repaired.aside is not None else ""
+            text = "%s: repaired %s with data from %s%s"
             extra = {"event": "repair", "file": str(damage.path), "from": peer}
             _log.warning(text, self._name, damage.path, peer, kept, extra=extra)
         for one in gone.values():
@@ -220,9 +221,8 @@ class LogWatch:
             self._repaired(base, damage, _NOTHING, self._name)
             return
         damage.nobody_has_it = nobody_has_it
-        damage.due_ms = self._clock.monotonic_ms() + damage.wait_ms
-        damage.wait_ms = min(2 * damage.wait_ms, RETRY_MS_MAX)
-        advice = "; ".join(tried) if tried else "it is not repaired: there is nobody to fetch it from"
+        damage.due_ms = self._clock.monotonic_ms() + round(damage.backoff.pause())
+        advice = "; ".join(tried) if tried else "not repaired: no peer to fetch it from"
         self._conditions.set(ConditionKind.DAMAGED, f"{_where(found)}. {advice}", subject=str(damage.path))
 
     # -- comparing -------------------------------------------------------------------------------------------------
@@ -254,14 +254,17 @@ class LogWatch:
             common = [index for index in own if index in theirs]
             differing = [index for index in common if own[index] != theirs[index]]
             if differing:
-                text = f"{peer} holds another entry {min(differing)}, or another one before it, and both check out"
+                text = (
+                    f"{peer} holds a different entry {min(differing)}, or a different one before it, and both "
+                    "copies pass their checks"
+                )
                 self._conditions.set(ConditionKind.DIVERGED, text, subject=peer)
                 against.update((index, theirs[index]) for index in differing)
             elif common:
                 self._conditions.clear(ConditionKind.DIVERGED, peer)
         for (index, _), count in against.items():
             if count >= self._settings.quorum:
-                self._on_diverged(f"{count} members hold another entry {index}, or another one before it")
+                self._on_diverged(f"{count} members hold a different entry {index}, or a different one before it")
                 return
 
 

@@ -13,11 +13,14 @@ _INSTEAD: Final = {
     "assign": _ONE_LOG,
     "startingoffsetsbytimestamp": "use startingTimestamp, one time (ms) for the whole log",
     "endingoffsetsbytimestamp": "use endingTimestamp, one time (ms) for the whole log",
-    "startingoffsetsbytimestampstrategy": "leave it out: startingTimestamp begins with the first message stored then "
-    "or later, and at the end if there is none",
+    "startingoffsetsbytimestampstrategy": (
+        "leave it out: startingTimestamp starts with the first message stored then or later, or at the end if "
+        "there is none"
+    ),
     "kafkaconsumer.polltimeoutms": "use fetchTimeoutMs",
     "fetchoffset.retryintervalms": "use fetchRetries and fetchTimeoutMs",
-    "groupidprefix": "a stream's position is in its checkpoint; to show it as a consumer group's, use consumerGroup",
+    "groupidprefix": "a stream keeps its position in its checkpoint; to publish it as a consumer group, use "
+    "consumerGroup",
     "pulltimeoutms": "use fetchTimeoutMs",
     "pullbatchsize": "use splitBytes, and maxOffsetsPerTrigger in a stream",
     "subexpression": "filter by the column tags",
@@ -26,7 +29,7 @@ _PREFIXES: Final = {
     "kafka.security.": _SECURITY,
     "kafka.ssl.": _SECURITY,
     "kafka.sasl.": _SECURITY,
-    "kafka.": "settings of Kafka's clients mean nothing here: leave it out",
+    "kafka.": "settings of Kafka's clients have no effect here: leave it out",
 }
 """The first that fits counts."""
 

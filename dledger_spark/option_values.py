@@ -25,7 +25,9 @@ def path_value(text: str) -> str:
         if text.startswith(prefix):
             return text[len(prefix) :]
     if "://" in text:
-        raise ValueError(f"{text} is on no local file system: mount or copy the directory, or read the running group")
+        raise ValueError(
+            f"{text} is not on a local file system: mount or copy the directory, or read the running group"
+        )
     return text
 
 

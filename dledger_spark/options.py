@@ -67,8 +67,8 @@ _UNITS: Final[dict[Callable[[str], Any], Unit]] = {parse_size: Unit.BYTES, parse
 _INT64_MAX: Final = (1 << 63) - 1
 _NEAREST: Final = 3
 NOTHING_NAMED: Final = (
-    'nothing to read is named: load("/a/log/directory"), or option bootstrap.servers. (A table made with columns '
-    "of its own keeps no OPTIONS: SELECT … FROM t WITH (path = '…'), or CREATE TABLE without columns)"
+    'nothing to read: name it with load("/a/log/directory"), or option bootstrap.servers. (A table made with columns '
+    "keeps no OPTIONS: SELECT … FROM t WITH (path = '…'), or CREATE TABLE without columns)"
 )
 
 
@@ -87,9 +87,22 @@ class Option:
     def read(self, text: str) -> Any:  # noqa: ANN401  # as above
         """The value. Raises ``ValueError``."""
         value = self.parse(text)
-        if problem := FieldLimits(self.allowed, _UNITS.get(self.parse)).problem(self.name, value):
-            raise ValueError(problem.removeprefix(f"{self.name}="))
+        if problem := FieldLimits(self.allowed, self._unit).complaint(value):
+            raise ValueError(problem)
         return value
+
+    @property
+    def row(self) -> str:
+        """Its line in the documentation's table."""
+        limits = ""
+        if self.allowed is not None:
+            told = replace(self.allowed, high=None) if self.allowed.high == _INT64_MAX else self.allowed
+            limits = f"; {told.text(self._unit)}"
+        return f"| `{self.name}` | {self.default} | {self.meaning}{limits} |"
+
+    @property
+    def _unit(self) -> Unit | None:
+        return _UNITS.get(self.parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +151,14 @@ class ReadOptions:
         """The record for what the user gave. Raises ``OptionError`` with every problem."""
         values, security, problems = _parsed(options, READ_OPTIONS, WRITE_OPTIONS, "reads")
         if values.get("path") and values.get("servers"):
-            problems.append(
-                "path and bootstrap.servers are both given: a directory (path) or a running group, one of the two"
-            )
+            problems.append("give either path (a directory) or bootstrap.servers (a running group), not both")
         elif not values.get("path") and not values.get("servers"):
             problems.append(NOTHING_NAMED)
         if values.get("topics") and values.get("topic_pattern"):
-            problems.append("subscribe and subscribePattern are both given: one of the two")
+            problems.append("give either subscribe or subscribePattern, not both")
         for one, other in (("starting", "starting_ms"), ("ending", "ending_ms")):
             if one in values and other in values:
-                problems.append(f"{one}Offsets and {one}Timestamp are both given: one of the two")
+                problems.append(f"give either {one}Offsets or {one}Timestamp, not both")
         _raise_if(problems)
         return cls(**values, security=security)
 
@@ -173,7 +184,9 @@ class WriteOptions:
         if not values.get("servers"):
             problems.append("option bootstrap.servers is missing: host:port of one or more nodes")
         if "queue_id" in values and values.get("partitioner") == "keys":
-            problems.append("queueId and partitioner=keys are both given: one queue for all rows, or one for each key")
+            problems.append(
+                "give either queueId (one queue for all rows) or partitioner=keys (one for each key), not both"
+            )
         _raise_if(problems)
         return cls(**values, security=security)
 
@@ -197,7 +210,7 @@ class SecurityOptions:
 
         certificate, key = (Path(one) if one else None for one in (self.tls_certificate, self.tls_key))
         if (certificate or key) and not self.tls_ca:
-            raise OptionError("option tlsCa is missing: the certificates that the servers' are signed by")
+            raise OptionError("option tlsCa is missing: the CA that signed the servers' certificates")
         try:
             files = TlsFiles(Path(self.tls_ca), certificate, key) if self.tls_ca else None
             return ClientSecurity(files, self.insecure, self.access_key, self.secret_key)
@@ -220,7 +233,7 @@ def _parsed(
             problems.append(_unknown(key, by_name, elsewhere, doing))
             continue
         if option.attribute in given_as:
-            problems.append(f"options {given_as[option.attribute]} and {key} mean the same: give one of the two")
+            problems.append(f"options {given_as[option.attribute]} and {key} mean the same: give only one")
             continue
         given_as[option.attribute] = key
         try:
@@ -234,7 +247,7 @@ def _parsed(
 
 def _unknown(key: str, by_name: Mapping[str, Option], elsewhere: Iterable[str], doing: str) -> str:
     if key.lower() in elsewhere:
-        return f"option {key} is not one for {doing}"
+        return f"option {key} does not apply to {doing}"
     if instead := instead_of(key):
         return f"option {key} is not supported: {instead}"
     return unknown_option(key, {name: option.name for name, option in by_name.items()})
@@ -266,7 +279,11 @@ READ_OPTIONS: Final = (
     Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
     Option("subscribe", "topics", names_value, "all", "topics, separated by commas", ("topic",)),
     Option(
-        "subscribePattern", "topic_pattern", pattern_value, "all", "a regular expression that whole topic names match"
+        "subscribePattern",
+        "topic_pattern",
+        pattern_value,
+        "all",
+        "regular expression that must match the whole topic name",
     ),
     Option(
         "startingOffsets",
@@ -287,7 +304,7 @@ READ_OPTIONS: Final = (
         "starting_ms",
         parse_integer,
         "",
-        "ms: begin with the first message stored then or later",
+        "ms: start with the first message stored then or later",
         allowed=Range(0, _INT64_MAX),
     ),
     Option(
@@ -303,7 +320,7 @@ READ_OPTIONS: Final = (
         "max_rows_per_trigger",
         parse_integer,
         "none",
-        "at most so many entries in a micro-batch",
+        "maximum entries per micro-batch",
         allowed=Range(1, _INT64_MAX),
     ),
     Option(
@@ -311,7 +328,7 @@ READ_OPTIONS: Final = (
         "max_bytes_per_trigger",
         parse_size,
         "none",
-        "at most so many bytes of log in a micro-batch",
+        "maximum bytes of log per micro-batch",
         allowed=Range(1, _INT64_MAX),
     ),
     Option(
@@ -319,7 +336,7 @@ READ_OPTIONS: Final = (
         "min_rows_per_trigger",
         parse_integer,
         "none",
-        "wait for so many entries before a micro-batch",
+        "wait for this many entries before starting a micro-batch",
         allowed=Range(1, _INT64_MAX),
     ),
     Option(
@@ -327,7 +344,7 @@ READ_OPTIONS: Final = (
         "max_trigger_delay_ms",
         parse_millis,
         "15m",
-        "but not longer than this",
+        "but no longer than this",
         allowed=Range(0, _INT64_MAX),
     ),
     Option(
@@ -335,7 +352,7 @@ READ_OPTIONS: Final = (
         "min_partitions",
         parse_integer,
         "",
-        f"at least so many splits, up to {SPLITS_MAX}, as far as records allow",
+        "at least so many splits, as far as records allow",
         allowed=Range(1, SPLITS_MAX),
     ),
     Option(
@@ -343,7 +360,7 @@ READ_OPTIONS: Final = (
         "max_records_per_partition",
         parse_integer,
         "none",
-        "at most so many entries in a split",
+        "maximum entries per split",
         allowed=Range(1, _INT64_MAX),
     ),
     Option(
@@ -351,7 +368,7 @@ READ_OPTIONS: Final = (
         "split_bytes",
         parse_size,
         "256m",
-        "how much log one task reads, and maps into memory",
+        "how much of the log one task reads and maps into memory",
         allowed=Range(SPLIT_BYTES_MIN, SPLIT_BYTES_MAX),
     ),
     Option(
@@ -359,14 +376,14 @@ READ_OPTIONS: Final = (
         "fail_on_data_loss",
         parse_boolean,
         "true",
-        "fail when a part that was asked for is no longer kept; `false`: go on with what is",
+        "fail when a requested part is no longer kept; `false`: continue with the rest",
     ),
     Option(
         "verifyCrc",
         "verify_crc",
         choice_value("false", "fail", "column", "skip"),
         "false",
-        "check every checksum: `fail` the query, say it in the column `crcOk`, or `skip` the record",
+        "check every checksum: `fail` the query, report it in the column `crcOk`, or `skip` the record",
     ),
     Option(
         "readFrom",
@@ -388,7 +405,7 @@ READ_OPTIONS: Final = (
         "fetch_retries",
         parse_integer,
         "3",
-        "how often a failed fetch is repeated",
+        "how often a failed fetch is retried",
         ("fetchOffset.numRetries",),
         allowed=Range(0, 1000),
     ),
@@ -404,7 +421,7 @@ READ_OPTIONS: Final = (
         "record_format",
         choice_value("auto", "message", "entry"),
         "auto",
-        "what entries hold: RocketMQ's `message`s, or anything (`entry`); `auto` looks at the first ones",
+        "contents of entries: RocketMQ's `message`s, or anything (`entry`); `auto` checks the first ones",
     ),
     Option(
         "schemaStyle",
@@ -418,7 +435,7 @@ READ_OPTIONS: Final = (
         "properties_format",
         choice_value("map", "raw"),
         "map",
-        "`raw`: the property string as it is stored",
+        "`raw`: the property string as stored",
     ),
     Option(
         "includeHeaders",
@@ -432,7 +449,7 @@ READ_OPTIONS: Final = (
         "allow_uncommitted",
         parse_boolean,
         "false",
-        "read a directory beyond what its checkpoint calls committed: such entries may never have been acknowledged",
+        "read a directory beyond the committed end in its checkpoint: such entries may never have been acknowledged",
     ),
     Option(
         "consumerGroup",
@@ -453,20 +470,20 @@ WRITE_OPTIONS: Final = (
         ("kafka.bootstrap.servers", "bootstrapServers", "nameServer"),
     ),
     Option("group", "group", text_value, "default", "the name of the replication group (brokers: `dLegerGroup`)"),
-    Option("topic", "topic", text_value, "", "where all rows go; without it, to the topic in the column `topic`"),
+    Option("topic", "topic", text_value, "", "topic for all rows; default: the topic in the column `topic`"),
     Option(
         "writerId",
         "writer_id",
         text_value,
         "random",
-        "names this write: a rerun with the same one adds only what is missing",
+        "name of this write: a rerun with the same name adds only what is missing",
     ),
     Option(
         "queueId",
         "queue_id",
         parse_integer,
         "in turn",
-        "the queue that all rows go to",
+        "queue for all rows",
         allowed=Range(0, (1 << 31) - 1),
     ),
     Option(
@@ -474,15 +491,15 @@ WRITE_OPTIONS: Final = (
         "partitioner",
         choice_value("roundrobin", "keys"),
         "roundRobin",
-        "which queue a row goes to that names none: the next one in turn, or, with `keys`, always the same one for the "
-        "same keys, as RocketMQ's `SelectMessageQueueByHash` chooses it",
+        "queue of a row that names none: each in turn, or, with `keys`, always the same one for the same keys, "
+        "as chosen by RocketMQ's `SelectMessageQueueByHash`",
     ),
     Option(
         "batchBytes",
         "batch_bytes",
         parse_size,
         "1m",
-        "how much is sent in one request",
+        "bytes sent in one request",
         allowed=Range(1, _BATCH_BYTES_MAX),
     ),
     Option(
@@ -490,7 +507,7 @@ WRITE_OPTIONS: Final = (
         "send_timeout_ms",
         parse_millis,
         "60000",
-        "how long a send is repeated before the task fails",
+        "how long a send is retried before the task fails",
         allowed=Range(1, 3_600_000),
     ),
 )
@@ -500,11 +517,11 @@ SECURITY_OPTIONS: Final = (
         "tls_ca",
         text_value,
         "",
-        "certificates (PEM) that the servers' are signed by; a path on every executor",
+        "CA (PEM) that signed the servers' certificates; a path on every executor",
     ),
     Option("tlsCertificate", "tls_certificate", text_value, "", "this client's certificate (PEM)"),
     Option("tlsKey", "tls_key", text_value, "", "its key (PEM)"),
-    Option("insecure", "insecure", parse_boolean, "false", "plaintext to other machines is what is wanted"),
-    Option("accessKey", "access_key", text_value, "", "the account that requests are signed for"),
-    Option("secretKey", "secret_key", text_value, "", "its secret; Spark blanks it out in plans and pages"),
+    Option("insecure", "insecure", parse_boolean, "false", "allow plaintext to other machines"),
+    Option("accessKey", "access_key", text_value, "", "access key to sign requests with"),
+    Option("secretKey", "secret_key", text_value, "", "its secret; Spark redacts it in plans and pages"),
 )

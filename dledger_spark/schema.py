@@ -161,4 +161,4 @@ def _unknown(name: str, known: dict[str, SchemaColumn]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     if near:
         return f"there is no column {name}: did you mean {' or '.join(known[one].name for one in near)}?"
-    return f"there is no column {name}; there are {', '.join(one.name for one in known.values())}"
+    return f"no column {name}; available: {', '.join(one.name for one in known.values())}"

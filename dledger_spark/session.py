@@ -27,9 +27,8 @@ JAVA_VERSION_MIN: Final = 17
 _JAVA_TIMEOUT_S: Final = 30
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _INSTALL: Final = (
-    "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
-    "Fedora: dnf install java-17-openjdk-headless; "
-    "macOS: brew install openjdk@17) or let JAVA_HOME name it"
+    "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
+    "java-17-openjdk-headless; macOS: brew install openjdk@17) or set JAVA_HOME"
 )
 
 RUNTIME_DEFAULTS: Final[Mapping[str, str]] = {
@@ -135,7 +134,7 @@ def _started(make: Callable[[], SparkSession], master: str | None) -> SparkSessi
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise PipelineError(
-            f"Spark does not start with master {master or _DEFAULT_MASTER}: its JVM has said why (to the console)"
+            f"Spark does not start with master {master or _DEFAULT_MASTER}: see its JVM's messages on the console"
         ) from error
 
 
@@ -253,7 +252,7 @@ def _quiet_conf_directory() -> Path:
     directory = Path(tempfile.gettempdir()) / f"dledger-spark-conf-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise PipelineError(f"{directory} is another user's: set SPARK_CONF_DIR to a directory of your own")
+        raise PipelineError(f"{directory} belongs to another user: set SPARK_CONF_DIR to a directory of your own")
     path = directory / "log4j2.properties"
     temporary = directory / f"log4j2.{os.getpid()}.tmp"
     temporary.write_text(_LOG4J, encoding="ascii")
@@ -266,12 +265,12 @@ def java_version(environment: Mapping[str, str]) -> int:
     home = environment.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     if java is None or not os.access(java, os.X_OK):
-        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java in PATH"
+        where = f"JAVA_HOME={home} has no bin/java" if home else "no java in PATH"
         raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {where}: {_INSTALL}")
     said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False)
     match = _VERSION.search(said.stderr + said.stdout)
     if match is None:
-        raise JavaMissingError(f"{java} -version does not tell its version ({said.stderr.strip()[:200]}): {_INSTALL}")
+        raise JavaMissingError(f"{java} -version does not report its version ({said.stderr.strip()[:200]}): {_INSTALL}")
     version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # Java 8 calls itself 1.8
     if version < JAVA_VERSION_MIN:
         raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer; {java} is Java {version}: {_INSTALL}")

@@ -135,8 +135,8 @@ class BrokerConfig:
             found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]
             if self.store.broker_role is BrokerRole.SLAVE:
                 found.append(
-                    "broker_role=SLAVE needs classic master-slave replication, which this broker does not have: "
-                    "use enableDLegerCommitLog=true for a replicated broker"
+                    "broker_role=SLAVE means classic master-slave replication, which this broker does not "
+                    "support: use enableDLegerCommitLog=true for a replicated broker"
                 )
         else:
             found += self.dledger.problems()
@@ -150,7 +150,9 @@ class BrokerConfig:
         """What made it listen on every address, if it was not said."""
         if self.listen_host or not self.broker_ip1:
             return ""
-        return f". It listens on every address because of broker_ip1={self.broker_ip1}; listen_host names another"
+        return (
+            f". It listens on every address because broker_ip1={self.broker_ip1} is set: set listen_host to choose one"
+        )
 
     def _listen_problems(self, dledger: ServerConfig) -> list[str]:
         """Plaintext for other machines, unless the node's own addresses have told of it already."""
@@ -166,7 +168,10 @@ class BrokerConfig:
         if dledger.node_id not in [member.node_id for member in dledger.members]:
             return []  # told already
         if self.listen_port == 0:
-            return ["listen_port=0 is for plain brokers: the members of a group tell each other their addresses"]
+            return [
+                "listen_port=0 works for plain brokers only: the members of a group announce their addresses to "
+                "each other"
+            ]
         peer_port = dledger.self_member.port
         client_port = dledger.client_port if dledger.client_port is not None else peer_port + CLIENT_PORT_OFFSET
         if self.listen_port == peer_port:

@@ -84,7 +84,7 @@ def _one_of(kind: type[_Word], text: str) -> _Word:
 
 
 def _hours_text(text: str) -> str:
-    if problem := limits_of(StoreConfig)["delete_hour"].problem("deleteWhen", dledger_settings.parse_hours(text)):
+    if problem := limits_of(StoreConfig)["delete_hour"].complaint(dledger_settings.parse_hours(text)):
         raise ValueError(problem)
     return text
 
@@ -154,14 +154,14 @@ _SPOKEN_OF_AS: Final = {
 }
 
 WITHOUT_EFFECT: Final = {
-    "namesrv_addr": "there is no name server here: clients ask the brokers",
-    "ha_listen_port": "classic replication to slaves is not here",
-    "slave_timeout": "classic replication to slaves is not here",
-    "auto_create_subscription_group": "a consumer group needs not be made",
+    "namesrv_addr": "there is no name server: clients ask the brokers",
+    "ha_listen_port": "classic replication to slaves is not supported",
+    "slave_timeout": "classic replication to slaves is not supported",
+    "auto_create_subscription_group": "consumer groups are created on first use",
     "delete_consume_queue_files_interval": "queue files are removed without a pause",
-    "redelete_hanged_file_interval": "a file is removed at once, readers or not",
-    "disk_fall_recorded": "how far consumers are behind is shown by `dledger consumer progress`",
-    "flush_delay_offset_interval": "the progress of delayed delivery is written every second",
+    "redelete_hanged_file_interval": "a file is removed at once, even while it is read",
+    "disk_fall_recorded": "`dledger consumer progress` shows consumer lag",
+    "flush_delay_offset_interval": "delivery progress of delayed messages is saved every second",
 }
 """Read, and without an effect; and why."""
 PLAIN_ONLY: Final = frozenset(
@@ -200,13 +200,13 @@ def _is_replicated(chosen: Mapping[str, Chosen], problems: list[str]) -> bool:
     members = chosen.get("members")
     if switch is None and members is not None:
         problems.append(
-            f"{members.given.source}: {members.given.name} is given but not enableDLegerCommitLog: set it to true for "
-            "a replicated broker, or to false for a plain one"
+            f"{members.given.source}: {members.given.name} is set, but enableDLegerCommitLog is not: set it to "
+            "true for a replicated broker, or to false for a plain one"
         )
     if switch is not None and switch.value is True:
         for setting, java in (("members", "dLegerPeers"), ("node_id", "dLegerSelfId"), ("group", "dLegerGroup")):
             if setting not in chosen:
-                problems.append(f"{switch.given.source}: enableDLegerCommitLog=true needs {java}")
+                problems.append(f"{switch.given.source}: enableDLegerCommitLog=true requires {java}")
         return True
     return False
 
@@ -268,7 +268,7 @@ def _warnings(chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated
     idle += [f"{one.given.name} ({one.given.source})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
     found = []
     if idle:
-        found.append(f"settings that change nothing here: {', '.join(idle)}")
+        found.append(f"settings that have no effect here: {', '.join(idle)}")
     of_other_mode = [
         f"{one.given.name} ({one.given.source})"
         for name, one in chosen.items()
@@ -276,8 +276,8 @@ def _warnings(chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated
     ]
     if of_other_mode:
         why = "with enableDLegerCommitLog=true" if replicated else "without enableDLegerCommitLog=true"
-        found.append(f"settings that change nothing {why}: {', '.join(of_other_mode)}")
+        found.append(f"settings that have no effect {why}: {', '.join(of_other_mode)}")
     role = chosen.get("broker_role")
     if role is not None and role.value is BrokerRole.SYNC_MASTER and not replicated:
-        found.append("brokerRole=SYNC_MASTER waits for slaves in RocketMQ; this broker has none and does not wait")
+        found.append("brokerRole=SYNC_MASTER waits for slaves in RocketMQ; this broker has no slaves and does not wait")
     return tuple(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from tests.support import memory_disk, preloaded
 
 IN_MEMORY = frozenset({"contract", "fuzz", "paper", "scenarios", "store", "unit"})

@@ -24,7 +24,7 @@ from typing import Final
 
 import click
 
-from cluster.local_group import HOST, free_ports
+from cluster.local.group import HOST, free_ports
 from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
 from dledger_spark.errors import PipelineError

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from cluster.local_tls import client_security
+from cluster.local.tls import client_security
 from dledger.client import Appender, AppendFuture, ClientSecurity, DLedgerClient
 from dledger.client.appender import ENTRY_OVERHEAD_BYTES
 from dledger.config import MIB

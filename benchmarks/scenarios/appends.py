@@ -16,7 +16,7 @@ from benchmarks.load import LoadClient
 from benchmarks.peers import etcd, pysyncobj
 from benchmarks.registry import Scenario
 from benchmarks.targets import ETCD, OWN_P50, PYSYNCOBJ
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.client.appender import AppenderOptions
 
 BODY_BYTES: Final = 1024

@@ -16,8 +16,8 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
 from benchmarks.scenarios import failover
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message

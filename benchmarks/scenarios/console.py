@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
-from cluster.local_brokers import LocalBrokers
+from cluster.local.brokers import LocalBrokers
 
 SECONDS_MIN: Final = 30.0
 SETTLE_SECONDS: Final = 5.0

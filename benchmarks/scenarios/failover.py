@@ -14,7 +14,7 @@ from benchmarks.figures import Figure
 from benchmarks.peers import etcd
 from benchmarks.registry import Scenario
 from benchmarks.targets import ETCD
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
 

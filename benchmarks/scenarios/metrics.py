@@ -15,8 +15,8 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
 from benchmarks.targets import UNMEASURED
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from rocketstore.client import TopicInfo
 from rocketstore.message.message import Message

@@ -16,7 +16,7 @@ from benchmarks.load import LoadClient
 from benchmarks.process_facts import resident_of, threads_of
 from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 
 IDLE_SECONDS: Final = 3.0

@@ -19,7 +19,7 @@ from benchmarks.figures import Figure
 from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
-from cluster.local_brokers import LocalBrokers
+from cluster.local.brokers import LocalBrokers
 from rocketstore.client import Producer, TopicInfo
 from rocketstore.message.message import Message
 

@@ -15,8 +15,8 @@ from benchmarks.registry import Scenario
 from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.brokers import prepare, send_rate
 from benchmarks.targets import PLAINTEXT
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:

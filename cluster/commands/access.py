@@ -11,14 +11,14 @@ SECRET_BYTES = 24
 
 
 @click.group(
-    short_help="Make and check the accounts of access control.",
+    short_help="Create and check access control accounts.",
     epilog="""\b
 Examples:
   dledger access new billing --topic 'orders=SUB' --group billing=SUB
   dledger access check /etc/dledger/plain_acl.yml""",
 )
 def access() -> None:
-    """Accounts and permissions for clients, in the form of RocketMQ's plain_acl.yml. See docs/access.md."""
+    """Accounts and permissions for clients, in the format of RocketMQ's plain_acl.yml. See docs/access.md."""
 
 
 @access.command(
@@ -29,7 +29,7 @@ Examples:
 )
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Read FILE as a server would, and say what it allows or everything that is wrong with it."""
+    """Read FILE as a server would, and print what it allows or everything that is wrong with it."""
     from dledger.access.permissions import permission_text
     from dledger.access.rules_file import load_rules
 
@@ -45,8 +45,8 @@ def check(file: Path) -> None:
             words.append(f"without a signature from {', '.join(one.text for one in account.addresses)}")
         click.echo(f"{account.access_key}: {'; '.join(words)}")
     if rules.trusted:
-        click.echo(f"everything is allowed, without a key, from {', '.join(one.text for one in rules.trusted)}")
-    click.echo(f"{file} is good: {len(rules.accounts)} accounts")
+        click.echo(f"full access without a key from {', '.join(one.text for one in rules.trusted)}")
+    click.echo(f"{file} is valid: {len(rules.accounts)} accounts")
 
 
 @access.command(
@@ -58,12 +58,12 @@ Examples:
   (umask 077; dledger access new ops --admin --file > plain_acl.yml)""",
 )
 @click.argument("name")
-@click.option("--admin", is_flag=True, help="May do everything, and make and delete topics.")
+@click.option("--admin", is_flag=True, help="Allow everything, including creating and deleting topics.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME=PUB|SUB", help="Permission on a topic (repeatable).")
 @click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group (repeatable).")
-@click.option("--file", "whole_file", is_flag=True, help="With the line that begins a file.")
+@click.option("--file", "whole_file", is_flag=True, help="Include the first line of a rules file.")
 def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...], whole_file: bool) -> None:
-    """Print an account called NAME-… with a random secret key, to be put under `accounts:` of a rules file."""
+    """Print an account named NAME-… with a random secret key, to add under `accounts:` of a rules file."""
     from dledger.access.rules import parse_rules
 
     lines = [

@@ -19,6 +19,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options
 from cluster.connection import GroupTarget, group_options
 from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+from dledger import flag_values
 
 if TYPE_CHECKING:
     from cluster.bench.load import BenchLoad, LoadPlan, OpenClient, Submit
@@ -45,9 +46,9 @@ Examples:
   dledger bench send -b 10.0.0.1:10911,10.0.0.2:10911 --topic bench --rate 1000""",
 )
 def bench() -> None:
-    """Load a running group or its brokers, and tell how much they took and how fast they answered.
+    """Measure the throughput and latency of a running group or its brokers.
 
-    What is written stays there: use a group or a topic that nobody else reads.
+    The written data stays: use a group or topic that nobody else reads.
     """
 
 
@@ -78,7 +79,7 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("give --records or --seconds, not both")
         if in_flight is None:
             in_flight = min(IN_FLIGHT, IN_FLIGHT_BYTES // size)
-        held = size * in_flight * clients
+        held = (size + _OVERHEAD_BYTES) * in_flight * clients
         if held > IN_FLIGHT_BYTES_MAX:
             raise click.UsageError(
                 f"--size {size} with --in-flight {in_flight} and --clients {clients} holds {held:,} bytes in memory: "
@@ -97,20 +98,20 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
             default=256,
             show_default=True,
             metavar="BYTES",
-            help="Of a record's body: random bytes.",
+            help="Size of a record's body (random bytes).",
         ),
-        click.option("--records", type=click.IntRange(min=1), metavar="N", help="End after so many records."),
+        click.option("--records", type=click.IntRange(min=1), metavar="N", help="Stop after this many records."),
         click.option(
             "--seconds",
-            type=click.FloatRange(min=0, min_open=True),
+            type=flag_values.Seconds(min=0, min_open=True),
             metavar="SECONDS",
-            help=f"End after this time. Default: {SECONDS:g}, unless --records is given.",
+            help=f"Stop after this time. Default: {SECONDS:g}, unless --records is given.",
         ),
         click.option(
             "--rate",
-            type=click.FloatRange(min=0, min_open=True),
+            type=flag_values.Number(min=0, min_open=True),
             metavar="N",
-            help="Records per second of all clients together. Default: as fast as it goes.",
+            help="Records per second of all clients together. Default: full speed.",
         ),
         click.option(
             "--in-flight",
@@ -125,7 +126,7 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
             default=1,
             show_default=True,
             metavar="N",
-            help="Clients with connections of their own.",
+            help="Number of clients, each with its own connection.",
         ),
         click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object."),
     )
@@ -147,16 +148,16 @@ Exit codes: 1 if a record was not stored, 3 if some have an unknown outcome."""
     short_help="Append entries to a group's log.",
     epilog="""\b
 Examples:
-  dledger bench append -b 10.0.0.1:30911,10.0.0.2:30911         ten seconds, as fast as it goes
+  dledger bench append -b 10.0.0.1:30911,10.0.0.2:30911         ten seconds at full speed
   dledger bench append --records 100000 --size 1024 --clients 4
-  dledger bench append --rate 500 --seconds 60 --json           latencies at a load that is bearable
+  dledger bench append --rate 500 --seconds 60 --json           latencies at a moderate load
 """
     + _EPILOG,
 )
 @_load_options
 @group_options
 def append(wanted: _Wanted, target: GroupTarget) -> None:
-    """Append entries, and tell rate, latencies and errors."""
+    """Append entries and report rate, latencies and errors."""
     body = os.urandom(wanted.size)
     plan = wanted.plan
 
@@ -188,7 +189,7 @@ Examples:
 @_load_options
 @broker_options
 def send(topic: str, wanted: _Wanted, target: BrokerTarget) -> None:
-    """Send messages, and tell rate, latencies and errors."""
+    """Send messages and report rate, latencies and errors."""
     from rocketstore.message.message import Message
 
     body = os.urandom(wanted.size)

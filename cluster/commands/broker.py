@@ -39,9 +39,9 @@ Clients talk to listenPort. The members talk to each other on the ports of dLege
 listenPort and at the peer port + 10000.
 
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_BROKER_NAME, …).
-Flags win over the environment, which wins over the file. Settings that change nothing are listed at the start.
+Flags win over the environment, which wins over the file. Settings without effect are listed at startup.
 
-SIGTERM stops gracefully: a master hands over to another member first.""",
+SIGTERM stops gracefully: a master transfers leadership first.""",
 )
 @click.option(
     "-c",
@@ -52,8 +52,8 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
     metavar="FILE",
     help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
 )
-@click.option("-s", "--store", "store_path_root_dir", metavar="DIR", help="Where everything is kept; default: ~/store.")
-@click.option("-n", "--name", "broker_name", help="The broker's name; all members of a group have the same.")
+@click.option("-s", "--store", "store_path_root_dir", metavar="DIR", help="Directory for all data; default: ~/store.")
+@click.option("-n", "--name", "broker_name", help="The broker's name; the same for all members of a group.")
 @click.option("-i", "--id", "node_id", help="This member's id in a DLedger group (dLegerSelfId).")
 @click.option("--port", "listen_port", metavar="PORT", help="Port for producers and consumers; default: 10911.")
 @click.option(
@@ -62,12 +62,12 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
     type=click.Choice(["sync", "async"]),
     help="Acknowledge after or before the flush.",
 )
-@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines, too; see the settings tls_….")
+@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option(
     "--repair",
     is_flag=True,
-    help="Set a damaged or fenced replicated log aside, all of it (in damaged-N), and fetch it from the others.",
+    help="Move a damaged or fenced replicated log aside (to damaged-N) and fetch it again from the other members.",
 )
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
@@ -78,9 +78,9 @@ SIGTERM stops gracefully: a master hands over to another member first.""",
     type=click.Choice(logs.FORMATS),
     default="text",
     show_default=True,
-    help="Lines for people, or one JSON object per line.",
+    help="Log as plain text, or as one JSON object per line.",
 )
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
 def broker(
     config_file: Path | None,
     assignments: Sequence[str],
@@ -91,7 +91,7 @@ def broker(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, sent to and pulled from over gRPC."""
+    """Run one broker until SIGTERM or SIGINT: RocketMQ's message store, served over gRPC."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     if insecure:

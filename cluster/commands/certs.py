@@ -13,14 +13,14 @@ import click
 
 
 @click.group(
-    short_help="Make certificates for TLS.",
+    short_help="Create certificates for TLS.",
     epilog="""\b
 Examples:
   dledger certs init certs                                   a CA: certs/ca.crt, certs/ca.key
   dledger certs node n0 --host 10.0.0.1 --host db0.internal  certs/n0.crt, certs/n0.key
   dledger certs client billing                               certs/billing.crt, certs/billing.key
   dledger certs show certs/n0.crt
-  dledger certs renew n0 n1 n2                               running nodes take the new ones by themselves
+  dledger certs renew n0 n1 n2                               running nodes pick up the new ones
 
 \b
 Give every node its own two files and ca.crt:
@@ -29,10 +29,10 @@ Give every node its own two files and ca.crt:
 and every client its own:
   dledger status -b 10.0.0.1:30911 --tls-ca certs/ca.crt --tls-cert certs/billing.crt --tls-key certs/billing.key
 
-Whoever has ca.key can make a certificate for any node: keep it where no node runs.""",
+Anyone with ca.key can create a certificate for any node: keep it away from the nodes.""",
 )
 def certs() -> None:
-    """A certificate authority in a directory, and what it signs: ECDSA P-256, for TLS 1.3."""
+    """Manage a certificate authority in a directory, and the certificates it signs: ECDSA P-256, for TLS 1.3."""
 
 
 def _directory(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,18 +42,18 @@ def _directory(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(path_type=Path, file_okay=False),
         default=Path("certs"),
         show_default=True,
-        help="Where the CA is, and where the files go.",
+        help="Directory of the CA and of the created files.",
     )(command)
 
 
 def _replacing(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--if-missing", is_flag=True, help="Do nothing if it is there already.")(command)
-    return click.option("--force", is_flag=True, help="Replace what is there, the key, too.")(command)
+    command = click.option("--if-missing", is_flag=True, help="Do nothing if it already exists.")(command)
+    return click.option("--force", is_flag=True, help="Replace an existing certificate and its key.")(command)
 
 
 def _days(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
-        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="How long it is to be valid."
+        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="Validity in days."
     )
 
 
@@ -68,13 +68,13 @@ Examples:
 @_replacing
 @_days(3650)
 def init(directory: Path, days: int, force: bool, if_missing: bool) -> None:
-    """Make a CA in DIRECTORY (default: certs)."""
+    """Create a CA in DIRECTORY (default: certs)."""
     from cluster.certs import CA_NAME, Pair, make_authority
 
     if if_missing and Pair.named(directory, CA_NAME).is_whole:
         return
     pair = make_authority(directory, days=days, force=force)
-    click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key, for nobody else")
+    click.echo(f"{pair.cert}: the CA, which every node and client trusts; {pair.key}: its key: keep it private")
 
 
 @certs.command(
@@ -85,12 +85,12 @@ Examples:
   dledger certs node n0 --host 10.0.0.1 --host db0.internal    for clients that dial either""",
 )
 @click.argument("node_id")
-@click.option("--host", "hosts", multiple=True, help="Name or address that clients use; default: localhost's.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that clients dial; default: those of localhost.")
 @_directory
 @_replacing
 @_days(365)
 def node(node_id: str, hosts: tuple[str, ...], directory: Path, days: int, force: bool, if_missing: bool) -> None:
-    """Make a certificate for the node NODE_ID."""
+    """Create a certificate for the node NODE_ID."""
     from cluster.certs import Pair, make_node
 
     if if_missing and Pair.named(directory, node_id).is_whole:
@@ -111,7 +111,7 @@ Examples:
 @_replacing
 @_days(365)
 def client(name: str, directory: Path, days: int, force: bool, if_missing: bool) -> None:
-    """Make a certificate for a client."""
+    """Create a certificate for a client."""
     from cluster.certs import Pair, make_client
 
     if if_missing and Pair.named(directory, name).is_whole:
@@ -125,14 +125,14 @@ def client(name: str, directory: Path, days: int, force: bool, if_missing: bool)
     epilog="""\b
 Examples:
   dledger certs renew n0 n1 n2 billing
-  dledger certs renew n0 --new-key       its key has been seen by others""",
+  dledger certs renew n0 --new-key       its key was exposed""",
 )
 @click.argument("names", nargs=-1, required=True)
 @_directory
-@click.option("--new-key", is_flag=True, help="For new keys, which replace the old ones.")
+@click.option("--new-key", is_flag=True, help="Create new keys to replace the old ones.")
 @_days(365)
 def renew(names: tuple[str, ...], directory: Path, new_key: bool, days: int) -> None:
-    """Make certificates anew, with the same names and, unless --new-key, for the same keys."""
+    """Renew certificates with the same names and, unless --new-key is given, the same keys."""
     from cluster.certs import look_at
     from cluster.certs import renew as make_anew
 
@@ -151,7 +151,7 @@ Examples:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
 def show(files: tuple[Path, ...], as_json: bool) -> None:
-    """Say what certificates say: whose they are, until when, and for what."""
+    """Show the owner, expiry and purpose of certificates."""
     from cluster.certs import look_at
 
     for file in files:

@@ -14,15 +14,16 @@ from cluster import logs, process
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
+from dledger.config import is_loopback
 from dledger.values import parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
-EXTRA_MISSING = "the console needs packages that are not installed: install dledger[console]"
+EXTRA_MISSING = "the console requires packages that are not installed: install dledger[console]"
 
 
 @click.command(
-    short_help="Show a group as a web page.",
+    short_help="Serve a web page that shows a group.",
     epilog="""\b
 Examples:
   dledger console --nodes 10.0.0.1:30911,10.0.0.2:30911,10.0.0.3:30911
@@ -47,21 +48,30 @@ this machine only, unless told --allow-remote, and then asks for a token: the on
     default=DEFAULT_LISTEN,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where browsers find it; port 0: any free one.",
+    help="Address to serve the page at; port 0 picks a free one.",
 )
-@click.option("--allow-remote", envvar="DLEDGER_CONSOLE_ALLOW_REMOTE", is_flag=True, help="Listen to other machines.")
+@click.option(
+    "--allow-remote",
+    envvar="DLEDGER_CONSOLE_ALLOW_REMOTE",
+    is_flag=True,
+    help="Accept connections from other machines.",
+)
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"Ask for the token in this file (also {TOKEN_VARIABLE}).",
+    help=f"Require the token in this file (also {TOKEN_VARIABLE}).",
 )
 @click.option(
-    "--allow-host", "hosts", multiple=True, metavar="NAME", help="A name by which browsers know this machine."
+    "--allow-host", "hosts", multiple=True, metavar="NAME", help="Host name that browsers use for this machine."
 )
-@click.option("--https-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM certificate.")
+@click.option(
+    "--https-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS with this PEM certificate."
+)
 @click.option("--https-key", type=click.Path(path_type=Path), metavar="FILE", help="PEM file of its key.")
-@click.option("--read-only", envvar="DLEDGER_CONSOLE_READ_ONLY", is_flag=True, help="No buttons that change anything.")
+@click.option(
+    "--read-only", envvar="DLEDGER_CONSOLE_READ_ONLY", is_flag=True, help="Hide all buttons that change anything."
+)
 @click.option(
     "--log-level",
     envvar="DLEDGER_LOG_LEVEL",
@@ -75,9 +85,9 @@ this machine only, unless told --allow-remote, and then asks for a token: the on
     type=click.Choice(logs.FORMATS),
     default="text",
     show_default=True,
-    help="Lines for people, or one JSON object per line.",
+    help="Log as plain text, or as one JSON object per line.",
 )
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
 @group_options
 @click.pass_context
 def console(  # noqa: PLR0913  # one parameter per option
@@ -95,28 +105,29 @@ def console(  # noqa: PLR0913  # one parameter per option
     until_stdin_closes: bool,
     target: GroupTarget,
 ) -> None:
-    """Show the group live as a web page: who leads, what every node holds, topics, messages; hand leadership over."""
+    """Serve a live web page of the group: leader, nodes, topics, messages; transfer leadership."""
     try:
         from cluster.console.control import NoControl
         from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
-        from cluster.console.server import ConsoleServer, ListenAddress, is_loopback
+        from cluster.console.server import ConsoleServer, ListenAddress
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("starlette", "uvicorn", "anyio", "h11"):
             raise click.ClickException(EXTRA_MISSING) from error
         raise
     logs.to_stderr(log_level, log_format)
     if (https_cert is None) != (https_key is None):
-        raise click.UsageError("--https-cert and --https-key belong together")
+        raise click.UsageError("--https-cert and --https-key must be given together")
     host, port = _host_and_port(listen)
     if not is_loopback(host) and not allow_remote:
         raise click.UsageError(
-            f"--listen {listen} lets other machines in: say --allow-remote if that is meant (it then asks for a token)"
+            f"--listen {listen} accepts connections from other machines: pass --allow-remote to permit that "
+            "(requires a token)"
         )
     token, made_up = _token(token_file), False
     if allow_remote and not token:
         token, made_up = secrets.token_urlsafe(24), True
     if token and len(token) < TOKEN_CHARACTERS_MIN:
-        raise click.UsageError(f"the token is too short to be safe: {TOKEN_CHARACTERS_MIN} characters or more")
+        raise click.UsageError(f"the token is too short: use at least {TOKEN_CHARACTERS_MIN} characters")
     target = _any_group(context, target, nodes)
     rules = ConsoleRules(
         token=token,
@@ -129,7 +140,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     def ready(server: ConsoleServer) -> str:
         told = f"dledger console is ready: {server.url}{f'?token={token}' if made_up else ''}"
         if allow_remote and https_cert is None:
-            told += "\nwarning: what browsers on other machines see and send is not encrypted: see --https-cert"
+            told += "\nwarning: traffic to browsers on other machines is not encrypted: see --https-cert"
         return told
 
     def make() -> ConsoleServer:

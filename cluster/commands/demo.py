@@ -8,12 +8,12 @@ import click
 
 
 @click.command(
-    short_help="See a group lose its leader and nothing else.",
+    short_help="Watch a group lose its leader but no data.",
     epilog="""\b
 Examples:
   dledger demo
   dledger demo --file /var/log/syslog
-  dledger demo --console       and then stay, with the group's web page: kill the leader yourself
+  dledger demo --console       then keep running with a web console: kill the leader yourself
   dledger demo --brokers       the page with three message brokers, a producer and consumers, until Ctrl-C
   dledger demo --keep          leave the three nodes running and print their addresses""",
 )
@@ -21,17 +21,19 @@ Examples:
     "--file",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Append the lines of this file; default: a text made of the installed packages' sources.",
+    help="Append the lines of this file; default: the source text of the installed packages.",
 )
 @click.option("--keep", is_flag=True, help="Leave the group running.")
-@click.option("--console", is_flag=True, help="Keep the group and its web console open until Ctrl-C.")
-@click.option("--brokers", is_flag=True, help="Three message brokers and their web console, until Ctrl-C; no story.")
+@click.option("--console", is_flag=True, help="Keep the group and its web console running until Ctrl-C.")
+@click.option(
+    "--brokers", is_flag=True, help="Run three message brokers and their web console until Ctrl-C; no walkthrough."
+)
 def demo(file: Path | None, keep: bool, console: bool, brokers: bool) -> None:
     """Three nodes, a real text, SIGKILL for the leader in the middle, and the proof that nothing was lost."""
     from cluster import demo as story
 
     if brokers and (file is not None or keep):
-        raise click.UsageError("--brokers tells no story: neither --file nor --keep belongs to it")
+        raise click.UsageError("--brokers cannot be combined with --file or --keep")
     if keep and console:
-        raise click.UsageError("--keep leaves the group behind, --console stays with it: choose one")
+        raise click.UsageError("--keep and --console exclude each other: choose one")
     raise SystemExit(story.run_brokers() if brokers else story.run(file, keep=keep, console=console))

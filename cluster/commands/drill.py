@@ -16,18 +16,16 @@ def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str,
 
     if "list" in names:
         rows = [(one.name, one.summary) for one in DRILLS.values()]
-        terminal.print_table(
-            ("drill", "what happens"), [*rows, ("all", "one after the other, isolation in both directions")]
-        )
+        terminal.print_table(("drill", "what happens"), [*rows, ("all", "one at a time; isolation in both directions")])
         context.exit()
     unknown = [name for name in names if name not in DRILLS and name != "all"]
     if unknown:
-        raise click.BadParameter(f"there is no drill {unknown[0]!r}: choose from {', '.join(DRILLS)}, all, list")
+        raise click.BadParameter(f"unknown drill {unknown[0]!r}: choose from {', '.join(DRILLS)}, all, list")
     return names
 
 
 @click.command(
-    short_help="Break a group on purpose, and judge what became of its messages.",
+    short_help="Break a group on purpose and check what happened to its messages.",
     epilog="""\b
 Examples:
   dledger drill list
@@ -43,17 +41,17 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
 @click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_list)
 @click.option("--nodes", type=click.Choice(["3", "5"]), default="3", show_default=True, help="How many brokers.")
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), default=1, show_default=True, help="How often the fault happens."
+    "--rounds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many times to inject the fault."
 )
 @click.option(
-    "--rate", type=click.FloatRange(10, 5000), default=500, show_default=True, help="Messages per second that are sent."
+    "--rate", type=flag_values.Number(10, 5000), default=500, show_default=True, help="Messages to send per second."
 )
 @click.option(
     "--direction",
     type=click.Choice(["out", "in"]),
     default="out",
     show_default=True,
-    help="isolate-leader: drop what the leader sends, or what is sent to it.",
+    help="isolate-leader: drop packets from the leader, or packets to it.",
 )
 @click.option(
     "--on",
@@ -61,7 +59,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
     type=click.Choice(["auto", "containers", "processes"]),
     default="auto",
     show_default=True,
-    help="Where the brokers run; auto: in containers if that is possible.",
+    help="Where the brokers run; auto: in containers if possible.",
 )
 @click.option(
     "--calm",
@@ -70,7 +68,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long nothing happens before, between and after the faults.",
+    help="Quiet time before, between and after the faults.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
 @click.option(
@@ -78,9 +76,9 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
     "html_file",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Write a report with charts, in one file.",
+    help="Write a report with charts to one file.",
 )
-@click.option("--keep", is_flag=True, help="Leave the group's data and logs for you to look at.")
+@click.option("--keep", is_flag=True, help="Keep the group's data and logs.")
 def drill(  # noqa: PLR0913
     names: tuple[str, ...],
     nodes: str,

@@ -34,8 +34,8 @@ Examples:
   dledger status -b 10.0.0.1:30911,10.0.0.2:30911 --watch
   dledger status --json | jq '.nodes[] | select(.role == "LEADER").node_id'
 
-lag is how many entries a node is behind the leader's end. What is the matter with a node (damaged, repairing, fenced,
-disk_full and so on) is a line each below the table. Exit code 1 when there is no leader.""",
+lag is how many entries a node is behind the leader's end. A node's conditions (damaged, repairing, fenced,
+disk_full and so on) are listed below the table. Exit code 1 when there is no leader.""",
 )
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=flag_values.Seconds(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
@@ -51,7 +51,7 @@ def status(
     with closing(target.connect()) as client:
         if not watch:
             if not _show(ask_members(client), as_json):
-                raise click.ClickException("no member leads: appends wait until a majority can elect one")
+                raise click.ClickException("no leader: appends wait until a majority elects one")
             return
         try:
             _watch(client, interval, as_json)
@@ -167,16 +167,16 @@ def _notes(answer: NodeStatus) -> list[str]:
 
 @click.command(
     "transfer-leader",
-    short_help="Hand leadership over.",
+    short_help="Transfer leadership.",
     epilog="""\b
 Examples:
-  dledger transfer-leader          to the most caught-up follower
+  dledger transfer-leader          to the most up-to-date follower
   dledger transfer-leader n2""",
 )
 @click.argument("node", required=False, metavar="[TARGET]")
 @group_options
 def transfer_leader(node: str | None, target: GroupTarget) -> None:
-    """Hand leadership to TARGET, without losing or refusing an append that was acknowledged."""
+    """Transfer leadership to TARGET without losing an acknowledged append."""
     with closing(target.connect()) as client:
         leader = client.transfer_leadership(NodeId(node) if node else None)
     click.echo(f"{leader.node_id} leads now")

@@ -43,17 +43,17 @@ class OwnServer:
 
 
 @click.command(
-    short_help="Ask a server whether it serves.",
+    short_help="Check whether a server is serving.",
     epilog="""\b
 Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
   dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
 
-Exit codes: 0 it serves, 1 it does not or nobody answers, 2 wrong usage or settings.""",
+Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",
 )
 @click.argument("address", required=False, metavar="[HOST:PORT]")
-@click.option("--service", default="", help="Ask about one gRPC service; default: the server as a whole.")
+@click.option("--service", default="", help="Check one gRPC service; default: the whole server.")
 @click.option(
     "--timeout",
     "timeout_s",

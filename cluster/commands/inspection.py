@@ -51,7 +51,7 @@ something is damaged; `dledger serve --repair` then fetches the log again from t
     "data_dirs",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the segments are, if not in DIR/data (may be repeated).",
+    help="Directory of the segments, if not DIR/data (may be repeated).",
 )
 @click.option("--dump", is_flag=True, help="Print every entry, not only a summary.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; with --dump one object per line.")
@@ -78,7 +78,7 @@ def node_directory(directory: Path) -> Path:
     if len(nodes) == 1:
         return nodes[0]
     held = ", ".join(path.name for path in named) or "no dledger-… directory"
-    raise ConfigError([f"{directory} is no node's directory (it holds {held}): name one that has data/ and index/"])
+    raise ConfigError([f"{directory} is not a node's directory (it holds {held}): name one that has data/ and index/"])
 
 
 # --- dump ------------------------------------------------------------------------------------------------------------
@@ -217,4 +217,4 @@ def _print_summary(
     if unlisted:
         click.echo(f"DAMAGED: {unlisted:,} more problems are not listed")
     if not found:
-        click.echo("everything checks out")
+        click.echo("no problems found")

@@ -41,10 +41,15 @@ Examples:
   dledger append --file access.log        one entry per line of a file
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
-outcome (they may be in the log or not): read the end of the log before repeating them.""",
+outcome (they may or may not be in the log): read the end of the log before repeating them.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Append its lines.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Append the lines of this file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per acknowledged entry.")
 @group_options
 def append(
@@ -130,7 +135,7 @@ def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool,
     if tally.first_error is not None:
         click.echo(
             f"error: {tally.first_error}\n{tally.acknowledged} acknowledged, {tally.not_applied} not appended, "
-            f"{tally.unknown} with unknown outcome; the lines after them were not sent",
+            f"{tally.unknown} with unknown outcome; later lines were not sent",
             err=True,
         )
         raise SystemExit(3 if tally.unknown else 1)
@@ -156,8 +161,8 @@ Without a terminal only the bodies are printed, one per line: dledger get 0 --co
 @click.option(
     "--mode",
     type=click.Choice(_READ_MODES),
-    help="linearizable: the leader confirms that it leads. committed: what the node knows to be committed, perhaps a "
-    "little old. local: whatever is stored. Default: linearizable, or committed with --node.",
+    help="linearizable: the leader confirms its leadership first. committed: what the node knows to be committed, "
+    "possibly slightly stale. local: whatever is stored. Default: linearizable, or committed with --node.",
 )
 @click.option("--node", metavar="HOST:PORT", help="Read from this node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
@@ -187,12 +192,12 @@ def get(
 
 
 @click.command(
-    short_help="Read the end of the log, and follow it.",
+    short_help="Read the end of the log and follow it.",
     epilog="""\b
 Examples:
   dledger tail                 the last 10 entries
-  dledger tail -f              and whatever comes, until Ctrl-C
-  dledger tail -f --from 0     the whole log, then whatever comes""",
+  dledger tail -f              and new ones, until Ctrl-C
+  dledger tail -f --from 0     the whole log, then new entries""",
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")

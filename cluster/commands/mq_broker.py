@@ -50,7 +50,7 @@ class _StartingGroup(ErrorReportingGroup):
 
 @click.group(
     cls=_StartingGroup,
-    short_help="Run a message broker, or look at one.",
+    short_help="Run a message broker, or show its status.",
     epilog="""\b
 Examples:
   dledger broker -c broker-n0.conf          run one, as RocketMQ's mqbroker does; the same as `broker start`
@@ -58,7 +58,7 @@ Examples:
   dledger broker status -b 10.0.0.1:10911""",
 )
 def broker() -> None:
-    """Run a message broker, or look at one."""
+    """Run a message broker, or show its status."""
 
 
 broker.add_command(start, "start")
@@ -72,11 +72,11 @@ Examples:
   dledger broker status -b 10.0.0.1:10911 --node 10.0.0.2:10911               this one
   dledger broker status --json | jq .dispatch_behind_bytes"""
 )
-@click.option("--node", metavar="HOST:PORT", help="Ask this broker; default: the master.")
+@click.option("--node", metavar="HOST:PORT", help="Query this broker; default: the master.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
-    """Show everything that a broker says of itself: role, offsets, rates, and its store's own figures."""
+    """Show everything a broker reports: role, offsets, rates and the figures of its store."""
     with closing(target.admin()) as admin:
         found = admin.status(node)
     facts: dict[str, object] = dataclasses.asdict(found)
@@ -93,13 +93,13 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
 
 @click.group(
     cls=ErrorReportingGroup,
-    short_help="Look at all brokers.",
+    short_help="Show all brokers.",
     epilog="""\b
 Examples:
   dledger cluster list -b 10.0.0.1:10911""",
 )
 def cluster() -> None:
-    """Look at all brokers."""
+    """Show all brokers."""
 
 
 @cluster.command(
@@ -109,13 +109,13 @@ Examples:
   dledger cluster list
   dledger cluster list --json | jq -r '.brokers[] | select(.is_master).address'
 
-behind: bytes of the log that are not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
+behind: bytes of the log not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
 no master.""",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def list_brokers(as_json: bool, target: BrokerTarget) -> None:
-    """Show every broker that the given ones know, one line each."""
+    """Show every broker known to the given ones, one line each."""
     with closing(target.admin()) as admin:
         found = admin.cluster()
     if as_json:
@@ -127,7 +127,7 @@ def list_brokers(as_json: bool, target: BrokerTarget) -> None:
             for one in () if isinstance(answer, DLedgerError) else answer.conditions:
                 click.echo(f"{address}: {terminal.condition_text(one)}")
     if _master_of(found) is None:
-        raise click.ClickException("no broker is the master: sends wait until a majority can elect one")
+        raise click.ClickException("no master: sends wait until a majority elects one")
 
 
 def _master_of(found: Mapping[str, BrokerStatus | DLedgerError]) -> str | None:

@@ -15,7 +15,7 @@ from cluster.reporting import ErrorReportingGroup
 @click.group(
     cls=ErrorReportingGroup,
     writing=frozenset({"reset-offset", "delete"}),
-    short_help="Look after consumer groups.",
+    short_help="Manage consumer groups.",
     epilog="""\b
 Examples:
   dledger consumer progress
@@ -23,13 +23,13 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --to 2h""",
 )
 def consumer() -> None:
-    """Look after consumer groups."""
+    """Manage consumer groups."""
 
 
 @consumer.command(
     epilog="""\b
 Examples:
-  dledger consumer progress                          every group, with what is still to come
+  dledger consumer progress                          every group, with its lag
   dledger consumer progress -g billing -t orders     every queue
   dledger consumer progress -g billing --json | jq 'map(.lag) | add'"""
 )
@@ -88,9 +88,9 @@ project's may not: stop them first.""",
 )
 @click.option("-g", "--group", required=True)
 @click.option("-t", "--topic", required=True)
-@click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="Where to go on.")
+@click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="New position.")
 @click.option("--queue", type=click.IntRange(min=0), help="Only this queue.")
-@click.option("--offset", type=click.IntRange(min=0), help="With --queue: go on at this offset.")
+@click.option("--offset", type=click.IntRange(min=0), help="With --queue: continue at this offset.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: the offset of each queue.")
 @broker_options
 def reset_offset(
@@ -126,10 +126,10 @@ def reset_offset(
 Examples:
   dledger consumer delete billing --yes
 
-Stop the group's consumers first: with their next commit it is there again."""
+Stop the group's consumers first, or their next commit creates it again."""
 )
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a group and its offsets."""
@@ -137,4 +137,4 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
         click.confirm(f"Delete group {name} and its offsets?", abort=True)
     with closing(target.admin()) as admin:
         admin.delete_group(name)
-    click.echo(f"group {name} is deleted")
+    click.echo(f"deleted group {name}")

@@ -81,14 +81,18 @@ have an unknown outcome: they may be stored or not. Nothing is ever sent twice."
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option("-t", "--topic", required=True)
 @click.option("--tags", help="The tag.")
-@click.option("--keys", help="Business keys to find it by, separated by blanks.")
-@click.option("--queue", type=click.IntRange(min=0), help="Send to this queue; default: to each in turn.")
+@click.option("--keys", help="Business keys to find it by, separated by spaces.")
+@click.option("--queue", type=click.IntRange(min=0), help="Send to this queue; default: each in turn.")
 @click.option("--key", help="Sharding key: the same key always goes to the same queue.")
 @click.option(
     "--delay-level", type=click.IntRange(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …"
 )
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; may be repeated.")
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send its lines.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other property; may be repeated."
+)
+@click.option(
+    "--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send the lines of this file."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per stored message.")
 @broker_options
 def send(  # noqa: PLR0913  # one parameter per option
@@ -130,7 +134,7 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
     for one in assignments:
         name, equals, text = one.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--property {one!r}: write --property NAME=VALUE")
+            raise click.UsageError(f"invalid --property {one!r}: use --property NAME=VALUE")
         found[name] = text
     return found
 
@@ -202,8 +206,8 @@ def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as
         click.echo(f"sent {tally.stored} messages to {letter.topic} in {took_s:.2f} s ({rate:,.0f}/s)")
     if tally.first_error is not None:
         click.echo(
-            f"error: {tally.first_error}\n{tally.stored} stored, {tally.not_stored} not stored, "
-            f"{tally.unknown} with unknown outcome; the lines after them were not sent",
+            f"error: {tally.first_error}\n{tally.stored} stored, {tally.not_stored} not stored, {tally.unknown} "
+            "with unknown outcome; later lines were not sent",
             err=True,
         )
         raise SystemExit(EXIT_UNKNOWN_OUTCOME if tally.unknown else EXIT_FAILED)
@@ -221,9 +225,9 @@ behind it; --from counts only for a group that has no offset yet. Two consumers 
 each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
-@click.option("-g", "--group", default="", help="Consumer group that remembers how far it is.")
-@click.option("--from", "start", type=Moment(ends=True), metavar="first|last|TIME", help="Where a new group begins.")
-@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
+@click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
+@click.option("--from", "start", type=Moment(ends=True), metavar="first|last|TIME", help="Where a new group starts.")
+@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after this many messages.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new messages; survives the loss of a broker.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
 @click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
@@ -275,4 +279,4 @@ def _print_from(
         if not (messages or follow or any(behind)):
             return
         if not follow and time.monotonic() - heard_at > patience_s:
-            raise click.ClickException(f"no broker answered every queue within {patience_s:g} s")
+            raise click.ClickException(f"no answer for every queue within {patience_s:g} s")

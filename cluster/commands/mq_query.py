@@ -59,7 +59,7 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
     with closing(target.admin()) as admin:
         found = admin.messages_by_key(topic, key, max_messages=count, begin_ms=begin, end_ms=end, unique=unique)
     if not found:
-        raise click.ClickException(f"no message of {topic} has the key {key}")
+        raise click.ClickException(f"no message in {topic} has key {key}")
     facts = [message_json(message, message.body) for message in found]
     if as_json:
         for one in facts:
@@ -82,7 +82,7 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
 
 @click.command(
     "print",
-    short_help="Print queues, without a group.",
+    short_help="Print queues without a consumer group.",
     epilog="""\b
 Examples:
   dledger message print -t orders --max 10
@@ -90,10 +90,10 @@ Examples:
   dledger message print -t orders --from 1h --tags new --json""",
 )
 @click.option("-t", "--topic", required=True)
-@click.option("--queue", type=click.IntRange(min=0), help="Only this queue; default: one after the other.")
-@click.option("--offset", type=click.IntRange(min=0), help="With --queue: begin here.")
+@click.option("--queue", type=click.IntRange(min=0), help="Only this queue; default: all, one after the other.")
+@click.option("--offset", type=click.IntRange(min=0), help="With --queue: start here.")
 @click.option("--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME")
-@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of each queue.")
+@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Maximum messages per queue.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options

@@ -23,7 +23,7 @@ _QUEUES = click.IntRange(min=1, max=65536)
 @click.group(
     cls=ErrorReportingGroup,
     writing=frozenset({"create", "delete"}),
-    short_help="Create and look at topics.",
+    short_help="Create and show topics.",
     epilog="""\b
 Examples:
   dledger topic create orders --queues 8
@@ -31,14 +31,14 @@ Examples:
   dledger topic status orders""",
 )
 def topic() -> None:
-    """Create, list, look at and delete topics."""
+    """Create, list, show and delete topics."""
 
 
 @topic.command(
     epilog="""\b
 Examples:
   dledger topic create orders --queues 8
-  dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before they go
+  dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before removing them
   dledger topic create orders --permission r                          stop writing to it"""
 )
 @click.argument("name")
@@ -50,7 +50,7 @@ Examples:
 def create(
     name: str, queues: int, read_queues: int | None, write_queues: int | None, permission: str, target: BrokerTarget
 ) -> None:
-    """Create a topic, or change one that exists."""
+    """Create or change a topic."""
     from rocketstore.client import TopicInfo
 
     wanted = TopicInfo(name, read_queues or queues, write_queues or queues, _PERMISSIONS[permission])
@@ -109,7 +109,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def route(name: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show who serves a topic: its queues, and the brokers that have them."""
+    """Show the queues of a topic and the brokers that have them."""
     with closing(target.admin()) as admin:
         info = admin.topic(name)
         found = [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)]
@@ -142,7 +142,7 @@ Examples:
   dledger topic delete orders --yes"""
 )
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a topic and its messages."""
@@ -150,7 +150,7 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
         click.confirm(f"Delete topic {name} and its messages?", abort=True)
     with closing(target.admin()) as admin:
         admin.delete_topic(name)
-    click.echo(f"topic {name} is deleted")
+    click.echo(f"deleted topic {name}")
 
 
 def _row(info: TopicInfo) -> tuple[str, str, str, str]:

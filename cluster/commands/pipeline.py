@@ -25,7 +25,7 @@ class _Jobs(click.Group):
 
 @click.group(
     cls=_Jobs,
-    short_help="Run a job over the log on Spark.",
+    short_help="Run a Spark job over the log.",
     epilog="""\b
 Examples:
   dledger pipeline stats /var/lib/broker/dledger-n0

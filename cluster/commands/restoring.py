@@ -20,10 +20,10 @@ from dledger.types import HardState, Standing, Term
 
 @click.command(
     "restore-vote",
-    short_help="Vouch for a stopped node whose vote does not count.",
+    short_help="Restore the vote of a stopped node.",
     epilog="""\b
 Examples:
-  dledger restore-vote /var/lib/dledger/dledger-n0          shows what the node holds, and asks
+  dledger restore-vote /var/lib/dledger/dledger-n0          shows what the node holds, then asks
   dledger restore-vote /var/lib/dledger/dledger-n0 --yes
 
 For a group in which a majority has lost its disks, once you accept that entries which only those held are
@@ -36,12 +36,14 @@ node that merely has a new disk, or whose memory is in doubt, needs no help whil
     "data_dirs",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the segments are, if not in DIR/data (may be repeated).",
+    help="Directory of the segments, if not DIR/data (may be repeated).",
 )
-@click.option("--term", type=click.IntRange(min=0), help="Go on in this term: only if the group's terms came apart.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--term", type=click.IntRange(min=0), help="Continue in this term; only needed if the group's terms diverged."
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:
-    """Let the votes and acknowledgements of the stopped node in DIR count again, on your word."""
+    """Let the votes and acknowledgements of the stopped node in DIR count again, at your own risk."""
     directory = node_directory(directory).absolute()
     with closing(_open(directory, data_dirs)) as store:
         state, last = store.hard_state.load(), store.last
@@ -53,10 +55,10 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.VOTER)
         if vouched == state:
             forget_remembered(FileSystem(), directory)
-            click.echo("its vote counts already; what it remembers of others is forgotten, and nothing else is changed")
+            click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")
             return
         if not yes:
-            click.confirm("Do you vouch that nothing it has forgotten is needed any more?", abort=True)
+            click.confirm("Confirm that nothing this node has forgotten is still needed?", abort=True)
         store.hard_state.save(vouched)
         forget_remembered(FileSystem(), directory)  # it would make those doubt again who are vouched for with it
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
@@ -65,7 +67,7 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
 def _open(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
     identity = read_identity(directory)
     if identity is None or directory.name != f"dledger-{identity.node_id}":
-        raise ConfigError([f"{directory} is no node's directory, or not under the name that it was made with"])
+        raise ConfigError([f"{directory} is not a node's directory, or was renamed since it was created"])
     config = StoreConfig(
         base_dir=directory.parent,
         data_dirs=data_dirs,

@@ -38,19 +38,19 @@ Flags win over the environment, which wins over the file.""",
     help="Properties file with RocketMQ's, DLedger's or this project's setting names.",
 )
 @click.option("-g", "--group", help="Name of the group.")
-@click.option("-i", "--id", "node_id", help="This node's id, one of the members'.")
-@click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, this one included.")
-@click.option("-s", "--store", "base_dir", metavar="DIR", help="Where dledger-ID/ is kept.")
-@click.option("--client-port", metavar="PORT", help="Port for clients; default: the peer port + 10000; 0: any.")
+@click.option("-i", "--id", "node_id", help="This node's id; one of the members.")
+@click.option("-p", "--peers", "members", metavar="ID-HOST:PORT;…", help="All members, including this one.")
+@click.option("-s", "--store", "base_dir", metavar="DIR", help="Directory that holds dledger-ID/.")
+@click.option("--client-port", metavar="PORT", help="Port for clients; default: peer port + 10000; 0 picks a free one.")
 @click.option(
     "--flush", "flush_mode", type=click.Choice(["sync", "async"]), help="Acknowledge after or before the flush."
 )
-@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines, too; see the settings tls_….")
+@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option(
     "--repair",
     is_flag=True,
-    help="Set a damaged or fenced log aside, all of it (in damaged-N), and fetch it from the others.",
+    help="Move a damaged or fenced log aside (to damaged-N) and fetch it again from the other members.",
 )
 @click.option(
     "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
@@ -61,9 +61,9 @@ Flags win over the environment, which wins over the file.""",
     type=click.Choice(logs.FORMATS),
     default="text",
     show_default=True,
-    help="Lines for people, or one JSON object per line.",
+    help="Log as plain text, or as one JSON object per line.",
 )
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process is gone.")
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
 def serve(
     config_file: Path | None,
     assignments: Sequence[str],
@@ -74,14 +74,14 @@ def serve(
     until_stdin_closes: bool,
     **named: str | None,
 ) -> None:
-    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first hands over."""
+    """Run one node until SIGTERM or SIGINT, which stop it gracefully: a leader first transfers leadership."""
     logs.to_stderr(log_level, log_format)
     flags = {name: text for name, text in named.items() if text is not None}
     if insecure:
         flags["insecure"] = "true"
     loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
     if loaded.unused:
-        logging.getLogger(__name__).info("settings that change nothing here: %s", ", ".join(loaded.unused))
+        logging.getLogger(__name__).info("settings that have no effect here: %s", ", ".join(loaded.unused))
     sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 

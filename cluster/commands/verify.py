@@ -74,12 +74,12 @@ line names the file and the offset.""",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A broker's conf file: sizes of queue and index files, delay levels. Default: RocketMQ's defaults.",
 )
-@click.option("--log-only", is_flag=True, help="Leave out what a broker derives from its log.")
+@click.option("--log-only", is_flag=True, help="Skip what a broker derives from its log.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def verify(
     directories: tuple[Path, ...], data_dirs: tuple[Path, ...], conf_file: Path | None, log_only: bool, as_json: bool
 ) -> None:
-    """Verify all files of the nodes and brokers in DIR..., offline; of several nodes of a group, compare the logs."""
+    """Verify all files of the stopped nodes and brokers in DIR..., and compare the logs of nodes of one group."""
     if data_dirs and len(directories) > 1:
         raise click.UsageError("--data-dir says where one node's segments are: name one directory only")
     found = _Found()
@@ -155,7 +155,7 @@ def _print(found: _Found, as_json: bool) -> None:
         click.echo(f"DIFFERS: {one.sentence()} ({one.place.path}: offset {one.place.offset})")
     if found.is_ok:
         are_equal = len(found.nodes) > 1 and not found.notes
-        click.echo("everything checks out" + (", and the logs are equal" if are_equal else ""))
+        click.echo("no problems found" + (", and the logs are equal" if are_equal else ""))
 
 
 def _node_line(node: VerifiedNode) -> str:

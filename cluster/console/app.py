@@ -172,7 +172,7 @@ class Console:
     def _lookup(self, look: Callable[[Request], object]) -> Callable[[Request], object]:
         async def handle(request: Request) -> Response:
             if self._lookups >= LOOKUPS_MAX:
-                return _error(503, "too many requests wait for the nodes already")
+                return _error(503, "too many requests are already waiting for the nodes")
             self._lookups += 1
             try:
                 found = await self._in_thread(partial(look, request))
@@ -182,7 +182,7 @@ class Console:
                 return _error(404 if type(error).__name__ == "NotFoundError" else 502, str(error))
             finally:
                 self._lookups -= 1
-            return _error(404, "it is not there (any more)") if found is None else JSONResponse(found)
+            return _error(404, "not found, or no longer there") if found is None else JSONResponse(found)
 
         return handle
 
@@ -231,14 +231,14 @@ class Console:
         if action not in self._parts.control.actions:
             return _error(403, f"this console cannot {action}")
         if self._acting >= LOOKUPS_MAX // 2:
-            return _error(503, "other actions are under way")
+            return _error(503, "other actions are in progress")
         self._acting += 1
         try:
             told = await self._in_thread(partial(self._do, action, node))
         except ActionRefusedError as error:
             return _error(409, str(error))
         except DLedgerError as error:
-            unknown = " (it may have happened all the same: look)" if error.outcome == "unknown" else ""
+            unknown = " (it may still have taken effect: check)" if error.outcome == "unknown" else ""
             return _error(502, f"{error}{unknown}")
         finally:
             self._acting -= 1

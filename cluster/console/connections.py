@@ -1,7 +1,8 @@
 """Connections to the console that ask nothing: uvicorn waits for their requests for ever, and counts them as busy.
 
 A request must come in within ``REQUEST_TIMEOUT_S``, however little of it comes at once; and when there is no room for
-another connection, the one that has been without a request for longest is hung up on.
+another connection, the one that has been without a request for longest is hung up on. Uvicorn's ``limit_concurrency``
+would refuse the newcomer instead, and ``timeout_keep_alive`` counts between requests only.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.errors import InvalidRequestError
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
-    from cluster.local_group import LocalGroup
+    from cluster.local.group import LocalGroup
 
 TRANSFER_TIMEOUT_S: Final = 10.0
 
@@ -66,11 +66,11 @@ class NoControl:
 
     def transfer(self, target: NodeId | None) -> str:  # noqa: ARG002
         """Refused."""
-        raise ActionRefusedError("this console only shows: it was started with --read-only")
+        raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def act(self, action: Action, node: NodeId) -> str:  # noqa: ARG002
         """Refused."""
-        raise ActionRefusedError("this console only shows: it was started with --read-only")
+        raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def processes(self) -> dict[NodeId, str]:
         """None."""
@@ -97,11 +97,13 @@ class GroupControl:
                 leader = client.transfer_leadership(target)
             except InvalidRequestError as error:
                 raise ActionRefusedError(str(error)) from error
-        return f"{leader.node_id} leads now; handing over took {(time.monotonic() - started) * 1000:,.0f} ms"
+        return f"{leader.node_id} leads now; the transfer took {(time.monotonic() - started) * 1000:,.0f} ms"
 
     def act(self, action: Action, node: NodeId) -> str:
         """Nothing but transfers."""
-        raise ActionRefusedError(f"this console cannot {action} {node}: only a demo's console can, its own processes")
+        raise ActionRefusedError(
+            f"this console cannot {action} {node}: only the console of a demo can, for its own processes"
+        )
 
     def processes(self) -> dict[NodeId, str]:
         """None of ours."""
@@ -144,7 +146,7 @@ class LocalControl(GroupControl):
     def _act(self, action: Action, node: NodeId) -> str:
         running = self._local.is_running(node)
         if action is not Action.RESTART and not running:
-            raise ActionRefusedError(f"{node} does not run")
+            raise ActionRefusedError(f"{node} is not running")
         match action:
             case Action.KILL:
                 self._local.kill(node)
@@ -152,16 +154,16 @@ class LocalControl(GroupControl):
                 return f"{node} got SIGKILL"
             case Action.PAUSE:
                 if node in self._paused:
-                    raise ActionRefusedError(f"{node} is paused already")
+                    raise ActionRefusedError(f"{node} is already paused")
                 self._local.pause(node)
                 self._paused.add(node)
-                return f"{node} is paused: it got SIGSTOP"
+                return f"{node} is paused (SIGSTOP)"
             case Action.RESUME:
                 if node not in self._paused:
                     raise ActionRefusedError(f"{node} is not paused")
                 self._local.resume(node)
                 self._paused.discard(node)
-                return f"{node} goes on: it got SIGCONT"
+                return f"{node} is running again (SIGCONT)"
             case Action.RESTART:
                 return self._restart(node, running=running)
             case Action.TRANSFER:
@@ -178,4 +180,4 @@ class LocalControl(GroupControl):
             self._local.start(node)
         finally:
             self._starting.discard(node)
-        return f"{node} was stopped gracefully and started again" if running else f"{node} was started again"
+        return f"{node} was stopped gracefully and restarted" if running else f"{node} was restarted"

@@ -198,14 +198,12 @@ class ConsoleGuard:
 
     def _refusal(self, method: str, path: str, headers: Headers, query: bytes, address: str) -> Response | None:
         if not self._rules.knows_host(headers.get("host", "")):
-            return _refused(
-                421, "this is not the console's address: ask for it by the address that it was started with"
-            )
+            return _refused(421, "wrong host name: use the address the console was started with")
         if method not in ("GET", "HEAD", "POST"):
             return _refused(405, "not allowed")
         site = headers.get("sec-fetch-site", "none")
         if path.startswith("/api/") and site not in ("same-origin", "none"):
-            return _refused(403, "asked for by another site")
+            return _refused(403, "request from another site")
         if method == "POST" and (why := self._foreign(path, headers)):
             return _refused(403, why)
         if self._rules.token:
@@ -233,11 +231,11 @@ class ConsoleGuard:
         origin = headers.get("origin")
         host = headers.get("host", "")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):  # a proxy may add the TLS
-            return "sent by another site"
+            return "request from another site"
         if path == "/login":
             return ""
         if not same(headers.get(CSRF_HEADER, ""), self.csrf):
-            return f"the {CSRF_HEADER} header is missing or old: reload the page"
+            return f"the {CSRF_HEADER} header is missing or stale: reload the page"
         return ""
 
 

@@ -222,7 +222,9 @@ class History:
         if facts.group != group or (lane is None and len(self._lanes) >= NODES_MAX):
             stranger = self._strangers.get(address)
             if stranger is not None:
-                stranger.error = f"{facts.node_id} of group {facts.group} answers here, not one of {group}"[:TEXT_MAX]
+                stranger.error = f"{facts.node_id} of group {facts.group} answers here, not a node of {group}"[
+                    :TEXT_MAX
+                ]
                 stranger.state = NodeState.UNREACHABLE
             return None
         self._strangers.pop(address, None)
@@ -296,7 +298,7 @@ class History:
         self._leader_began = self._seen_without_leader or self._leader_seen_ms > 0
         self._leader, self._leader_term = node, term
         self._leader_since_ms = self._leader_seen_ms = seen_ms
-        text = f"{node} leads in term {term}" if self._leader_began else f"{node} led in term {term} already"
+        text = f"{node} leads in term {term}" if self._leader_began else f"{node} already led in term {term}"
         self._add_event("leader", node, term, text, now_ms, gap_ms)
         return True
 
@@ -378,9 +380,9 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
     """What to say of a lane's change; a new leader is told by ``_see_leader``, which knows the whole group."""
     match state:
         case NodeState.UNREACHABLE:
-            return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} answers no more"
+            return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} stopped answering"
         case NodeState.CANDIDATE:
-            return f"{node} stands for election (term {term})" if before is not state else None
+            return f"{node} is a candidate (term {term})" if before is not state else None
         case NodeState.FOLLOWER if before is NodeState.LEADER:
             return f"{node} stepped down and follows"
         case NodeState.FOLLOWER | NodeState.LEADER | NodeState.PLAIN if before is NodeState.UNREACHABLE:

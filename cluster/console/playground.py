@@ -19,8 +19,8 @@ from cluster.console.server import ConsoleServer, ListenAddress
 from dledger.errors import ConfigError, DLedgerError
 
 if TYPE_CHECKING:
-    from cluster.local_brokers import LocalBrokers
-    from cluster.local_group import LocalGroup
+    from cluster.local.brokers import LocalBrokers
+    from cluster.local.group import LocalGroup
 
 TIMEOUT_S: Final = 5.0
 DEMO_PORT: Final = 8088

@@ -92,6 +92,6 @@ class GroupProbe:
         latency_ms = self._latency_ms(address, started)
         if status.replicated:  # its log service is not up yet
             self._plain.discard(address)
-            raise InvalidRequestError(f"{address} is a broker of a group, and its log does not answer")
+            raise InvalidRequestError(f"{address} is a broker of a group, but its log does not answer")
         self._plain.add(address)
         return Answer(facts_of_plain_broker(status), broker_facts_of(status), latency_ms)

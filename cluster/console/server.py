@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
@@ -23,6 +22,7 @@ from cluster.console.history import History
 from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
 from cluster.console.sampler import SamplePace, Sampler
 from dledger.errors import ConfigError
+from dledger.values import address_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -106,7 +106,7 @@ class ConsoleServer:
         if host in ("0.0.0.0", "::", ""):
             host = "127.0.0.1"
         scheme = "https" if self._place.certificate is not None else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        return f"{scheme}://{address_text(host, self.port)}/"
 
     def start(self) -> None:
         """Listen and begin to ask the nodes. Raises ``ConfigError`` if it cannot listen there."""
@@ -131,7 +131,7 @@ class ConsoleServer:
             config.load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
-            raise ConfigError([f"the console's certificate and key cannot be used: {error}"]) from error
+            raise ConfigError([f"cannot use the console's certificate and key: {error}"]) from error
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
@@ -170,16 +170,8 @@ class ConsoleServer:
             ended_by_us = server.should_exit
         finally:
             if not ended_by_us:
-                self.fatal = RuntimeError("the console's HTTP server ended by itself")
+                self.fatal = RuntimeError("the console's HTTP server stopped unexpectedly")
             self._ended.set()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(place: ListenAddress) -> socket.socket:

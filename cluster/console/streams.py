@@ -104,7 +104,7 @@ class Streams:
     def admit(self, queue: asyncio.Queue[bytes | None]) -> None:
         """Let a page in. Raises ``TooManyStreamsError``."""
         if self._closed or len(self._queues) >= self._limit:
-            raise TooManyStreamsError(f"{len(self._queues)} pages are open already: close some")
+            raise TooManyStreamsError(f"{len(self._queues)} pages are already open: close some")
         first = not self._queues
         self._queues.add(queue)
         if first:

@@ -24,7 +24,7 @@ import docker
 import requests
 
 from cluster.containers import firewall
-from cluster.local_group import LocalGroupError, wait_until
+from cluster.local.group import LocalGroupError, wait_until
 from dledger.errors import DLedgerError
 
 RUN_DIR: Final = Path("/run/dledger-engine")
@@ -137,12 +137,12 @@ def _listens(path: Path) -> bool:
 
 def _check_tools() -> None:
     if os.geteuid() != 0:
-        raise EngineUnavailableError("no Docker engine answers, and only root can start one")
+        raise EngineUnavailableError("no Docker engine is running, and only root can start one")
     missing = [tool for tool in ("dockerd", "containerd", "runc", "iptables", "setsid") if shutil.which(tool) is None]
     if missing:
         raise EngineUnavailableError(
-            f"no Docker engine answers, and none can be started: {', '.join(missing)} missing "
-            "(Debian: apt-get install docker.io iptables)"
+            f"no Docker engine is running, and none can be started: {', '.join(missing)} missing (Debian: "
+            "apt-get install docker.io iptables)"
         )
 
 
@@ -190,7 +190,7 @@ def _start() -> EngineClient:
         _kill(signal.SIGKILL)
         firewall.restore(_firewall_file())
         _unmount(DATA_DIR)
-        raise EngineUnavailableError(f"{error}; it said:\n{tail}") from None
+        raise EngineUnavailableError(f"{error}; output:\n{tail}") from None
     return found[0]
 
 
@@ -202,7 +202,7 @@ def _end(client: EngineClient) -> None:
     pid = _pid()  # its file goes before the process, which answers for a moment longer and writes in its directories
     _kill(signal.SIGTERM)
     try:
-        wait_until(lambda: pid is None or not _is_engine(pid), STOP_TIMEOUT_S, "dockerd does not end")
+        wait_until(lambda: pid is None or not _is_engine(pid), STOP_TIMEOUT_S, "dockerd does not exit")
     except LocalGroupError:
         _kill(signal.SIGKILL)
         raise

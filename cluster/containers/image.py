@@ -54,7 +54,7 @@ class ImageError(DLedgerError):
 def ensure_image(client: docker.DockerClient) -> str:
     """The tag of an image of the present sources; builds it if the engine has none. Raises ``ImageError``."""
     if not (PROJECT / DOCKERFILE).exists():
-        raise ImageError("an image is made of the project's sources, and this is an installed package without them")
+        raise ImageError("building an image requires the project's sources, which an installed package lacks")
     base = os.environ.get("BASE_IMAGE", "")
     tag = f"{NAME}:{_image_key(base)}"
     with _locked(BUILD / "image"):
@@ -86,10 +86,10 @@ def _base_file(script: Path, tag: str) -> Path:
         return file
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ImageError(
-            "a base image of Debian's packages is made by root, with apt-get; "
-            "where images can be pulled, say BASE_IMAGE=python:3.12-slim"
+            "building a base image from Debian packages requires root and apt-get; where images can be pulled, "
+            "set BASE_IMAGE=python:3.12-slim"
         )
-    _log.info("making a base image of Debian's packages")
+    _log.info("building a base image from Debian packages")
     made = file.with_suffix(".part")
     _run(["sh", str(script), str(made)])
     _replace("base", made, file)
@@ -150,7 +150,7 @@ def _build(client: docker.DockerClient, tag: str, base: str) -> None:
         )
     except docker.errors.BuildError as error:
         said = "".join(part.get("stream", "") for part in error.build_log if isinstance(part, dict))
-        raise ImageError(f"the image cannot be built: {error}\n{said[-4000:]}") from None
+        raise ImageError(f"cannot build the image: {error}\n{said[-4000:]}") from None
 
 
 def _save(client: docker.DockerClient, tag: str, file: Path) -> None:
@@ -226,7 +226,7 @@ def _run(command: list[str]) -> None:
 
 
 @click.command()
-@click.option("--base", "only_base", is_flag=True, help="Only the base image of Debian's packages.")
+@click.option("--base", "only_base", is_flag=True, help="Only the base image from Debian packages.")
 def main(only_base: bool) -> None:
     """Make the image of the present sources, and say where it is."""
     logging.basicConfig(level="INFO", format="%(message)s")

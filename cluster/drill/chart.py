@@ -13,8 +13,9 @@ from typing import Final
 from cluster.drill.history import NodeView
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import BUCKET_S, Bucket, RoundFacts
+from dledger import html_page
+from dledger.html_page import CHART_WIDTH
 
-WIDTH: Final = 1000
 LEFT: Final = 74
 RIGHT: Final = 12
 TOP: Final = 34
@@ -33,7 +34,7 @@ _LANE_TEXT_PX: Final = 6.6
 def chart(result: DrillResult, number: int) -> str:
     """The SVG element; ``number`` makes its ids unique on the page."""
     span_s = max([result.seconds, *(one.at_s for one in result.series[-1:])]) or 1.0
-    x = _scale(0, span_s, LEFT, WIDTH - RIGHT)
+    x = _scale(0, span_s, LEFT, CHART_WIDTH - RIGHT)
     lanes_end = TOP + LANE * len(result.nodes)
     rate_top = lanes_end + GAP
     latency_top = rate_top + RATE_HEIGHT + GAP
@@ -48,13 +49,12 @@ def chart(result: DrillResult, number: int) -> str:
         _gaps(result.rounds, x, rate_top),
         f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{bottom}" visibility="hidden"/>',
     ]
-    title, description = f"chart-title-{number}", f"chart-text-{number}"
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {bottom + AXIS}" role="img" aria-labelledby="{title} {description}" '
-        f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}" data-span="{span_s:.3f}">'
-        f'<title id="{title}">{escape(result.name)}: roles, throughput and latency over {span_s:.0f} seconds</title>'
-        f'<desc id="{description}">{escape(_described(result))}</desc>{"".join(parts)}</svg>'
+    names = (
+        f"{result.name}: roles, throughput and latency over {span_s:.0f} seconds",
+        _described(result),
     )
+    data = f' data-left="{LEFT}" data-right="{CHART_WIDTH - RIGHT}" data-span="{span_s:.3f}"'
+    return html_page.svg(number, bottom + AXIS, names, "".join(parts), data)
 
 
 def _described(result: DrillResult) -> str:
@@ -107,7 +107,7 @@ def _marks(rounds: Sequence[RoundFacts], x: Callable[[float], float], bottom: fl
         at = x(at_s)
         found.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 6}" y2="{bottom}"/>')
         if at >= free_from:
-            anchor = "end" if at > WIDTH - 80 else "start"
+            anchor = "end" if at > CHART_WIDTH - 80 else "start"
             found.append(f'<text class="mark {kind}" x="{at:.1f}" y="{TOP - 12}" text-anchor="{anchor}">{word}</text>')
             free_from = at + 7.2 * len(word) + 8
     return "".join(found)
@@ -228,7 +228,7 @@ def _line(points: Iterable[tuple[float, float]], x: Callable[[float], float], y:
 
 def _grid(ticks: Iterable[tuple[float, str]], y: Callable[[float], float]) -> str:
     return "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        f'<line class="grid" x1="{LEFT}" x2="{CHART_WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         f'<text class="label" x="{LEFT - 10}" y="{y(value) + 4:.1f}" text-anchor="end">{word}</text>'
         for value, word in ticks
     )

@@ -74,7 +74,7 @@ class ContainerTarget:
             return ()
         url = getattr(self._client, "url", "")  # of the drill's own engine
         prefix = f"DOCKER_HOST={url} " if url else ""
-        return (f"the containers are left: {prefix}docker ps --all --filter label={LABEL}={self.name}",)
+        return (f"the containers are kept: {prefix}docker ps --all --filter label={LABEL}={self.name}",)
 
     def address(self, node: NodeId) -> str:
         """At its own address on the private network, which this host can reach."""
@@ -124,10 +124,10 @@ class ContainerTarget:
             except docker.errors.APIError as error:
                 if "overlaps" in str(error):
                     continue
-                raise NotPossibleError(f"the engine makes no network: {error.explanation}") from error
+                raise NotPossibleError(f"the engine cannot create a network: {error.explanation}") from error
             self._hosts = {node: str(hosts[_FIRST_HOST + number]) for number, node in enumerate(self.nodes)}
             return network
-        raise NotPossibleError("no free subnet was found for a private network")
+        raise NotPossibleError("no free subnet for a private network")
 
     def _create(self, node: NodeId) -> None:
         self._volumes_made += 1
@@ -180,7 +180,7 @@ class ContainerTarget:
                 except DLedgerError:
                     if self._running(node):
                         return False
-                    raise DrillError(f"{node} ended while it started\n{self.log_of(node)}") from None
+                    raise DrillError(f"{node} exited during startup\n{self.log_of(node)}") from None
                 return True
 
             try:
@@ -202,7 +202,7 @@ class ContainerTarget:
             self._containers[node].stop(timeout=STOP_TIMEOUT_S)
             code = self._containers[node].wait(timeout=STOP_TIMEOUT_S)["StatusCode"]
         if code != 0:
-            raise DrillError(f"{node} was asked to stop and ended with exit code {code}\n{self.log_of(node)}")
+            raise DrillError(f"{node} was asked to stop and exited with code {code}\n{self.log_of(node)}")
 
     def restart(self, *nodes: NodeId) -> None:
         """Start them; they recover on their own."""
@@ -251,18 +251,18 @@ class ContainerTarget:
         """Write to its volume until nothing more fits."""
         said = self._run_inside(node, f"exec cat /dev/zero > {FILLER}")
         if "No space left" not in said:
-            raise DrillError(f"the volume of {node} cannot be filled: {said}")
+            raise DrillError(f"cannot fill the volume of {node}: {said}")
 
     def free_disk(self, node: NodeId) -> None:
         """Remove what was written."""
         said = self._run_inside(node, f"exec rm {FILLER}")
         if said:
-            raise DrillError(f"the volume of {node} cannot be freed: {said}")
+            raise DrillError(f"cannot free the volume of {node}: {said}")
 
     def empty_volume(self, node: NodeId) -> None:
         """Remove the stopped container and its volume, and make both anew."""
         if self._running(node):
-            raise DrillError(f"{node} still runs: its volume must not be taken away under it")
+            raise DrillError(f"{node} is still running: cannot take away its volume")
         with _told():
             self._containers.pop(node).remove()
             self._client.volumes.get(self._volumes.pop(node)).remove()
@@ -297,7 +297,7 @@ class ContainerTarget:
         missing = [tool for tool in ("nsenter", "iptables") if shutil.which(tool) is None]
         if os.geteuid() != 0 or missing:
             raise NotPossibleError(
-                "packets of one direction are dropped by iptables in a container's network namespace, which needs "
+                "dropping packets in one direction uses iptables in a container's network namespace, which requires "
                 + (f"{' and '.join(missing)} on this host" if missing else "root on the engine's host")
             )
         done = subprocess.run([*inside, *words], check=False, capture_output=True, text=True)

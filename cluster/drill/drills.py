@@ -25,71 +25,75 @@ class Drill:
 def _kill_leader(stage: Stage) -> None:
     leader = stage.leader()
     one = stage.fault(
-        f"SIGKILL to {leader}, which leads",
+        f"SIGKILL to {leader}, the leader",
         lambda: stage.target.kill(leader),
         victim=leader,
         undo=lambda: stage.target.restart(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"{leader} is started again")
+    stage.heal(one, f"{leader} is restarted")
     stage.wait_recovered(one)
 
 
 def _pause_leader(stage: Stage) -> None:
     leader = stage.leader()
     one = stage.fault(
-        f"{leader}, which leads, is paused: it keeps its connections and says nothing more",
+        f"{leader}, the leader, is paused: it keeps its connections but goes silent",
         lambda: stage.target.pause(leader),
         victim=leader,
         undo=lambda: stage.target.resume(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"{leader} goes on, not knowing that it was asleep")
+    stage.heal(one, f"{leader} resumes, unaware of the pause")
     stage.wait_recovered(one)
 
 
 def _disconnect_leader(stage: Stage) -> None:
     leader = stage.leader()
     one = stage.fault(
-        f"{leader}, which leads, is disconnected from the network",
+        f"{leader}, the leader, is disconnected from the network",
         lambda: stage.target.disconnect(leader),
         victim=leader,
         undo=lambda: stage.target.reconnect(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"{leader} is connected again")
+    stage.heal(one, f"{leader} is reconnected")
     stage.wait_recovered(one)
 
 
 def _isolate_leader(stage: Stage) -> None:
     leader, direction = stage.leader(), stage.options.direction
-    lost = "what it sends to the others is lost" if direction is Direction.OUT else "what the others send it is lost"
+    lost = (
+        "everything it sends to the others is lost"
+        if direction is Direction.OUT
+        else "everything the others send it is lost"
+    )
     one = stage.fault(
-        f"{leader}, which leads, is isolated one way: {lost}",
+        f"{leader}, the leader, is isolated one way: {lost}",
         lambda: stage.target.isolate(leader, direction),
         victim=leader,
         undo=lambda: stage.target.rejoin(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"{leader} is heard both ways again")
+    stage.heal(one, f"both directions of {leader} work again")
     stage.wait_recovered(one)
 
 
 def _fill_disk(stage: Stage) -> None:
     leader = stage.leader()
     one = stage.fault(
-        f"the disk of {leader}, which leads, is full to the last byte",
+        f"the disk of {leader}, the leader, is filled to the last byte",
         lambda: stage.target.fill_disk(leader),
         victim=leader,
         undo=lambda: stage.target.free_disk(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"there is room on the disk of {leader} again")
+    stage.heal(one, f"the disk of {leader} has free space again")
     stage.wait_recovered(one)
 
 
@@ -100,7 +104,7 @@ def _restart_all(stage: Stage) -> None:
         lambda: stage.target.kill(*nodes),
         undo=lambda: stage.target.restart(*nodes),
     )
-    stage.heal(one, "all are started again at once")
+    stage.heal(one, "all are restarted at once")
     stage.wait_service()
     stage.wait_recovered(one)
 
@@ -108,14 +112,14 @@ def _restart_all(stage: Stage) -> None:
 def _rolling_restart(stage: Stage) -> None:
     leader = stage.leader()
     for node in (*stage.others(leader), leader):  # the leader last: one hand-over for the whole group
-        role = "which leads and hands over" if node == stage.leader() else "a follower"
+        role = "the leader, which transfers leadership first" if node == stage.leader() else "a follower"
         one = stage.fault(
             f"SIGTERM to {node}, {role}",
             lambda node=node: stage.target.stop(node),  # type: ignore[misc]  # bound at once
             victim=node,
             undo=lambda node=node: stage.target.restart(node),  # type: ignore[misc]
         )
-        stage.heal(one, f"{node} is started again")
+        stage.heal(one, f"{node} is restarted")
         stage.wait_recovered(one)
 
 
@@ -127,14 +131,14 @@ def _replace_volume(stage: Stage) -> None:
         stage.target.empty_volume(leader)
 
     one = stage.fault(
-        f"SIGKILL to {leader}, which leads, and its volume is replaced by an empty one",
+        f"SIGKILL to {leader}, the leader, and an empty volume in place of its own",
         lose_disk,
         victim=leader,
         undo=lambda: stage.target.restart(leader),
     )
     stage.wait_service(other_than=leader)
     stage.calm()
-    stage.heal(one, f"{leader} is started with nothing, and fetches everything from the others")
+    stage.heal(one, f"{leader} starts empty and fetches everything from the others")
     stage.wait_recovered(one)
 
 
@@ -143,13 +147,13 @@ def _listed(nodes: tuple[NodeId, ...]) -> str:
 
 
 _ALL: Final = (
-    Drill("kill-leader", "SIGKILL for the leader; it comes back later", _kill_leader),
-    Drill("pause-leader", "the leader stands still through an election, and goes on", _pause_leader),
-    Drill("disconnect-leader", "the leader is taken off the network and put back", _disconnect_leader),
+    Drill("kill-leader", "SIGKILL to the leader; it comes back later", _kill_leader),
+    Drill("pause-leader", "the leader is paused through an election, then resumes", _pause_leader),
+    Drill("disconnect-leader", "the leader is disconnected from the network and reconnected", _disconnect_leader),
     Drill("isolate-leader", "packets between the leader and the others are dropped one way", _isolate_leader),
-    Drill("fill-disk", "the leader's disk fills up to the last byte, and is freed", _fill_disk, small_disks=True),
-    Drill("restart-all", "SIGKILL for every node at once, and all are started again", _restart_all),
-    Drill("rolling-restart", "one node after the other is stopped and started, the leader last", _rolling_restart),
+    Drill("fill-disk", "the leader's disk fills up completely and is freed again", _fill_disk, small_disks=True),
+    Drill("restart-all", "SIGKILL to every node at once; all are restarted", _restart_all),
+    Drill("rolling-restart", "nodes are stopped and started one by one, the leader last", _rolling_restart),
     Drill("replace-volume", "the leader is killed and comes back with an empty disk", _replace_volume),
 )
 DRILLS: Final[Mapping[str, Drill]] = MappingProxyType({one.name: one for one in _ALL})

@@ -106,7 +106,7 @@ class NodeView(NamedTuple):
         if not self.role:
             return "does not answer"
         what = {"LEADER": "leads", "FOLLOWER": "follows", "CANDIDATE": "is a candidate"}.get(self.role, self.role)
-        return f"{what} and takes messages" if self.is_master else what
+        return f"{what} and accepts messages" if self.is_master else what
 
 
 class SeenChange(NamedTuple):
@@ -184,7 +184,10 @@ class HistoryRecorder:
         """The drill itself did not run."""
         with self._lock:
             self._notes.stalls.append((from_s, to_s))
-        text = f"the drill itself stood still for {to_s - from_s:.1f} s: what it measured meanwhile is not the group's"
+        text = (
+            f"the drill itself was stalled for {to_s - from_s:.1f} s: measurements in that time say nothing "
+            "about the group"
+        )
         self.event(EventKind.STEP, text, at_s=from_s)
 
     def count(self, outcome: SendOutcome) -> int:

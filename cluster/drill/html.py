@@ -14,6 +14,7 @@ from cluster.drill.history import EventKind
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import BUCKET_S, Bucket
 from cluster.drill.verdict import DefectKind
+from dledger import html_page
 
 _ROW_CLASSES = {
     EventKind.FAULT: "fault",
@@ -30,21 +31,15 @@ def page(results: Sequence[DrillResult], notes: Sequence[str] = (), not_run: Seq
     names = ", ".join(one.name for one in results)
     body = [
         "<h1>Failover drills</h1>",
-        f'<p class="quiet">{escape(names or "none")}</p>',
+        html_page.paragraph(names or "none"),
         _banner(results, failed),
-        *(f'<p class="note">{escape(note)}</p>' for note in notes),
+        *(html_page.paragraph(note, "note") for note in notes),
     ]
     if len(results) > 1:
         body.append(_summary(results))
     body += [_section(one, number) for number, one in enumerate(results, 1)]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Drills: {'FAILED' if failed or not results else 'passed'}</title>\n"
-        f"<style>\n{_own_file('report.css')}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + f"\n</main>\n<script>\n{_own_file('report.js')}</script>\n</body>\n</html>\n"
-    )
+    verdict = "FAILED" if failed or not results else "passed"
+    return html_page.document(f"Drills: {verdict}", _own_file("report.css"), body, _own_file("report.js"))
 
 
 def _own_file(name: str) -> str:
@@ -53,13 +48,13 @@ def _own_file(name: str) -> str:
 
 def _banner(results: Sequence[DrillResult], failed: Sequence[str]) -> str:
     if failed or not results:
-        words = f"Failed: {', '.join(failed)}" if failed else "No drill was run to its end"
-        return f'<p class="verdict failed-verdict" role="status">✗ {escape(words)}</p>'
+        words = f"Failed: {', '.join(failed)}" if failed else "No drill finished"
+        return html_page.banner(f"✗ {words}")
     total = sum(one.verdict.acknowledged for one in results if one.verdict is not None)
     which = "The drill" if len(results) == 1 else f"All {len(results)} drills"
-    return (
-        f'<p class="verdict passed" role="status">✓ {which} passed: {total:,} messages were acknowledged, '
-        "and every one is on every node, once, in order</p>"
+    return html_page.banner(
+        f"✓ {which} passed: {total:,} messages were acknowledged, and every one is on every node, once, in order",
+        "passed",
     )
 
 
@@ -67,11 +62,8 @@ def _summary(results: Sequence[DrillResult]) -> str:
     rows = []
     for number, one in enumerate(results, 1):
         counts = ["?"] * 3 if one.verdict is None else [f"{one.verdict.count(kind):,}" for kind in _COUNTED]
-        rows.append(
-            f'<tr><td><a href="#drill-{number}">{escape(one.name)}</a></td><td>{_badge(one)}</td>'
-            + _cells([report.seconds(one.without_service_s), *counts])
-            + "</tr>"
-        )
+        link = f'<td><a href="#drill-{number}">{escape(one.name)}</a></td><td>{_badge(one)}</td>'
+        rows.append(html_page.row([link, *_cells([report.seconds(one.without_service_s), *counts])]))
     return _table(["drill", "verdict", ">without service", *(f">{kind.value}" for kind in _COUNTED)], rows)
 
 
@@ -79,7 +71,7 @@ _COUNTED = (DefectKind.LOST, DefectKind.DUPLICATED, DefectKind.OUT_OF_ORDER)
 
 
 def _badge(result: DrillResult) -> str:
-    name, word = ("passed", "✓ passed") if result.passed else ("failed-verdict", "✗ failed")
+    name, word = ("passed", "✓ passed") if result.passed else ("bad", "✗ failed")
     return f'<span class="badge {name}">{word}</span>'
 
 
@@ -99,10 +91,10 @@ def _section(result: DrillResult, number: int) -> str:
             f'<script type="application/json">{json.dumps(series)}</script>',
             "</div></div>",
             _LEGEND,
-            *(f'<p class="note">{escape(note)}</p>' for note in result.notes),
+            *(html_page.paragraph(note, "note") for note in result.notes),
             "<h3>What happened</h3>",
             _timeline(result),
-            "<h3>What each fault cost</h3>",
+            "<h3>Cost of each fault</h3>",
             _rounds(result),
             "<details><summary>The chart's figures as a table</summary>",
             _figures(result.series),
@@ -125,9 +117,9 @@ _LEGEND = """<div class="legend" aria-hidden="true">
 
 def _verdict(result: DrillResult) -> str:
     if result.passed and result.verdict is not None:
-        return f'<p class="verdict passed">✓ {escape(_sentence(report.passed_sentence(result.verdict)))}</p>'
-    items = "".join(f"<li>{escape(line.removeprefix('✗ ').strip())}</li>" for line in report.verdict_lines(result))
-    return f'<div class="verdict failed-verdict">✗ This drill failed<ul>{items}</ul></div>'
+        return html_page.banner(f"✓ {_sentence(report.passed_sentence(result.verdict))}", "passed")
+    items = [line.removeprefix("✗ ").strip() for line in report.verdict_lines(result)]
+    return html_page.banner("✗ This drill failed", items=items)
 
 
 def _tiles(result: DrillResult) -> str:
@@ -138,14 +130,7 @@ def _tiles(result: DrillResult) -> str:
         tiles += [(kind.value, f"{verdict.count(kind):,}", verdict.count(kind) > 0) for kind in _COUNTED]
         unknown = f"{verdict.unknown:,}"
         tiles += [("unknown outcome", unknown, False), ("refused", f"{verdict.refused:,}", False)]
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile{" wrong" if wrong else ""}"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-            for name, value, wrong in tiles
-        )
-        + "</div>"
-    )
+    return html_page.tiles(html_page.tile(name, value, "wrong" if wrong else "") for name, value, wrong in tiles)
 
 
 def _sentence(words: str) -> str:
@@ -154,16 +139,25 @@ def _sentence(words: str) -> str:
 
 def _timeline(result: DrillResult) -> str:
     rows = [
-        f'<tr class="{_ROW_CLASSES.get(one.kind, "")}">{_cells([f"{one.at_s:.2f} s"])}<td>{escape(one.node or "")}</td>'
-        f'<td class="kind">{escape(report.MARKS[one.kind])}</td><td>{escape(one.text)}</td></tr>'
+        html_page.row(
+            [
+                html_page.cell(f"{one.at_s:.2f} s", is_number=True),
+                html_page.cell(one.node or ""),
+                f'<td class="kind">{escape(report.MARKS[one.kind])}</td>',
+                html_page.cell(one.text),
+            ],
+            _ROW_CLASSES.get(one.kind, ""),
+        )
         for one in result.events
     ]
     return _table([">time", "node", "", "what happened"], rows)
 
 
 def _rounds(result: DrillResult) -> str:
-    rows = [f"<tr><td>{escape(one.round.fault)}</td>{_cells(report.round_row(one)[1:])}</tr>" for one in result.rounds]
-    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">whole again after"]
+    rows = [
+        html_page.row([html_page.cell(one.round.fault), *_cells(report.round_row(one)[1:])]) for one in result.rounds
+    ]
+    names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">recovered after"]
     return _table(names, rows)
 
 
@@ -179,7 +173,7 @@ def _figures(series: Iterable[Bucket]) -> str:
         median = max((one.p50_ms for one in mine if not math.isnan(one.p50_ms)), default=math.nan)
         worst = max((one.p99_ms for one in mine if not math.isnan(one.p99_ms)), default=math.nan)
         values = [f"{second} s", f"{acknowledged:,.0f}", f"{failed:,.0f}", _ms(median), _ms(worst)]
-        rows.append(f"<tr>{_cells(values)}</tr>")
+        rows.append(html_page.row(_cells(values)))
     return _table([">second", ">acknowledged", ">failed", ">highest median", ">highest 99th percentile"], rows)
 
 
@@ -189,17 +183,11 @@ def _ms(value: float) -> str:
 
 def _table(names: Sequence[str], rows: Sequence[str]) -> str:
     """Names that begin with > are of numbers."""
-    head = "".join(
-        f'<th scope="col" class="number">{escape(name[1:])}</th>'
-        if name.startswith(">")
-        else f'<th scope="col">{escape(name)}</th>'
-        for name in names
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return html_page.table([(name.removeprefix(">"), name.startswith(">")) for name in names], rows)
 
 
-def _cells(values: Iterable[str]) -> str:
-    return "".join(f'<td class="number">{escape(value)}</td>' for value in values)
+def _cells(values: Iterable[str]) -> list[str]:
+    return [html_page.cell(value, is_number=True) for value in values]
 
 
 def _known(value: float) -> float | None:

@@ -64,7 +64,7 @@ class Load:
             waited_s += POLL_S
         self.abandon()
         if self._failures:
-            raise DrillError(f"a client of the drill broke: {self._failures[0]!r}") from self._failures[0]
+            raise DrillError(f"a client of the drill failed: {self._failures[0]!r}") from self._failures[0]
 
     def abandon(self) -> None:
         """Stop at once. Idempotent."""
@@ -77,7 +77,7 @@ class Load:
     def _join(self, thread: threading.Thread, timeout_s: float) -> None:
         thread.join(timeout_s)
         if thread.is_alive():
-            raise DrillError(f"{thread.name} hangs: it has not ended within {timeout_s:g} s")
+            raise DrillError(f"{thread.name} hangs: did not end within {timeout_s:g} s")
 
     def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -151,7 +151,7 @@ class Load:
                 with consumer:
                     self._consume_in_one_life(life, consumer)
             except DLedgerError as error:
-                self._recorder.event(EventKind.STEP, f"the consumer begins a new life: {_short(error)}")
+                self._recorder.event(EventKind.STEP, f"the consumer starts a new session: {_short(error)}")
             life += 1
 
     def _consume_in_one_life(self, life: int, consumer: Consumer) -> None:

@@ -21,6 +21,7 @@ from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions
 from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError
+from dledger import html_page
 
 
 class DrillPlace(StrEnum):
@@ -65,7 +66,7 @@ def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reportin
         elif len(results) > 1:
             report.print_summary(results)
     if reporting.html is not None:
-        reporting.html.write_text(html.page(results, notes, failures), encoding="utf-8")
+        html_page.write(html.page(results, notes, failures), reporting.html)
         click.echo(f"\nThe report is in {reporting.html}", err=True)
     return 0 if results and not failures and all(one.passed for one in results) else 1
 
@@ -98,7 +99,7 @@ def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
     if not sys.stderr.isatty():
         yield lambda _event: None
         return
-    with Console(stderr=True).status(f"{drill.name}: the group starts") as status:
+    with Console(stderr=True).status(f"{drill.name}: starting the group") as status:
         yield lambda event: status.update(f"{drill.name}, {event.at_s:.0f} s: {event.text}")
 
 
@@ -109,7 +110,7 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
         if place is DrillPlace.PROCESSES:
             yield (
                 _process_target,
-                ["The brokers run as processes on this host, as you asked: no containers, no network."],
+                ["The brokers run as processes on this host, as requested: no containers, no network."],
             )
             return
         try:

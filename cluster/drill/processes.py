@@ -18,8 +18,8 @@ from typing import Final
 
 from cluster.drill.detours import ProxyNetwork
 from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST, LocalGroupError, LocalNode
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST, LocalGroupError, LocalNode
 from dledger.types import NodeId
 
 FILLER: Final = ".drill-filler"
@@ -52,8 +52,8 @@ class ProcessTarget:
     def __init__(self, *, size: int, small_disks: bool = False, keep: bool = False) -> None:
         if small_disks and os.geteuid() != 0:
             raise NotPossibleError(
-                "filling a disk needs a small file system of its own, and mounting one needs root: "
-                "run this drill as root, or in containers"
+                "filling a disk requires mounting a small file system, which requires root: run this drill as "
+                "root, or in containers"
             )
         self._keep = keep
         self._small_disks = small_disks
@@ -70,10 +70,10 @@ class ProcessTarget:
     def notes(self) -> tuple[str, ...]:
         """What is not as in containers."""
         notes = (
-            "partitions are made by TCP detours between the processes: what is held back arrives after the heal, as "
-            "TCP would send it again, and clients on this host still reach a disconnected node",
+            "partitions are simulated by TCP proxies between the processes: held-back data arrives after the "
+            "heal, as if TCP resent it, and clients on this host still reach a disconnected node",
         )
-        return (*notes, f"the processes' files and logs stay in {self.directory}") if self._keep else notes
+        return (*notes, f"the processes' files and logs are kept in {self.directory}") if self._keep else notes
 
     def address(self, node: NodeId) -> str:
         """Its ``listenPort`` on loopback."""
@@ -106,7 +106,7 @@ class ProcessTarget:
         codes: list[int] = []
         _told(lambda: codes.append(self._group.stop(node)))
         if codes != [0]:
-            raise DrillError(f"{node} was asked to stop and ended with exit code {codes[0]}\n{self.log_of(node)}")
+            raise DrillError(f"{node} was asked to stop and exited with code {codes[0]}\n{self.log_of(node)}")
 
     def restart(self, *nodes: NodeId) -> None:
         """Returns when they serve."""
@@ -161,7 +161,7 @@ class ProcessTarget:
         """Remove its directory's content."""
         root = self._group.root_dir(node)
         if self._group.is_running(node):
-            raise DrillError(f"{node} still runs: its files must not be taken away under it")
+            raise DrillError(f"{node} is still running: cannot take away its files")
         for one in root.iterdir():
             if one.is_dir():
                 shutil.rmtree(one)
@@ -181,7 +181,7 @@ class ProcessTarget:
     def _filler(self, node: NodeId) -> Path:
         root = self._group.root_dir(node)
         if root not in self._mounted:
-            raise NotPossibleError(f"the disk of {node} is this host's: it is not filled")
+            raise NotPossibleError(f"the disk of {node} is shared with this host: not filling it")
         return root / FILLER
 
     def _mount(self, directory: Path) -> None:
@@ -189,7 +189,7 @@ class ProcessTarget:
         words = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m,mode=0700", "dledger-drill", str(directory)]
         done = subprocess.run(words, check=False, capture_output=True, text=True)
         if done.returncode:
-            raise NotPossibleError(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+            raise NotPossibleError(f"cannot mount a small file system here: {done.stderr.strip()}")
         self._mounted.append(directory)
 
 

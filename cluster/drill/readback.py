@@ -31,7 +31,7 @@ def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, e
             pulled = {one: pull_all(connection, address, topic, one) for one in range(queues)}
         return NodeCopy(node, pulled, _log(address, group, end_position))
     except DLedgerError as error:
-        raise DrillError(f"{node} does not give back what it holds: {error}") from error
+        raise DrillError(f"cannot read back what {node} holds: {error}") from error
 
 
 def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[ServedMessage, ...]:
@@ -44,7 +44,9 @@ def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: i
         messages = split_records(answer.records)
         if not messages:
             if offset != answer.max_offset:
-                raise DrillError(f"{address}: queue {queue_id} ends at {answer.max_offset}, but {offset} gives nothing")
+                raise DrillError(
+                    f"{address}: queue {queue_id} ends at {answer.max_offset}, but nothing is returned from {offset}"
+                )
             return tuple(stored)
         stored += [ServedMessage(one.queue_offset, one.body, zlib.crc32(one.record)) for one in messages]
         offset = answer.next_offset

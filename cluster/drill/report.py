@@ -41,7 +41,7 @@ def print_result(result: DrillResult) -> None:
     terminal.print_table(("seconds", "", "node", "what happened"), rows, _STYLES)
     click.echo()
     terminal.print_table(
-        ("fault", "without service", "failed meanwhile", "leader", "term", "whole again after"),
+        ("fault", "without service", "failed meanwhile", "leader", "term", "recovered after"),
         [round_row(one) for one in result.rounds],
     )
     click.echo()
@@ -97,7 +97,7 @@ def verdict_lines(result: DrillResult) -> list[str]:
     """The judgement, with what speaks against the group."""
     lines = [f"✗ {problem}" for problem in result.problems]
     if result.verdict is None:
-        return [*lines, "✗ the messages could not be read back: nothing is proved"]
+        return [*lines, "✗ cannot read the messages back: no verdict"]
     for defect in result.verdict.defects:
         lines.append(f"✗ {defect.kind.value}: {defect.count:,}")
         lines += [f"    {example}" for example in defect.examples]
@@ -109,8 +109,8 @@ def verdict_lines(result: DrillResult) -> list[str]:
 def passed_sentence(verdict: DrillVerdict) -> str:
     """What a passed drill has shown."""
     return (
-        f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, "
-        "in order, where its acknowledgement said; the nodes hold the same log"
+        f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, in "
+        "order, at its acknowledged position; all nodes hold the same log"
     )
 
 

@@ -83,13 +83,13 @@ def run_drill(
         try:
             leader = stage.leader()
             recorder.event(
-                EventKind.STEP, f"{leader} leads; the load begins: {options.rate:g} messages/s, one consumer"
+                EventKind.STEP, f"{leader} leads; the load starts: {options.rate:g} messages/s, one consumer"
             )
             load.start()
             _rounds(drill, stage, problems, recorder)
             load.finish(DRAIN_S)
             end = stage.wait_alike()
-            recorder.event(EventKind.STEP, "the load has ended; everything is read back from every node")
+            recorder.event(EventKind.STEP, "the load has ended; reading everything back from every node")
             copies = [read_node(node, at, GROUP_NAME, TOPIC, QUEUES, end) for node, at in addresses.items()]
         except DrillError as error:
             problems.append(str(error))
@@ -121,11 +121,7 @@ def _result(
     problems: list[str],
 ) -> DrillResult:
     rounds = tuple(facts_of(one, notes) for one in stage.rounds)
-    problems += [
-        f"nothing was acknowledged any more after: {one.round.fault}"
-        for one in rounds
-        if math.isinf(one.without_service_s)
-    ]
+    problems += [f"no acknowledgements after: {one.round.fault}" for one in rounds if math.isinf(one.without_service_s)]
     return DrillResult(
         name=_name(drill, options),
         summary=drill.summary,
@@ -153,7 +149,7 @@ def _create_topic(addresses: list[str]) -> None:
         with Admin(addresses, timeout_s=READY_TIMEOUT_S, security=SECURITY) as admin:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))
     except DLedgerError as error:
-        raise DrillError(f"the group takes no topic: {error}") from error
+        raise DrillError(f"the group cannot create the topic: {error}") from error
     wait_until(lambda: all(map(_knows_topic, addresses)), READY_TIMEOUT_S, "not every broker knows the topic")
 
 

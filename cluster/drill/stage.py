@@ -92,7 +92,7 @@ class Stage:
         """After a failure: leave no node paused or apart, so that what it holds can still be read."""
         undo, self._undo = self._undo, None
         if undo is not None:
-            self._recorder.event(EventKind.HEAL, "the fault is undone, so that everything can be read back")
+            self._recorder.event(EventKind.HEAL, "undoing the fault so that everything can be read back")
             undo()
 
     # --- waiting -----------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Stage:
         leader = self.leader()
         status = self.watch.statuses.get(leader)
         if status is None:
-            raise DrillError(f"{leader} led and does not answer any more")
+            raise DrillError(f"{leader} was the leader and stopped answering")
         mark = status.end_offset
 
         def all_have() -> bool:
@@ -150,7 +150,7 @@ class Stage:
                 and not any(status.dispatch_behind_bytes for status in statuses)
             )
 
-        wait_until(alike, CATCH_UP_TIMEOUT_S, "the nodes do not hold the same")
+        wait_until(alike, CATCH_UP_TIMEOUT_S, "the nodes' logs differ")
         return found[0]
 
     def _wait_acknowledged(self, since_s: float) -> None:

@@ -111,7 +111,7 @@ def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[DrillEvent, ..
                 DrillEvent(one.first_failed_s, EventKind.FIRST_FAILED, f"first failed append: {one.first_failed_why}")
             )
         if not math.isnan(one.first_acknowledged_s):
-            text = f"first append acknowledged again, after {one.without_service_s:.2f} s without"
+            text = f"first append acknowledged again, after {one.without_service_s:.2f} s without service"
             events.append(DrillEvent(one.first_acknowledged_s, EventKind.FIRST_ACKNOWLEDGED, text))
     return tuple(sorted(events, key=lambda event: event.at_s))
 

@@ -31,7 +31,7 @@ class DefectKind(StrEnum):
     LOST = "lost"
     DUPLICATED = "duplicated"
     OUT_OF_ORDER = "out of order"
-    MOVED = "not where it was acknowledged"
+    MOVED = "not at its acknowledged position"
     REFUSED_BUT_STORED = "refused but stored"
     NEVER_SENT = "stored but never sent"
     OFFSETS = "queue offsets with gaps or repeats"
@@ -157,7 +157,7 @@ def _moved(sends: Sequence[DrillSend], places: _Places) -> Iterator[str]:
         told = MessagePlace(one.queue_id, one.queue_offset)
         for node, here in places.items():
             if one.body in here and told not in here[one.body]:
-                yield f"number {one.number} was acknowledged at {told} and is at {here[one.body][0]} on {node}"
+                yield f"number {one.number} was acknowledged at {told} but is at {here[one.body][0]} on {node}"
                 break
 
 
@@ -178,7 +178,7 @@ def _out_of_order(sends: Sequence[DrillSend]) -> Iterator[str]:
 def _refused_but_stored(sends: Sequence[DrillSend], anywhere: set[bytes]) -> Iterator[str]:
     for one in sends:
         if one.outcome is SendOutcome.REFUSED and one.body in anywhere:
-            yield f"number {one.number} was refused ({one.error}) and is stored"
+            yield f"number {one.number} was refused ({one.error}) but is stored"
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _bad_offsets(copies: Sequence[NodeCopy]) -> Iterator[str]:
             expected = 0
             for one in messages:
                 if one.queue_offset != expected:
-                    yield f"{copy.node}: queue {queue_id} goes on at {one.queue_offset} instead of {expected}"
+                    yield f"{copy.node}: queue {queue_id} continues at {one.queue_offset} instead of {expected}"
                 expected = one.queue_offset + 1
 
 
@@ -206,8 +206,8 @@ def _differing(copies: Sequence[NodeCopy]) -> Iterator[str]:
             if mine != other:
                 same = sum(1 for a, b in zip(mine, other, strict=False) if a == b)
                 yield (
-                    f"queue {queue_id}: {copy.node} gives {len(mine)} records and {first.node} {len(other)}, "
-                    f"{same} of them alike"
+                    f"queue {queue_id}: {copy.node} has {len(mine)} records and {first.node} has {len(other)}; "
+                    f"{same} are equal"
                 )
 
 
@@ -232,10 +232,12 @@ def _consumed_wrongly(deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]
     for one in deliveries:
         place = MessagePlace(one.queue_id, one.queue_offset)
         if stored.get(place) != one.body:
-            yield f"life {one.session} got {_text(one.body)} at {place}, where another message is stored"
+            yield f"session {one.session} got {_text(one.body)} at {place}, where another message is stored"
         next_offset = expected.get((one.session, one.queue_id), one.queue_offset)
         if one.queue_offset != next_offset:
-            yield f"life {one.session}: queue {one.queue_id} goes on at {one.queue_offset} instead of {next_offset}"
+            yield (
+                f"session {one.session}: queue {one.queue_id} continues at {one.queue_offset} instead of {next_offset}"
+            )
         expected[one.session, one.queue_id] = one.queue_offset + 1
 
 

@@ -69,7 +69,7 @@ class Watch:
             found[:] = sorted(masters)[-1:]
             return bool(found)
 
-        wait_until(someone, timeout_s, "no node leads and takes messages")
+        wait_until(someone, timeout_s, "no leader that accepts messages")
         return found[0][1]
 
     def _look_at(self, node: NodeId, address: str) -> None:

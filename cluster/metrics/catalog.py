@@ -56,11 +56,11 @@ def _histogram(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
 
 
 NODE_SPECS: Final = (
-    _gauge("dledger_build_info", "Always 1; the labels tell what runs here.", "version", "python"),
-    _gauge("dledger_role", "1 for the role that the node has, 0 for the others.", "role"),
+    _gauge("dledger_build_info", "Always 1; the labels describe this server.", "version", "python"),
+    _gauge("dledger_role", "1 for the node's current role, 0 for the others.", "role"),
     _gauge("dledger_term", "The current term."),
     _gauge("dledger_leader_known", "Whether the node knows a leader of its term (itself included)."),
-    _gauge("dledger_leader_info", "1 for the leader that the node knows; none while it knows none.", "leader"),
+    _gauge("dledger_leader_info", "1 for the leader the node knows; absent while it knows none.", "leader"),
     _gauge("dledger_voter", "Whether its vote counts; 0 on a node with a new disk that has not caught up."),
     _gauge("dledger_members", "Members of the group as configured."),
     _gauge("dledger_begin_index", "First entry kept."),
@@ -69,35 +69,35 @@ NODE_SPECS: Final = (
     _gauge("dledger_flushed_index", "Last entry durable on this node."),
     _gauge(
         "dledger_applied_index",
-        "Last entry that the application has: what is in queues and index (broker), or what is committed (log node).",
+        "Last entry applied: in queues and index (broker), or committed (log node).",
         java="DLedger appliedIndex",
     ),
     _gauge("dledger_entries", "Entries kept.", java="dledger_entries_count"),
-    _gauge("dledger_begin_position_bytes", "Where the log begins."),
+    _gauge("dledger_begin_position_bytes", "Where the log starts."),
     _gauge("dledger_end_position_bytes", "Where the log ends."),
     _gauge("dledger_committed_position_bytes", "Up to where the log is known to be committed."),
     _gauge("dledger_flushed_position_bytes", "Up to where the log is durable on this node."),
-    _gauge("dledger_pending_entries", "Entries of the leader that wait for a quorum."),
+    _gauge("dledger_pending_entries", "Entries on the leader waiting for a quorum."),
     _gauge("dledger_pending_bytes", "Their bytes."),
-    _gauge("dledger_producers", "Leader only: producers whose repeated appends it knows (max_producers)."),
-    _counter("dledger_repeated_entries_total", "Entries of producers that came again and were not stored again."),
+    _gauge("dledger_producers", "Leader only: producers whose repeated appends are recognized (max_producers)."),
+    _counter("dledger_repeated_entries_total", "Repeated entries of producers that were not stored again."),
     _gauge("dledger_peer_match_index", "Leader only: last entry that the peer durably holds.", "peer"),
     _gauge("dledger_peer_lag_entries", "Leader only: entries that the peer lacks.", "peer"),
     _gauge("dledger_peer_lag_bytes", "Leader only: bytes of log that the peer lacks.", "peer"),
     _gauge("dledger_peer_inflight_pushes", "Leader only: pushes sent to the peer and not answered.", "peer"),
-    _gauge("dledger_peer_last_contact_seconds", "Leader only: how long ago the peer was heard.", "peer"),
-    _counter("dledger_peer_dropped_messages_total", "Messages to the peer that found no way.", "peer"),
-    _gauge("dledger_disk_used_ratio", "How full the fuller disk is (0 to 1); -1 before the first look."),
-    _gauge("dledger_condition", "1 for what is the matter with the node or plain broker, 0 for what is not.", "kind"),
+    _gauge("dledger_peer_last_contact_seconds", "Leader only: time since the peer was last heard from.", "peer"),
+    _counter("dledger_peer_dropped_messages_total", "Messages to the peer that could not be delivered.", "peer"),
+    _gauge("dledger_disk_used_ratio", "Usage of the fullest disk (0 to 1); -1 before the first check."),
+    _gauge("dledger_condition", "1 for each condition the node or plain broker has, 0 for the others.", "kind"),
     _gauge("dledger_disk_full", "Whether appends are refused because the disk is full."),
-    _counter("dledger_elections_total", "Campaigns of this node, each in a new term."),
-    _counter("dledger_pre_votes_total", "How often this node asked whether it would be elected."),
+    _counter("dledger_elections_total", "Elections this node started, each in a new term."),
+    _counter("dledger_pre_votes_total", "Pre-votes this node started."),
     _counter(
-        "dledger_role_changes_total", "Changes of role, term or leader, by what it became and why.", "role", "reason"
+        "dledger_role_changes_total", "Changes of role, term or leader, by new role and reason.", "role", "reason"
     ),
     _counter("dledger_appended_entries_total", "Entries that this node appended as leader."),
     _counter("dledger_appended_bytes_total", "Their bytes in the log, headers included."),
-    _counter("dledger_received_entries_total", "Entries that this node took from a leader."),
+    _counter("dledger_received_entries_total", "Entries this node received from a leader."),
     _counter("dledger_received_bytes_total", "Their bytes in the log."),
     _counter("dledger_append_failures_total", "Appends that were refused or not confirmed, by response code.", "code"),
     _histogram(
@@ -130,7 +130,7 @@ NODE_SPECS: Final = (
 )
 
 BROKER_SPECS: Final = (
-    _gauge("rocketmq_master", "Whether the broker takes messages (0: it is a slave)."),
+    _gauge("rocketmq_master", "Whether the broker accepts messages (0: it is a slave)."),
     _counter(
         "rocketmq_messages_in_total",
         "Messages that arrived in the topic, on every member, since the broker started.",
@@ -140,7 +140,7 @@ BROKER_SPECS: Final = (
     _counter("rocketmq_throughput_in_bytes_total", "Their bytes.", "topic", java="rocketmq_throughput_in_total"),
     _counter(
         "rocketmq_messages_out_total",
-        "Messages that this broker gave to the group.",
+        "Messages this broker delivered to the group.",
         "topic",
         "consumer_group",
         java="rocketmq_messages_out_total",
@@ -153,7 +153,7 @@ BROKER_SPECS: Final = (
         java="rocketmq_throughput_out_total",
     ),
     _counter("rocketmq_puts_total", "Messages stored for producers.", java="putTps (runtime info)"),
-    _counter("rocketmq_put_failures_total", "Messages whose producers must take them as not sent."),
+    _counter("rocketmq_put_failures_total", "Messages whose producers must treat them as not sent."),
     _histogram(
         "rocketmq_put_latency_seconds",
         "From a message's arrival to its answer, in RocketMQ's buckets; measured in whole milliseconds.",
@@ -174,7 +174,7 @@ BROKER_SPECS: Final = (
     ),
     _gauge(
         "rocketmq_consumer_lags_left_out",
-        "Pairs of group and topic beyond metrics_topics_max, or groups not looked at.",
+        "Pairs of group and topic beyond metrics_topics_max, or groups not checked.",
     ),
     _gauge("rocketmq_storage_size_bytes", "Bytes of log kept.", java="rocketmq_storage_size"),
     _gauge(
@@ -194,7 +194,7 @@ BROKER_SPECS: Final = (
     ),
     _gauge(
         "rocketmq_storage_disk_used_ratio",
-        "How full the fuller one of log and queues is (0 to 1); -1 if unknown.",
+        "Usage of the fuller disk of log and queues (0 to 1); -1 if unknown.",
         java="commitLogDiskRatio (runtime info)",
     ),
     _histogram("rocketmq_flush_latency_seconds", "Plain broker only: one flush of the commit log to the disk."),
@@ -204,7 +204,7 @@ BROKER_SPECS: Final = (
     _gauge("rocketmq_streams", "Open send and pull streams."),
     _gauge(
         "rocketmq_send_pending_messages",
-        "Messages taken from producers and not answered.",
+        "Messages received from producers and not yet answered.",
         java="rocketmq_processor_watermark",
     ),
     _gauge("rocketmq_send_pending_bytes", "Their bytes."),

@@ -100,4 +100,4 @@ def _alive(fatal: BaseException | None) -> tuple[bool, str]:
 
 
 def _ready(*, known: bool) -> tuple[bool, str]:
-    return (True, "ready") if known else (False, "no leader is known here")
+    return (True, "ready") if known else (False, "no known leader")

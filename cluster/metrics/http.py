@@ -2,7 +2,8 @@
 
 A thread accepts, a thread per request answers; both ends are bounded: few requests at a time, each with few seconds.
 Whoever connects and says nothing, or says it slowly, must not keep a probe out, by which a node would be restarted: for
-one request more than there is room for, the oldest that has not come in whole yet is hung up on.
+one request more than there is room for, the oldest that has not come in whole yet is hung up on. prometheus_client's
+own server has a thread for each connection, without a limit and without a time-out, and no other pages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REQUESTS_MAX: Final = 8
 """Requests at a time."""
 REQUEST_TIMEOUT_S: Final = 5.0
 """How long a request may take to come in, and its answer to be taken."""
-_OTHER_NAME: Final = "metrics of this machine only: ask for them at localhost or at the address\n"
+_OTHER_NAME: Final = "metrics are for this machine only: use localhost or the address\n"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
@@ -48,8 +49,8 @@ class MetricsPort:
             where = address_text(host, port)
             raise ConfigError(
                 [
-                    f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or the host is "
-                    f"not this machine's ({error})"
+                    f"cannot serve metrics at {where} (metrics_host, metrics_port): the port is in use, or this "
+                    f"machine does not have that address ({error})"
                 ]
             ) from error
         self._awake, self._wake = socket.socketpair()  # what is written to the one ends the wait on the other

@@ -21,6 +21,9 @@ NODES_MAX: Final = 1_000_000
 
 _LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same, ten times as fast, where libyaml is there
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'")
+_LINE_BREAK = re.compile(r"\r\n?|\n")
+_HIDDEN_BREAK = re.compile(r"[\x85\u2028\u2029]")
+"""Line breaks to YAML, and to few editors: what stands behind one may look like the rest of a comment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ Node = Scalar | Sequence | Mapping
 
 def parse(text: str) -> Node:
     """The text's one value, for an empty text an empty mapping. Raises ``ConfigError`` naming the wrong lines."""
+    if hidden := _HIDDEN_BREAK.search(text):
+        line = len(_LINE_BREAK.findall(text, 0, hidden.start())) + 1
+        what = f"U+{ord(hidden[0]):04X} looks like no line break, and is one in YAML: remove it"
+        raise ConfigError([f"line {line}: {what}"])
     reader = _Reader(text)
     try:
         node = reader.document()
@@ -117,14 +124,15 @@ class _Reader:
             return Sequence(tuple(self._node(one, depth + 1) for one in self._until(yaml.SequenceEndEvent)), line)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(line, depth)
-        assert isinstance(event, yaml.ScalarEvent)
+        if not isinstance(event, yaml.ScalarEvent):
+            raise _refused(event, "invalid YAML")
         is_null = event.implicit[0] and event.value in ("~", "null")  # a plain one: 'null' in quotes is a text
         return Scalar("" if is_null else event.value, line)
 
     def _mapping(self, line: int, depth: int) -> Mapping:
         entries: dict[str, YamlEntry] = {}
         for event in self._until(yaml.MappingEndEvent):
-            key = self._node(event, depth)
+            key = self._node(event, depth) if isinstance(event, yaml.ScalarEvent) else None
             if not isinstance(key, Scalar):
                 raise _refused(event, "a name must be text")
             if key.text in entries:

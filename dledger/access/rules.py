@@ -18,7 +18,6 @@ from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.access.permissions import BOTH, RETRY_PREFIX, Permission, parse_permission
 from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
 from dledger.errors import ConfigError
-from dledger.values import parse_boolean
 
 SECRET_CHARS_MIN: Final = 8
 ACCOUNTS_MAX: Final = 10_000
@@ -129,7 +128,7 @@ class _Reader:
             access_key,
             secret,
             addresses,
-            read("admin", parse_boolean, default=False),
+            read("admin", _true_or_false, default=False),
             read("defaultTopicPerm", parse_permission, Permission.DENY),
             read("defaultGroupPerm", parse_permission, Permission.DENY),
             self._permissions(values.get("topicPerms")),
@@ -202,6 +201,13 @@ def _secret(text: str) -> bytes:
     if len(text) < SECRET_CHARS_MIN:
         raise ValueError(f"a secret key must have at least {SECRET_CHARS_MIN} characters, this one has {len(text)}")
     return text.encode()
+
+
+def _true_or_false(text: str) -> bool:
+    """Without the synonyms that settings have: nobody becomes an administrator by a guess."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"invalid boolean {text!r}: use true or false")
+    return text.lower() == "true"
 
 
 def _assignment(text: str) -> tuple[str, Permission]:

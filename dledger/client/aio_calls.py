@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.appender import AppenderOptions, AsyncAppender
 from dledger.client.appends import DIRECT, RULES, wire_of
@@ -48,20 +49,20 @@ _T = TypeVar("_T")
 
 @record(frozen=True, slots=True)
 class _Call(Generic[_T]):
-    """A unary call: whom it is for, and what its answer means."""
+    """A unary call: its target, and the meaning of its answer."""
 
     name: str
     request: bytes
     decode: Callable[[bytes], _T]
     of_leader: bool = False
     changes: bool = False
-    """Then it is not repeated when it may have been carried out."""
+    """If set, the call is not retried once it may have taken effect."""
     attempt_s: float = float("inf")
-    """How long one node is waited for, so that others are asked in time."""
+    """How long to wait for one node before asking others."""
 
 
 class AsyncCalls:
-    """Connects when it is needed; see ``DLedgerClient``."""
+    """Connects when needed; see ``DLedgerClient``."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class AsyncCalls:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; calls under way fail, open iterators end with an error. Idempotent."""
+        """Close every connection; calls in progress fail, open iterators end with an error. Idempotent."""
         self._channels.stop()
         with self._lock:
             self._closed = True
@@ -124,7 +125,7 @@ class AsyncCalls:
     async def append_as(
         self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
     ) -> list[AppendResult]:
-        """Append entries as a producer with a name of your own, whose entry number ``sequence`` is the first of them.
+        """Append entries under your own producer name; the first one has the number ``sequence``.
 
         What the log holds of them already is not appended again, however often and by whom it is repeated: by a second
         attempt, another process, the next day (until the producer was idle for ``producer_expiry_ms``). For one
@@ -230,7 +231,7 @@ class AsyncCalls:
     async def follow(
         self, first_index: int, *, mode: ReadMode = ReadMode.COMMITTED, address: str | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Every committed entry from ``first_index`` on, for ever; goes on at another node when one is lost.
+        """Every committed entry from ``first_index`` on, endlessly; switches to another node when one is lost.
 
         Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to end.
         """
@@ -245,7 +246,7 @@ class AsyncCalls:
     # --- the group --------------------------------------------------------------------------------------------------
 
     async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
-        """What a node says of itself: the one at ``address``, or the leader if it is known and answers, or any."""
+        """The metadata of the node at ``address``, or of the leader if it is known and answers, or of any node."""
         request = codec.encode_metadata_request(self.group)
         call = _Call("Metadata", request, codec.decode_metadata, attempt_s=self.timeout_s)
         status, answering = await self._perform_at(call, self._deadline(timeout_s), address)
@@ -255,7 +256,7 @@ class AsyncCalls:
     async def members_status(
         self, *, timeout_s: float = DISCOVERY_TIMEOUT_S
     ) -> Mapping[NodeId, NodeStatus | DLedgerError]:
-        """Every member's own word, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+        """The status of every member, or why there is none. Raises ``UnavailableError`` if no member answers."""
         deadline = self._deadline(timeout_s)
         asked: set[str] = set()
         statuses: list[NodeStatus] = []
@@ -274,14 +275,14 @@ class AsyncCalls:
         return members_by_id(statuses, failures)
 
     async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
-        """The present role of a node, then every change, for ever; without ``address`` goes on at another node."""
+        """The current role of a node, then every change, endlessly; switches nodes unless ``address`` is given."""
         request = codec.encode_watch_role(self.group)
         async with aclosing(self._stream("WatchRole", lambda: request, address)) as events:
             async for data in events:
                 yield codec.decode_role_event(data)
 
     async def transfer_leadership(self, target: NodeId | None = None, *, timeout_s: float | None = None) -> LeaderHint:
-        """Hand leadership to ``target``, or to the most caught-up member; returns the new leader."""
+        """Transfer leadership to ``target``, or to the most up-to-date member; returns the new leader."""
         request = codec.encode_transfer(self.group, target)
         call = _Call("TransferLeadership", request, codec.decode_transferred, of_leader=True, changes=True)
         leader = await self._perform(call, self._deadline(timeout_s))
@@ -301,7 +302,7 @@ class AsyncCalls:
         return (await self._perform_at(call, deadline, address))[0]
 
     async def _perform_at(self, call: _Call[_T], deadline: Deadline, address: str | None) -> tuple[_T, str]:
-        """Ask whom it is for, again and again until the deadline, and say who answered."""
+        """Send the call to its target, retrying until the deadline; returns the answer and its sender."""
         said: DLedgerError | None = None
 
         async def attempt() -> tuple[_T, str]:
@@ -397,8 +398,8 @@ class AsyncCalls:
     async def _stream(
         self, name: str, request: Callable[[], bytes], address: str | None
     ) -> AsyncGenerator[bytes, None]:
-        """The messages of a server stream, going on elsewhere (or at ``address`` again) when it breaks."""
-        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+        """The messages of a server stream, continued at another node (or at ``address`` again) when it breaks."""
+        broken, backoff = Deadline(self.timeout_s), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
             # A unary call first: it has a deadline, which the wait for a stream's first message cannot have.
             node = (await self.metadata(address, timeout_s=broken.remaining_s)).node_id
@@ -410,14 +411,14 @@ class AsyncCalls:
                 async with aclosing(self._channels.stream(name, chosen, request())) as answers:
                     async for data in answers:
                         yield data
-                        broken, backoff_s = Deadline(self.timeout_s), RETRY_WAIT_S_MIN
+                        broken = Deadline(self.timeout_s)
+                        backoff.succeeded()
             except DLedgerError as error:
                 failure = error
             self._directory.note_failure(chosen, failure)
             if self._channels.closed or broken.expired or not is_retried_read(failure):
                 raise failure
-            await self._channels.pause(min(backoff_s, broken.remaining_s))
-            backoff_s = min(2 * backoff_s, RETRY_WAIT_S_MAX)
+            await self._channels.pause(min(backoff.pause(), broken.remaining_s))
 
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:

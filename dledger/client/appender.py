@@ -1,4 +1,4 @@
-"""Pipelined appending: thousands of cheap calls become few requests, in order, also across leader changes."""
+"""Pipelined appending: thousands of cheap calls become few requests, in order, even across leader changes."""
 
 from __future__ import annotations
 
@@ -86,18 +86,18 @@ class Appender:
         return self._sender.is_full
 
     def append(self, body: bytes) -> AppendFuture:
-        """Queue one entry. Raises ``PendingFullError`` if too much waits for too long (nothing was queued)."""
+        """Queue one entry. Raises ``PendingFullError`` if the queue stays full too long (nothing was queued)."""
         return SentItem(*self._sender.put(body))
 
     def append_many(self, bodies: Sequence[bytes]) -> AppendManyFuture:
-        """Queue many entries, in order, for much less than ``append`` costs each.
+        """Queue many entries in order, much more cheaply than with ``append``.
 
         Raises ``PendingFullError`` as ``append`` does; the first of them may have been queued then.
         """
         return SentMany(self._sender.add_many(bodies))
 
     def flush(self) -> None:
-        """Return when everything appended so far is finished, well or badly."""
+        """Return when everything appended so far has succeeded or failed."""
         self._sender.flush()
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
+from dledger.backoff import Backoff
 from dledger.client.channels import Channels, Seeker
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, report_of_node
 from dledger.client.shared import (
@@ -251,7 +252,7 @@ class _Patience:
         self.floor: LogIndex | None = None
         """What they are known to have known to be committed: who is behind that may answer too little."""
         self._closing = closing
-        self._backoff_s = RETRY_WAIT_S_MIN
+        self._backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
 
     @property
     def refusal(self) -> DLedgerError:
@@ -273,5 +274,4 @@ class _Patience:
         """Pause before the next attempt; raises ``error`` if there is to be none."""
         if self._closing.is_set() or self.deadline.expired or not retried:
             raise error
-        self._closing.wait(min(self._backoff_s, self.deadline.remaining_s))
-        self._backoff_s = min(2 * self._backoff_s, RETRY_WAIT_S_MAX)
+        self._closing.wait(min(self._backoff.pause(), self.deadline.remaining_s))

@@ -1,4 +1,4 @@
-"""How a client protects what it says, and shows who it is: the same record for every client of this project."""
+"""TLS and access keys of clients: the same record for every client of this project."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from dledger.values import parse_address
 __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 
 _LOOK_INTERVAL_S: Final = 1.0
-"""How often it is looked whether the files changed, and how long a diagnosis holds."""
+"""How often to check whether the files changed, and how long a diagnosis holds."""
 NOWHERE: Final = "ipv4:127.0.0.1:0"
-"""Nobody can listen there."""
+"""Nobody can eavesdrop there."""
 _PROBE_TIMEOUT_S: Final = 0.5
 _PATIENCE_S: Final = 0.05
-"""How long a server is given to hang up before it has heard anything."""
+"""How long to wait for a server that closes the connection before receiving anything."""
 _HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """What a client needs to be let in. The default is plaintext, which is for this machine's own addresses.
+    """TLS files and access key of a client. The default is plaintext, which is allowed for loopback addresses only.
 
     ``tls``: speak TLS. ``insecure``: plaintext towards other machines is what is wanted. ``access_key`` and
     ``secret_key``: sign every request with them. Raises ``ConfigError`` if one of the two is missing.
@@ -77,7 +77,7 @@ class ChannelMaker:
             raise ConfigError(problems)
 
     def _problems(self, addresses: Iterable[str]) -> list[str]:
-        """Why these must not be dialled."""
+        """Why these addresses must not be dialled."""
         if self.security.tls is not None or self.security.insecure:
             return []
         return plaintext_problems(
@@ -88,7 +88,7 @@ class ChannelMaker:
 
     @property
     def version(self) -> int:
-        """Grows when the files have changed: channels made before show and trust what the files held then."""
+        """Grows when the files change: existing channels keep using the old content."""
         if self._watch is not None and time.monotonic() >= self._look_at:
             with self._lock:
                 self._look_at = time.monotonic() + _LOOK_INTERVAL_S

@@ -132,7 +132,7 @@ class Deadline:
 
 
 def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerError:
-    """A gRPC failure as the error that says what to do. ``sent``: the request may have changed something."""
+    """Translate a gRPC failure. ``sent``: the request may have changed something."""
     code, details = error.code(), error.details() or ""
     failure: DLedgerError
     match code:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
@@ -626,4 +627,4 @@ class LeaderElector:
 
     def _finish_transfer(self, done: TransferDone | None, result: LeaderHint | DLedgerError) -> None:
         if done is not None:
-            self._state.outbox.completions.append(lambda: done(result))
+            self._state.outbox.completions.append(partial(done, result))

@@ -126,6 +126,8 @@ class MemberState:
         self.readmission_standing = Standing.VOTER
         self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
         self._hard_state = hard_state
+        self.term = hard_state.term
+        """The current one: that of ``hard_state``, which alone sets it."""
         self._hard_state_version = 0
         self._random = random
         self._adopt_term_of_log()
@@ -144,11 +146,6 @@ class MemberState:
     def hard_state_version(self) -> int:
         """Counts the changes of ``hard_state``; what depends on a change may leave only once that is durable."""
         return self._hard_state_version
-
-    @property
-    def term(self) -> Term:
-        """The current term."""
-        return self._hard_state.term
 
     @property
     def role_name(self) -> Role:
@@ -300,6 +297,7 @@ class MemberState:
         same_term_vote = hard_state.term > old.term or old.vote in (None, hard_state.vote)
         invariant(same_term_vote, "one vote per term", new=hard_state, old=old)
         self._hard_state = hard_state
+        self.term = hard_state.term
         self._hard_state_version += 1
 
     def _adopt_term_of_log(self) -> None:

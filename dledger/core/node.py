@@ -5,13 +5,13 @@ The caller holds the node's lock around every call, then takes the outbox and ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
-from dledger.core.entry_pusher import AppendDone, EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
-from dledger.core.leader_elector import LeaderElector, TransferDone
+from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
+from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_state import Leader, MemberRun, MemberState
 from dledger.core.messages import (
     CheckedAppend,
@@ -32,11 +32,11 @@ from dledger.core.messages import (
 )
 from dledger.core.noops import Noops
 from dledger.core.outbox import Wake
-from dledger.core.ports import Log, PreparedAppend, Random
+from dledger.core.ports import Log, Random
 from dledger.core.producer_payload import check_name
-from dledger.core.read_index import ReadDone, ReadIndexQueue
+from dledger.core.read_index import ReadIndexQueue
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
-from dledger.types import Body, EntryId, HardState, LogIndex, NodeId, ProducerBatch, Term
+from dledger.types import EntryId, HardState, LogIndex, NodeId, Term
 
 NOTHING_REMEMBERED: Final[Mapping[NodeId, EntryId]] = {}
 TERM_STEP_MAX = 10**6
@@ -73,19 +73,7 @@ class Node:
         self.handler = EntryHandler(self.state, replication)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
 
-    # -- what users ask ------------------------------------------------------------------------------------------
-
-    def append(
-        self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
-    ) -> None:
-        """See ``QuorumAckChecker.append``."""
-        self.quorum_ack.append(bodies, now_ms, done, producer)
-
-    def append_prepared(
-        self, prepared: PreparedAppend, now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
-    ) -> None:
-        """See ``QuorumAckChecker.append_prepared``."""
-        self.quorum_ack.append_prepared(prepared, now_ms, done, producer)
+    # -- what users ask; the rest is asked of ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) ----------
 
     def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:
         """Ask how far a producer is: ``done`` gets the number of its next entry, 0 if it is not known.
@@ -105,14 +93,6 @@ class Node:
             done(result if isinstance(result, DLedgerError) else sequence)
 
         self.reads.submit(now_ms, confirmed, at_least=self.state.log.last.index)
-
-    def read_index(self, now_ms: int, done: ReadDone) -> None:
-        """See ``ReadIndexQueue.submit``."""
-        self.reads.submit(now_ms, done)
-
-    def transfer(self, target: NodeId | None, now_ms: int, done: TransferDone | None = None) -> None:
-        """See ``LeaderElector.transfer``."""
-        self.elector.transfer(target, now_ms, done)
 
     # -- what members say ----------------------------------------------------------------------------------------
 

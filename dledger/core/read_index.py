@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.outbox import Wake, hint
@@ -114,4 +115,4 @@ class ReadIndexQueue:
         return self.round if state.quorum == 1 else answers[state.quorum - 2]
 
     def _finish(self, done: ReadDone, result: LogIndex | DLedgerError) -> None:
-        self._state.outbox.completions.append(lambda: done(result))
+        self._state.outbox.completions.append(partial(done, result))

@@ -23,7 +23,7 @@ Report = Callable[[BaseException], None]
 
 def log_failure(error: BaseException) -> None:
     """The ``Report`` of whoever has nobody to tell."""
-    _LOG.critical("what others rely on has failed: %s", error, exc_info=error)
+    _LOG.critical("background task failed: %s", error, exc_info=error)
 
 
 def supervise(task: asyncio.Task[None], report: Report) -> None:

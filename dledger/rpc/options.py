@@ -103,7 +103,7 @@ def limit_options(limits: ConnectionLimits) -> Options:
 
 def too_long(limits: ConnectionLimits) -> str:
     """Why a call was ended."""
-    return f"the call took longer than {limits.call_ms_max} ms, the most that is allowed (call_ms_max)"
+    return f"the call exceeded {limits.call_ms_max} ms (call_ms_max)"
 
 
 def calls_max(config: ServerConfig) -> int:
@@ -164,4 +164,7 @@ def bind(
 def bind_problem(host: str, port: int, whose: str) -> str:
     """Why a server does not start, in words."""
     address = address_text(host, port)
-    return f"cannot listen on the {whose} address {address}: the port is in use, or the host is not this machine's"
+    return (
+        f"cannot listen on the {whose} address {address}: the port is in use, or this machine does not have that "
+        "address"
+    )

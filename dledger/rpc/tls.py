@@ -23,21 +23,21 @@ from dledger.rpc.tls_stream import TlsStream
 
 ALERT_RECORD: Final = 0x15
 """The first byte of a TLS alert."""
-MAKE_CERTIFICATES: Final = "`dledger certs` makes certificates that do"
+MAKE_CERTIFICATES: Final = "`dledger certs` creates suitable ones"
 _REHEARSAL_ROUNDS: Final = 8
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 _ALERTS: Final = {
-    "CERTIFICATE_REQUIRED": "it wants to see a certificate of ours, and we showed none",
-    "HANDSHAKE_FAILURE": "it refused the handshake; perhaps it wants to see a certificate of ours",
+    "CERTIFICATE_REQUIRED": "it requires a client certificate, and we sent none",
+    "HANDSHAKE_FAILURE": "it refused the handshake; perhaps it requires a client certificate",
     "UNKNOWN_CA": "it does not trust the CA of our certificate",
-    "CERTIFICATE_EXPIRED": "it says that our certificate has expired, or is not valid yet",
-    "BAD_CERTIFICATE": "it does not take our certificate",
-    "UNSUPPORTED_CERTIFICATE": "our certificate is not made for this use (extendedKeyUsage)",
-    "CERTIFICATE_UNKNOWN": "it does not take our certificate",
-    "DECRYPT_ERROR": "it does not take our certificate's signature: is another CA of the same name about?",
-    "ACCESS_DENIED": "it does not take our certificate",
-    "PROTOCOL_VERSION": "it takes no version of TLS that we offer",
+    "CERTIFICATE_EXPIRED": "it says our certificate has expired or is not valid yet",
+    "BAD_CERTIFICATE": "it rejected our certificate",
+    "UNSUPPORTED_CERTIFICATE": "our certificate is not valid for this use (extendedKeyUsage)",
+    "CERTIFICATE_UNKNOWN": "it rejected our certificate",
+    "DECRYPT_ERROR": "it rejected our certificate's signature: is there another CA of the same name?",
+    "ACCESS_DENIED": "it rejected our certificate",
+    "PROTOCOL_VERSION": "it supports none of the TLS versions we offer",
     "INTERNAL_ERROR": "it failed",
 }
 """What the other side's alert means for us; OpenSSL's names of alerts end with these words."""
@@ -56,7 +56,7 @@ class TlsFiles:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise ConfigError(["a TLS certificate and its key are given together: one of the two is missing"])
+            raise ConfigError(["TLS certificate and key must be given together: one of them is missing"])
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -86,7 +86,9 @@ def read(files: TlsFiles) -> TlsMaterial:
     else:
         key = _pem(files.key, b"PRIVATE KEY")
         if b"ENCRYPTED" in key:
-            raise ConfigError([f"{files.key}: the key is encrypted: give one that is not, readable by its owner only"])
+            raise ConfigError(
+                [f"{files.key}: the key is encrypted: use an unencrypted key that only its owner can read"]
+            )
         material = TlsMaterial(files, ca, _pem(files.cert, b"CERTIFICATE"), key)
     client_context(material)
     return material
@@ -95,7 +97,7 @@ def read(files: TlsFiles) -> TlsMaterial:
 def _pem(path: Path, what: bytes) -> bytes:
     data = read_file(path)
     if what + b"-----" not in data:
-        raise ConfigError([f"{path}: holds no PEM {what.decode().lower()}"])
+        raise ConfigError([f"{path}: contains no PEM {what.decode().lower()}"])
     return data
 
 
@@ -139,7 +141,7 @@ def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
             _load_chain(context, material.chain, material.key)
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
-                raise ConfigError([f"{files.key}: is not the key of the certificate in {files.cert}"]) from error
+                raise ConfigError([f"{files.key}: does not match the certificate in {files.cert}"]) from error
             raise ConfigError([f"{files.cert} and {files.key}: cannot be used: {_reason(error)}"]) from error
     return context
 
@@ -173,7 +175,7 @@ def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
     if node_id not in names:
         held = ", ".join(names) or "no DNS name"
         raise TlsError(
-            f"the certificate {whose} is not {node_id}'s: its subjectAltName has {held}, and must have "
+            f"the certificate {whose} does not belong to {node_id}: its subjectAltName has {held}, but must have "
             f"DNS:{node_id} ({MAKE_CERTIFICATES})"
         )
 
@@ -182,7 +184,7 @@ def check_member(names: Sequence[str], member_ids: Iterable[str], whose: str) ->
     """Raise ``TlsError`` unless the certificate is that of any member, which one ever."""
     if not set(names).intersection(member_ids):
         held = ", ".join(names) or "no DNS name"
-        raise TlsError(f"the certificate {whose} is no member's: its subjectAltName has {held}")
+        raise TlsError(f"the certificate {whose} belongs to no member: its subjectAltName has {held}")
 
 
 # --- does it do? -----------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def _let_talk(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str, ob
         to_them = us.shake_hands(to_us)
         if us.agreed and them.agreed:
             return them.certificate
-    raise ssl.SSLError("the handshake does not end")
+    raise ssl.SSLError("the handshake timed out")
 
 
 def expires_at(certificate: Mapping[str, object]) -> datetime:
@@ -234,18 +236,18 @@ def expires_at(certificate: Mapping[str, object]) -> datetime:
 def explain(error: OSError, whom: str) -> str:
     """Why there is no TLS with ``whom``, and whose business that is."""
     if not isinstance(error, ssl.SSLError):
-        return f"{whom} ended the connection during the TLS handshake: does it speak TLS, and take our certificate?"
+        return f"{whom} closed the connection during the TLS handshake: does it use TLS and trust our certificate?"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of {whom} is not to be trusted: {_reason(error)}"
+        return f"the certificate of {whom} is not trusted: {_reason(error)}"
     return explain_reason(error.reason or str(error), whom)
 
 
 def explain_reason(reason: str, whom: str) -> str:
     """The same for OpenSSL's name of an error."""
     if reason in _NO_TLS:
-        return f"{whom} does not speak TLS, and we do: give both sides certificates, or neither"
+        return f"{whom} does not use TLS, but we do: configure certificates on both sides, or on neither"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return f"{whom} showed no certificate"
+        return f"{whom} sent no certificate"
     for alert, meaning in _ALERTS.items():
         if "ALERT" in reason and reason.endswith(alert):
             return f"{whom}: {meaning}"
@@ -264,7 +266,7 @@ def explain_channel(details: str, whom: str) -> str:
     """What gRPC says of a connection that could not be made, in words; empty if it is not about TLS."""
     if "Hostname Verification" in details:
         return (
-            f"the certificate of {whom} is for another name: its subjectAltName must have the name or address that is "
+            f"the certificate of {whom} does not match: its subjectAltName must contain the name or address "
             f"dialled, and between members the node id ({MAKE_CERTIFICATES})"
         )
     found = _FROM_CHANNEL.search(details)
@@ -272,7 +274,7 @@ def explain_channel(details: str, whom: str) -> str:
         return ""
     name, why = found["name"], found["why"] or ""
     if name == "CERTIFICATE_VERIFY_FAILED":
-        return f"the certificate of {whom} is not to be trusted: {why}"
+        return f"the certificate of {whom} is not trusted: {why}"
     return explain_reason(name, whom)
 
 

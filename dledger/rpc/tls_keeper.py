@@ -186,10 +186,10 @@ class TlsKeeper:
                 self._watch.again()  # somebody may be at it
             elif str(error) != self._complaint:
                 self._complaint = str(error)
-                _LOG.error("%s goes on with its old TLS certificate, the new files do not do: %s", self._name, error)
+                _LOG.error("%s keeps its old TLS certificate because the new files are unusable: %s", self._name, error)
             return
         self._complaint = ""
-        _LOG.info("%s uses its new TLS certificate, %s", self._name, self._validity)
+        _LOG.info("%s switched to its new TLS certificate, %s", self._name, self._validity)
 
     def _load(self, version: int) -> _InUse:
         material = tls.read(self._files)
@@ -205,14 +205,14 @@ class TlsKeeper:
                 raise
             if str(error) != self._complaint:  # a public certificate, and a CA of our own for the clients'
                 self._complaint = str(error)
-                _LOG.warning("%s: clients may not take its TLS certificate: %s", self._name, error)
+                _LOG.warning("%s: clients may reject its TLS certificate: %s", self._name, error)
         return _InUse(
             version, material, client_ca, tls.server_context(material), tls.client_context(material), expires_at
         )
 
     @property
     def _validity(self) -> str:
-        return f"valid until {self.expires_at:%Y-%m-%d %H:%M} UTC" if self.expires_at else "whose end is not known"
+        return f"valid until {self.expires_at:%Y-%m-%d %H:%M} UTC" if self.expires_at else "of unknown expiry"
 
     def _warn_of_the_end(self) -> None:
         """Once per certificate, while there is time; and once more when it is over."""

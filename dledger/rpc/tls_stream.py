@@ -71,7 +71,7 @@ class TlsStream:
                 pass
             if parts:
                 return b"".join(parts)
-            raise EOFError("the other side ended TLS")
+            raise EOFError("the other side closed TLS")
 
     def read_into(self, room: memoryview) -> int:
         """As ``read``, but at most as much as there is room; gives how much."""
@@ -89,7 +89,7 @@ class TlsStream:
                 pass
             if got or not room:
                 return got
-            raise EOFError("the other side ended TLS")
+            raise EOFError("the other side closed TLS")
 
     def seal(self, data: bytes | memoryview) -> bytes:
         """What is to be sent for the other side to read ``data``; in the order of the calls, or it reads nothing."""

@@ -200,7 +200,7 @@ class NodeDriver:
         for worker in self._workers:
             worker.stop(JOIN_TIMEOUT_S)
         with self._lock:
-            self._node.abandon(ShutdownError("this node has stopped; what was written may still be committed"))
+            self._node.abandon(ShutdownError("this node has stopped: the entries may still be committed"))
             left = self._node.state.outbox.take()
         for completion in left.completions:
             completion()
@@ -235,7 +235,7 @@ class NodeDriver:
             raise
         except BaseException as error:
             self._supervisor.report(error)
-            raise NodeFailedError(f"this node stops itself: {error}") from error
+            raise NodeFailedError(f"this node is shutting down: {error}") from error
         return result
 
     def _take_effects(self) -> tuple[Outbox | None, HardState, int]:
@@ -266,7 +266,7 @@ class NodeDriver:
         """Refuse a call before anything of it was done: whoever made it may repeat it elsewhere."""
         refusal: DLedgerError | None = None
         if self._supervisor.fatal is not None:
-            refusal = NodeFailedError(f"this node has stopped itself: {self._supervisor.fatal}")
+            refusal = NodeFailedError(f"this node has shut down: {self._supervisor.fatal}")
         elif self._stopped:
             refusal = ShutdownError("this node is stopping")
         if refusal is not None:

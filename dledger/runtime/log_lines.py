@@ -37,7 +37,5 @@ class NodeLines:
         text = "%s is %s in term %d, leader %s: %s"
         _log.info(text, self._node_id, change.role, change.term, leader, reason, extra=extra)
         if change.reason is RoleReason.UNREADABLE_PRODUCERS:
-            text = (
-                "%s cannot lead: a later version wrote into its log what it knows of producers. Run that version here"
-            )
+            text = "%s cannot lead: its log contains producer state from a later version. Run that version here"
             _log.error(text, self._node_id, extra=extra)

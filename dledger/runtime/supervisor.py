@@ -45,7 +45,7 @@ class Supervisor:
                 return
             self.fatal = error
         where = threading.current_thread().name
-        _log.critical("node stops: %s failed in thread %s", error, where, exc_info=error)
+        _log.critical("stopping the node: %s failed in thread %s", error, where, exc_info=error)
         self._on_fatal(error)
 
 

@@ -132,7 +132,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def close(self) -> None:
         """Flush, then end the stream. Idempotent."""
         await self.flush()
-        await self._end(UnavailableError("it is closed"))
+        await self._end(UnavailableError("closed"))
 
     async def abandon(self, error: DLedgerError) -> None:
         """End it without waiting: what was sent and not answered is unknown, the rest fails with ``error``."""
@@ -163,8 +163,9 @@ class AsyncSender(Generic[ItemT, ResultT]):
                     await waiting
         except TimeoutError:
             raise PendingFullError(
-                f"{window.pending_bytes} bytes wait to be sent (pending_bytes_max={window.options.pending_bytes_max}) "
-                f"and none was finished within {timeout_s:g} s"
+                f"{window.pending_bytes} bytes are waiting to be sent "
+                f"(pending_bytes_max={window.options.pending_bytes_max}), and nothing completed within "
+                f"{timeout_s:g} s"
             ) from None
 
     # --- whenever something has happened ----------------------------------------------------------------------------

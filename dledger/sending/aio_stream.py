@@ -101,7 +101,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
                 number, answer = self._wire.decode(data, self.address)
                 batch = self._pending.pop(number, None)
                 if batch is None:
-                    raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+                    raise self._wire.bad_answer(f"{self.address} answered request {number}, which is not pending")
                 self._on_answer(self, batch, answer)
         except grpc.RpcError as error:
             failure = self._wire.failure_of(error, self.address, False)

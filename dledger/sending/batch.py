@@ -155,13 +155,13 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
             if len(answer.results) == len(sent):
                 self._note_all_stored(sent, answer.results)
                 return None
-            answer = _bad_answer(rules, f"{len(answer.results)} places were answered to {len(sent)} items")
+            answer = _bad_answer(rules, f"{len(answer.results)} places returned for {len(sent)} items")
         if isinstance(answer, InvalidRequestError) and self._may_be_parted(sent, answer, given=given):
             self.part_max = (len(sent) + 1) // 2
             return answer
         results = [answer] * len(sent) if isinstance(answer, DLedgerError) else list(answer)
         if len(results) != len(sent):
-            wrong = _bad_answer(rules, f"{len(results)} results were answered to {len(sent)} items")
+            wrong = _bad_answer(rules, f"{len(results)} results returned for {len(sent)} items")
             results = [wrong] * len(sent)
         unsent = self.left[len(sent) :]
         self.outcomes = outcomes = self._own_outcomes()
@@ -235,7 +235,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         for place, result in zip(sent[:stored], results, strict=False):
             outcomes[place] = result
         self.sequence += stored
-        wrong = _bad_answer(rules, "an item of a numbered request was stored, and others before it left out")
+        wrong = _bad_answer(rules, "an item of a numbered request was stored without those before it")
         rest = [
             (place, result if isinstance(result, DLedgerError) else wrong)
             for place, result in zip(sent[stored:], results[stored:], strict=True)
@@ -270,10 +270,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         under_way = set(self.sent)
         within = f"within {self.timeout_ms / 1000:g} s"
         waited = self.error or waited_for
-        answered = self.error or "no answer came"
+        answered = self.error or "no answer"
         for place in self.left:
             if place in under_way or is_unknown(outcomes[place]):
-                outcomes[place] = rules.unknown(f"it is not known whether it was stored {within}: {answered}")
+                outcomes[place] = rules.unknown(f"unknown whether it was stored {within}: {answered}")
             else:
                 outcomes[place] = UnavailableError(f"not stored {within}: {waited}")
         self.outcomes, self.left = outcomes, ()
@@ -338,7 +338,7 @@ def partly_added(error: DLedgerError, added: int) -> DLedgerError:
     """Why not all of what was given together was taken, of which ``added`` items were: they may be stored."""
     if added:
         error.outcome = "unknown"
-        error.add_note(f"the first {added} were taken, and may be stored; the error is about those behind them")
+        error.add_note(f"the first {added} were accepted and may be stored; the error concerns the ones after them")
     return error
 
 
@@ -382,5 +382,5 @@ def _front(
     refused, why = next((place, failure) for place, failure in rest if place not in left)
     for place in left:
         if place > refused:
-            outcomes[place] = OutOfOrderSequenceError(f"an item before it is refused: {why}")
+            outcomes[place] = OutOfOrderSequenceError(f"an earlier item is refused: {why}")
     return [place for place in left if place < refused]

@@ -13,7 +13,7 @@ from dledger.sending.batch import OutgoingBatch, ResultT
 
 SelfT = TypeVar("SelfT", bound="SentItem[Any]")
 AnyBatch = OutgoingBatch[Any, ResultT]
-NO_OUTCOME: Final = InvariantError("it is done, and has no outcome")
+NO_OUTCOME: Final = InvariantError("done, but without an outcome")
 
 
 def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
@@ -27,7 +27,7 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
     if not waiting.acquire(timeout=patience_s) and not batch.done:
         with suppress(ValueError):  # told just now
             batch.callbacks.remove(waiting.release)  # whoever asks again and again leaves nothing behind
-        raise TimeoutError(f"it is not known yet after {timeout_s} s")
+        raise TimeoutError(f"no outcome after {timeout_s} s")
 
 
 def wait_for_batch(batch: AnyBatch[Any]) -> None:

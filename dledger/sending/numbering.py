@@ -75,15 +75,15 @@ class ProducerNumbering:
         """
         if not self.are_given:
             if sequence is not None:
-                raise InvalidRequestError("only a producer with a name can give numbers: give producer_name")
+                raise InvalidRequestError("explicit sequence numbers require a named producer: set producer_name")
             return
         if sequence is None or sequence < 0:
             raise InvalidRequestError(
-                f"the producer {self._name!r} gives each of its numbers (sequence) itself, from next_sequence() on"
+                f"the producer {self._name!r} must give every sequence number itself, starting at next_sequence()"
             )
         if self._following is not None and sequence != self._following:
             raise OutOfOrderSequenceError(
-                f"number {sequence} of producer {self._name!r} does not follow: {self._following} is next"
+                f"sequence {sequence} of producer {self._name!r} is out of order: next is {self._following}"
             )
 
     def follow(self, sequence: int) -> None:
@@ -143,7 +143,7 @@ class ProducerNumbering:
         """Begin anew with whatever number comes next; gives what all that waits fails with."""
         why, self._broken, self._following = self._broken, None, None
         return OutOfOrderSequenceError(
-            f"something before it was not stored ({why}): ask for next_sequence({self._name!r}) and go on from there"
+            f"an earlier item was not stored ({why}): call next_sequence({self._name!r}) and continue from there"
         )
 
     def regroup(self, waiting: Sequence[AnyBatch], now_ms: float) -> None:

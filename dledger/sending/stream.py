@@ -47,7 +47,7 @@ class Wire(Generic[ItemT, ResultT]):
         try:
             return self.encode(batch, number)
         except Exception as error:  # noqa: BLE001  # whatever it is, it concerns no other request
-            return InvalidRequestError(f"it cannot be sent: {error}")
+            return InvalidRequestError(f"cannot send it: {error}")
 
     def outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
         """What became of a request whose stream has failed; whether gRPC had it."""
@@ -55,7 +55,7 @@ class Wire(Generic[ItemT, ResultT]):
             return failure
         if not was_handed:
             return UnavailableError(f"the stream to {address} ended: {failure}", leader=failure.leader)
-        lost = self.unknown(f"the stream to {address} ended before the answer came: {failure}")
+        lost = self.unknown(f"the stream to {address} ended before the answer arrived: {failure}")
         lost.leader = failure.leader
         return lost
 
@@ -178,7 +178,7 @@ class Stream(Generic[ItemT, ResultT]):
             with self._lock:
                 batch = self._pending.pop(number, None)
             if batch is None:
-                raise self._wire.bad_answer(f"{self.address} answered request {number}, which nobody waits for")
+                raise self._wire.bad_answer(f"{self.address} answered request {number}, which is not pending")
             tell = self._on_answer(self, batch, answer)
         tell()
 

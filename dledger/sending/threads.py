@@ -163,7 +163,7 @@ class Sender(Generic[ItemT, ResultT]):
         Raises ``InvalidRequestError`` in a callback, which holds up what it would wait for.
         """
         if self._is_telling:
-            raise InvalidRequestError("a callback cannot wait until everything is done: nothing goes on meanwhile")
+            raise InvalidRequestError("a callback must not wait for everything to finish: that would deadlock")
         with self._lock:
             self._window.seal()
             waiting = self._window.waiting()
@@ -210,8 +210,9 @@ class Sender(Generic[ItemT, ResultT]):
         patience_s = 0.0 if self._is_telling else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._room.wait_for(lambda: not window.is_full or window.closed, patience_s):
             raise PendingFullError(
-                f"{window.pending_bytes} bytes wait to be sent (pending_bytes_max={window.options.pending_bytes_max}) "
-                f"and none was finished within {timeout_s:g} s"
+                f"{window.pending_bytes} bytes are waiting to be sent "
+                f"(pending_bytes_max={window.options.pending_bytes_max}), and nothing completed within "
+                f"{timeout_s:g} s"
             )
 
     def _go_on(self) -> None:
@@ -347,7 +348,7 @@ class Sender(Generic[ItemT, ResultT]):
         except DLedgerError:  # the client is closed
             pass
         except Exception:  # noqa: BLE001  # such as gRPC's for a channel that was closed meanwhile
-            _log.exception("looking for the leader failed")
+            _log.exception("cannot find the leader")
         with self._lock:
             present = None if self._stream is None else self._stream.address
             self._window.looked(_now_ms(), is_led_by_another=leader not in (None, present))

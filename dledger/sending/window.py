@@ -165,7 +165,7 @@ class Window(Generic[ItemT, ResultT]):
         if self._numbering is not None:
             self._numbering.check(sequence)
         elif sequence is not None:
-            raise InvalidRequestError("there are numbers only with enable_idempotence")
+            raise InvalidRequestError("sequence numbers require enable_idempotence")
 
     def put(self, payload: bytes) -> int:
         """Take an item into the open batch, cheaply; gives its place, or -1 if none is open or too much waits."""
@@ -263,7 +263,7 @@ class Window(Generic[ItemT, ResultT]):
 
     def _begin(self, now_ms: float, sequence: int | None, timeout_ms: float | None) -> OutgoingBatch[ItemT, ResultT]:
         if self.closed:
-            raise UnavailableError("it is closed: nothing more can be sent")
+            raise UnavailableError("closed: nothing more can be sent")
         self.seal()
         options = self.options
         timeout_ms = options.timeout_ms if timeout_ms is None else timeout_ms
@@ -445,7 +445,7 @@ class Window(Generic[ItemT, ResultT]):
         """
         self._is_connecting = False
         if self._server_memory and server_memory and server_memory != self._server_memory:
-            error = self._rules.unknown("the server was restarted: nobody knows what it has stored")
+            error = self._rules.unknown("the server was restarted: what it stored is unknown")
             self._fail([batch for batch in self._backlog if batch.doubtful], error)
         self._server_memory = server_memory or self._server_memory
         self.is_connected = True
@@ -488,7 +488,7 @@ class Window(Generic[ItemT, ResultT]):
         self._looked_at_ms = now_ms
         if is_led_by_another and self._inflight and now_ms >= self._inflight[0].sent_at_ms + LOOK_AFTER_MS:
             self._leave(now_ms)
-            self._end_stream = f"it gave no answer for {LOOK_AFTER_MS:g} ms, and another one leads now"
+            self._end_stream = f"no answer for {LOOK_AFTER_MS:g} ms, and another server leads now"
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -527,7 +527,7 @@ class Window(Generic[ItemT, ResultT]):
         first = self._inflight[0] if self._inflight else None
         if first is not None and first.done and now_ms >= first.sent_at_ms + LOOK_AFTER_MS:
             self._leave(now_ms)
-            self._end_stream = "it gave no answer in time"
+            self._end_stream = "no answer in time"
 
     def _wants_stream(self) -> bool:
         ready = not (self.is_connected or self._is_connecting or self._inflight)

@@ -104,7 +104,7 @@ def check_room_for_log(parent: Path) -> None:
     if len(logs) >= ASIDE_LOGS_MAX:
         names = ", ".join(path.name for path in logs)
         raise ConfigError(
-            [f"{parent} holds {len(logs)} logs that were set aside ({names}): remove those that nobody needs any more"]
+            [f"{parent} holds {len(logs)} logs set aside earlier ({names}): remove those no longer needed"]
         )
 
 
@@ -132,7 +132,7 @@ def _remove_oldest(fs: FileSystem, parent: Path) -> None:
                 fs.unlink(path)
         oldest.rmdir()
         fs.sync_dir(parent)
-        text = "removed %s (%d MiB), the oldest of the damaged segments kept there: at most %d directories, %d GiB"
+        text = "removed %s (%d MiB), the oldest of the damaged segments kept there: the limit is %d directories, %d GiB"
         _log.warning(text, oldest, size >> 20, ASIDE_MAX, ASIDE_BYTES_MAX >> 30)
 
 

@@ -91,7 +91,7 @@ class BulkReader(LogReader):
         begin, committed = state.begin, state.committed
         self._check_kept(first, end)
         if first > committed:
-            raise IndexOutOfRangeError(f"entry {first} is not committed here: the last one that is, is {committed}")
+            raise IndexOutOfRangeError(f"entry {first} is not committed here: the last committed entry is {committed}")
         last = LogIndex(files.slice_end(first, min(end - 1, committed), max_bytes, _COLD))
         run = self._read_run(first, last, hot_from=_COLD)
         count, data = self._sound_entries(run)
@@ -124,9 +124,9 @@ class BulkReader(LogReader):
             lost = min(max(end - 1, first), begin.index)
             what = f"entry {first} is" if lost == first else f"entries {first} to {lost} are"
             raise IndexBeforeBeginError(
-                f"{what} no longer kept here: retention has removed everything before entry {begin.index + 1}, at "
-                f"position {begin.position}. Read from there on, or from a copy that has them; keep the log longer "
-                "(retention_hours) if readers come this late"
+                f"{what} no longer kept here: retention has removed everything before entry {begin.index + 1}, "
+                f"at position {begin.position}. Start reading there, or read from a copy that has them; raise "
+                "retention_hours if readers lag this far"
             )
 
     # --- places -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,9 @@ class BulkReader(LogReader):
             committed = max(self._state.committed, self._state.begin.index)
             self._check_kept(index, index + 1)
             if index > committed + 1:
-                raise IndexOutOfRangeError(f"entry {index} is not committed here: the last one that is, is {committed}")
+                raise IndexOutOfRangeError(
+                    f"entry {index} is not committed here: the last committed entry is {committed}"
+                )
             return LogPlace(index, self._position_of(index, committed))
 
         return self._stable(find)
@@ -161,7 +163,7 @@ class BulkReader(LogReader):
         store_time = self.store_time
         if store_time is None:
             raise UntimedLogError(
-                "this log's entries have no time: only a broker's messages do. Start from an index or position"
+                "entries of this log have no timestamps, only a broker's messages do: start from an index or position"
             )
         return self._stable(lambda: self._place_at_time(store_time_ms, store_time))
 

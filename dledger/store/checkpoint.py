@@ -22,7 +22,7 @@ from dledger.types import GENESIS, NO_INDEX, Boundary, LogIndex, Position, Term
 _SLOTS: Final = 3
 _RECORD: Final = Struct(">qqIqqqqqI?")
 REPAIR_ADVICE: Final = (
-    "Keep the files. If the group's other members hold the log, set this copy aside and fetch it again from them: "
+    "Keep the files. If the group's other members hold the log, set this copy aside and fetch the log again: "
     "`dledger serve --repair`; otherwise restore the directory from a backup"
 )
 
@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> LogCheckpoint:
     for slot in read_slots(path, _SLOTS):
         if len(slot.payload) == _RECORD.size:
             return decode_checkpoint(slot.payload)
-    raise CorruptLogError(path, 0, "no slot of the checkpoint is readable", REPAIR_ADVICE)
+    raise CorruptLogError(path, 0, "neither slot of the checkpoint is readable", REPAIR_ADVICE)
 
 
 def create_checkpoint(fs: FileSystem, path: Path, checkpoint: LogCheckpoint) -> None:

@@ -86,7 +86,7 @@ class DamagedStart:
         blank = [file for file in behind if file.base >= end.position and file.is_empty()]
         self._aside.check_room_for_log([*lost, *(file.path for file in behind if file not in blank)])
         reason = (
-            f"its log was damaged ({damage.path}, offset {damage.offset}): entries after {end.index} are fetched again"
+            f"its log was damaged ({damage.path}, offset {damage.offset}): fetching the entries after {end.index} again"
         )
         hard_state.doubt(reason)
         self.cut = True

@@ -69,7 +69,10 @@ from dledger.types import (
 class FileStore:
     """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
 
-    def __init__(self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem) -> None:
+    def __init__(
+        self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem, instruments: Instruments
+    ) -> None:
+        """``instruments`` are told of every batch written and of every flush."""
         self._config = config
         self._opened = opened
         self._clock = clock
@@ -87,8 +90,7 @@ class FileStore:
         self._unwiped: list[Write] = []
         """What was written behind the end when the disk ran full: zeros come first, before anything else does."""
         self._ran_out_of_space = False
-        self.instruments: Instruments = SILENT
-        """Told of every batch written and of every flush."""
+        self._instruments = instruments
         self.disk_used_ratio = -1.0
         """How full the fuller of the disks was when ``measure_room`` last looked; -1 before."""
         self.bulk = BulkReader(opened.files, self._state, unchecked=config.import_unchecked)
@@ -103,7 +105,7 @@ class FileStore:
         self.positions, self.channel_runs = reader.positions, reader.channel_runs
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913  # one parameter per neighbour
         cls,
         config: StoreConfig,
         *,
@@ -113,6 +115,7 @@ class FileStore:
         clock: Clock,
         fs: FileSystem | None = None,
         mend: bool = False,
+        instruments: Instruments = SILENT,
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
 
@@ -123,7 +126,7 @@ class FileStore:
         """
         fs = fs or FileSystem()
         identity = StoreIdentity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
-        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs)
+        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs, instruments)
 
     @property
     def hard_state(self) -> FileHardState:
@@ -260,7 +263,7 @@ class FileStore:
         last = EntryId(term, LogIndex(index - 1))
         begin = state.end
         self._write(writes, b"".join(units), last, Mark(index - 1, end, chain))
-        self.instruments.wrote(index - first, end - begin, as_leader=True)
+        self._instruments.wrote(index - first, end - begin, as_leader=True)
         return AppendedBatch(term, LogIndex(first), last.index, tuple(positions))
 
     def check_append(self, bodies: Sequence[Body]) -> None:
@@ -272,17 +275,17 @@ class FileStore:
         self._check_writable()
         problem = records.run_problem(checked, from_index, state.last, state.tip.chain_crc)
         if problem:
-            raise MisplacedRunError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         offset = checked.offset_of(from_index)
         data = run.data[offset:] if offset else run.data
         position = run.position + offset
         problem = records.run_place_problem(position, len(data), state.end, self._config.segment_bytes)
         if problem:
-            raise MisplacedRunError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
-        self.instruments.wrote(checked.last.index - from_index + 1, len(data), as_leader=False)
+        self._instruments.wrote(checked.last.index - from_index + 1, len(data), as_leader=False)
         return checked.last
 
     def _check_writable(self) -> None:
@@ -290,24 +293,20 @@ class FileStore:
         if self._unwiped and not self._disk_full:
             self._wipe()
         if self._disk_full:
-            raise DiskFullError(f"the disk of {self.directory} is full: appends are taken again once there is room")
+            raise DiskFullError(f"the disk of {self.directory} is full: appends resume once there is room")
 
     def _write(self, writes: list[Write], units: bytes, last: EntryId, end: Mark) -> None:
         """Write a whole change or nothing that counts, then publish it."""
         state, files = self._state, self._files
         first_index = state.last.index + 1
-        try:
-            if (
-                len(writes) > 1
-                or files.data.find(writes[0][0]) is None
-                or files.index.find((last.index + 1) * INDEX_UNIT_BYTES - 1) is None
-                or files.index.find(first_index * INDEX_UNIT_BYTES) is None
-            ):
-                files.ensure(writes, first_index, len(units))
+        try:  # all of them before the first byte is written
+            data, index = files.segments_for(writes), files.index_segments_for(first_index, len(units))
         except OSError as error:
             raise self._failed("creating a segment", error) from error
         try:
-            data, index = files.write(writes, first_index, units)
+            for file, (position, record) in zip(data, writes, strict=True):
+                file.write(position - file.base, record)
+            files.put_units(index, first_index, units)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 self._unwiped = writes
@@ -341,8 +340,8 @@ class FileStore:
                     file.sync()
                 self._unwiped = self._unwiped[:-1]
         except OSError as error:
-            what = "writing zeros over a batch that was written in part"
-            raise self._failed(what, error, "it may be found there after a crash") from error
+            what = "zeroing a partly written batch"
+            raise self._failed(what, error, "it may reappear after a crash") from error
 
     def truncate(self, from_index: LogIndex) -> None:
         state = self._state
@@ -439,7 +438,7 @@ class FileStore:
             mark = state.end_flush(sequence)
         except OSError as error:
             raise state.poisoned("flushing the log", error) from error
-        self.instruments.flushed(max(0, state.flushed.position - flushed_to), monotonic() - began_s)
+        self._instruments.flushed(max(0, state.flushed.position - flushed_to), monotonic() - began_s)
         return mark
 
     def sync_checkpoint(self) -> None:

@@ -125,12 +125,12 @@ def place(end: int, record_bytes: int, segment_bytes: int) -> int:
 def check_batch(bodies: Sequence[Body], entry_bytes_limit: int) -> None:
     """Raise ``InvalidRequestError`` for an empty batch, ``EntryTooLargeError`` for one entry beyond the limit."""
     if not bodies:
-        raise InvalidRequestError("the batch holds no entry: append at least one")
+        raise InvalidRequestError("empty batch: append at least one entry")
     largest = max(map(len, bodies))
     if largest + ENTRY_HEADER_BYTES > entry_bytes_limit:
         raise EntryTooLargeError(
-            f"a body of {largest} bytes makes a record of {largest + ENTRY_HEADER_BYTES} bytes; "
-            f"at most {entry_bytes_limit} fit (max_entry_bytes, segment_bytes)"
+            f"a body of {largest} bytes makes a record of {largest + ENTRY_HEADER_BYTES} bytes: at most "
+            f"{entry_bytes_limit} fit (max_entry_bytes, segment_bytes)"
         )
 
 
@@ -247,7 +247,7 @@ def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
     positions = list(accumulate((length + ENTRY_HEADER_BYTES for length in lengths[:-1]), initial=piece.position))
     for hook in hooks:
         bodies = hook(positions, bodies)
-    invariant(list(map(len, bodies)) == lengths, "a hook keeps the length of every body")
+    invariant(list(map(len, bodies)) == lengths, "a hook must not change the length of a body")
     return Piece(piece.position, bodies, piece.channel)
 
 
@@ -384,11 +384,11 @@ def unit_of(header: EntryHeader) -> IndexUnit:
 def header_problem(header: EntryHeader, position: int, follow: Follow) -> str:
     """What is wrong with a header at ``position`` after ``follow``, as a clause; empty when nothing is."""
     if header.magic not in _VALID_MAGICS:
-        return f"magic {header.magic} is not an entry's"
+        return f"magic {header.magic} is not that of an entry"
     if header.body_length < 0 or header.size != header.body_length + ENTRY_HEADER_BYTES:
         return f"size {header.size} and bodyLength {header.body_length} do not fit together"
     if header.index != follow.index + 1:
-        return f"index {header.index} found where {follow.index + 1} is due"
+        return f"index {header.index} found where {follow.index + 1} was expected"
     if header.term < follow.term:
         return f"term {header.term} after term {follow.term}"
     if header.position != position:

@@ -120,7 +120,9 @@ def keep_private(directory: Path) -> None:
     try:
         directory.chmod(mode & ~0o077)
     except PermissionError:
-        _LOG.warning("%s can be read by other users (mode %o), and is not ours to change", directory, mode)
+        _LOG.warning(
+            "%s is readable by other users (mode %o), and belongs to another user: fix its mode", directory, mode
+        )
 
 
 def read_whole(path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:

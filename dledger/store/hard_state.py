@@ -28,7 +28,7 @@ _HEAD: Final = Struct(">q?h")
 _FENCED: Final = 3
 """Follows the vote of a member that is doubtful because it is fenced."""
 _ADVICE: Final = (
-    "A vote cast earlier may be forgotten, so this node must not vote: `dledger serve --repair` sets its log aside and "
+    "Earlier votes may be lost, so this node must not vote: `dledger serve --repair` sets its log aside and "
     "lets it rejoin without a vote until it has caught up"
 )
 
@@ -41,7 +41,7 @@ def encode_hard_state(state: HardState) -> bytes:
     """
     vote = state.vote.encode() if state.vote is not None else b""
     room = PAYLOAD_BYTES_MAX - _HEAD.size - len(vote) - 1
-    invariant(room >= 0, "node id too long to be stored", vote=state.vote)
+    invariant(room >= 0, "node id too long to store", vote=state.vote)
     head = _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1)
     if state.standing in (Standing.VOTER, Standing.BLANK):
         return head + vote
@@ -70,10 +70,10 @@ def read_hard_state(directory: Path) -> HardState:
     """The saved state. Raises ``CorruptLogError`` if no slot is readable."""
     path = directory / HARD_STATE_FILE
     if not path.exists():
-        raise CorruptLogError(path, 0, "the file that holds term and vote is missing", _ADVICE)
+        raise CorruptLogError(path, 0, "the file with term and vote is missing", _ADVICE)
     slots = read_slots(path, _SLOTS)
     if not slots:
-        raise CorruptLogError(path, 0, "neither slot of term and vote is readable", _ADVICE)
+        raise CorruptLogError(path, 0, "both slots of term and vote are unreadable", _ADVICE)
     return decode_hard_state(slots[0].payload)
 
 
@@ -106,7 +106,7 @@ class FileHardState:
                     self._file.write(number, self._sequence, encode_hard_state(state))
                     self._file.sync()
             except OSError as error:
-                self._poison = f"term and vote could not be saved in {self._directory}: {error}"
+                self._poison = f"cannot save term and vote in {self._directory}: {error}"
                 raise DiskError(self._poison) from error
             self._state = state
             with suppress(OSError):

@@ -147,7 +147,7 @@ class Headers:
                 follow, end = Follow(header.index, header.term, header.chain_crc), header.position + header.size
             if not mended:
                 header = self._next(*self._before(index))
-                raise self._damaged(header.position, f"entry {index} contradicts the entries around it", index)
+                raise self._damaged(header.position, f"entry {index} is inconsistent with its neighbours", index)
 
     def _nearest_proven(self, index: int) -> tuple[Follow, int]:
         """A proven entry below ``index``, as near as there is one, and where it ends; the log's begin if none is."""

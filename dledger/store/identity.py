@@ -41,8 +41,8 @@ def read_identity(directory: Path) -> StoreIdentity | None:
     except (ValueError, TypeError, RecursionError):
         found = None
     if found is None or any(type(value) is not type(asdict(_EXAMPLE)[name]) for name, value in asdict(found).items()):
-        advice = "Copy the file of another member of the group, and put this node's id into it"
-        raise CorruptLogError(path, 0, "the file that says whose directory this is cannot be read", advice)
+        advice = "Copy the file from another member of the group and put this node's id into it"
+        raise CorruptLogError(path, 0, "cannot read the file that identifies the owner of this directory", advice)
     return found
 
 
@@ -67,7 +67,7 @@ def check_identity(directory: Path, found: StoreIdentity, wanted: StoreIdentity)
     ]
     if differences:
         raise IdentityError(
-            f"{directory} belongs to another node or was made with other settings: " + "; ".join(differences)
+            f"{directory} belongs to another node, or was created with other settings: " + "; ".join(differences)
         )
 
 
@@ -99,7 +99,7 @@ def _open_lock(path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise DiskError(f"{path} is a symbolic link, which is not followed: remove it") from error
+            raise DiskError(f"{path} is a symbolic link, which is not allowed here: remove it") from error
         raise
     with suppress(PermissionError):  # not ours: whoever made it has let us open it
         os.fchmod(fd, 0o600)

@@ -187,7 +187,7 @@ def _mapped(path: Path) -> _Mapped | ProblemItem:
     try:
         return _Mapped(path)
     except OSError as error:  # such as one of a terabyte, where a process may not have so much
-        return ProblemItem(path, 0, f"the file cannot be read: {error.strerror}")
+        return ProblemItem(path, 0, f"cannot read the file: {error.strerror}")
 
 
 def _inspect_segment(file: _Mapped, offset: int, follow: Follow | None) -> Iterator[DataItem]:
@@ -214,12 +214,12 @@ def _item_at(file: _Mapped, offset: int, follow: Follow | None) -> DataItem:
     if magic == BLANK_MAGIC:
         if MIN_BLANK_BYTES <= length <= file.size - offset:
             return BlankItem(file.path, offset, length)
-        return ProblemItem(file.path, offset, f"a blank of {length} bytes where {file.size - offset} are left")
+        return ProblemItem(file.path, offset, f"a blank of {length} bytes, but {file.size - offset} bytes are left")
     head = file.map[offset : offset + ENTRY_HEADER_BYTES]
     if not any(head):
         return EndItem(file.path, offset)
     if len(head) < ENTRY_HEADER_BYTES:
-        return ProblemItem(file.path, offset, "less than an entry header is left")
+        return ProblemItem(file.path, offset, "too little room for an entry header")
     header = EntryHeader(*HEADER.unpack(head))
     reason = _unchained_problem(file, offset, header) if follow is None else _chained_problem(file, offset, follow)
     if reason:
@@ -272,7 +272,7 @@ def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
 
 def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> str:
     if unit.index != index:
-        return f"index {unit.index} found in the place of {index}"
+        return f"found index {unit.index} where {index} was expected"
     if previous and (unit.position < previous.position + previous.size or unit.term < previous.term):
         return f"unit of entry {index} does not continue the one before"
     return ""

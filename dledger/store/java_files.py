@@ -22,7 +22,7 @@ from dledger.store.mmap_file_list import Found
 from dledger.types import GENESIS, NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
 
 _HEADER: Final = ENTRY.struct("magic", "size", "index", "term")
-_ADVICE: Final = "Let the Java node repair it, or fetch the log from another member"
+_ADVICE: Final = "Let the Java node repair it, or copy the log from another member"
 
 _TEXT_BYTES_MAX = 4096
 _BACKUPS = (f"{MIRROR_FILE}.bak", "checkpoint.bak")
@@ -67,7 +67,7 @@ def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
             file.seek(skipped)
             magic, size, number, term = _HEADER.unpack(file.read(_HEADER.size))
     if magic not in tuple(Magic) or number < 0:
-        raise CorruptLogError(first.path, skipped, "the log's first entry is not readable", _ADVICE)
+        raise CorruptLogError(first.path, skipped, "the log's first entry is unreadable", _ADVICE)
     before = _unit(index, number - 1)
     if before is not None and before[1:] == (number - 1, before[2]) and 0 <= before[2] <= term:
         term = before[2]

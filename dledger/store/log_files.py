@@ -31,7 +31,9 @@ Touched = tuple[list[MappedFile], list[MappedFile]]
 
 _COLD: Final = sys.maxsize
 """Whatever begins below is read with ``pread``."""
-INDEX_ADVICE: Final = "The index is derived from data: stop the node, delete the file, and start again to rebuild it"
+INDEX_ADVICE: Final = (
+    "The index is derived from the data: stop the node, delete the file, and start again to rebuild it"
+)
 
 
 class SuspectEntryError(CorruptLogError):
@@ -218,40 +220,36 @@ class LogFiles:
         """The first index in ``[first, last]`` with a unit of ``term`` or later; ``last + 1`` if there is none."""
         return first + bisect.bisect_left(range(first, last + 1), term, key=lambda one: self.unit(one).term)
 
-    def ensure(self, writes: Iterable[Write], first_index: int, units_length: int) -> None:
-        """Create every segment that a change needs, before the first byte of it is written. Raises ``OSError``."""
-        for position, _ in writes:
-            self.data.ensure(position)
-        step, start = self.index.segment_bytes, first_index * INDEX_UNIT_BYTES
-        for position in range(self.index.base_of(start), start + units_length, step):
-            self.index.ensure(position)
+    def segments_for(self, writes: Iterable[Write]) -> list[MappedFile]:
+        """The data segments of a change, one for each write, made if need be. Raises ``OSError``."""
+        return [self.data.ensure(position) for position, _ in writes]
 
-    def write(
-        self, writes: Iterable[Write], first_index: int, units: bytes
-    ) -> tuple[list[MappedFile], list[MappedFile]]:
-        """Write data and units into existing segments; returns the touched data and index files. Raises ``OSError``."""
-        touched: list[MappedFile] = []
-        for position, data in writes:
-            file = self.data.ensure(position)
-            file.write(position - file.base, data)
-            touched.append(file)
-        return touched, self.write_units(first_index, units)
+    def index_segments_for(self, first_index: int, units_length: int) -> list[MappedFile]:
+        """The index segments of some units, made if need be. Raises ``OSError``."""
+        start, stop = first_index * INDEX_UNIT_BYTES, first_index * INDEX_UNIT_BYTES + units_length
+        found = [self.index.ensure(start)]
+        while (following := found[-1].base + found[-1].size) < stop:
+            found.append(self.index.ensure(following))
+        return found
 
     def write_units(self, first_index: int, units: bytes) -> list[MappedFile]:
         """Write index units, creating segments as needed; returns the touched files. Raises ``OSError``."""
-        touched: list[MappedFile] = []
+        segments = self.index_segments_for(first_index, len(units))
+        self.put_units(segments, first_index, units)
+        return segments
+
+    @staticmethod
+    def put_units(segments: Iterable[MappedFile], first_index: int, units: bytes) -> None:
+        """Write index units into their segments. Raises ``OSError``."""
         position, written = first_index * INDEX_UNIT_BYTES, 0
-        while written < len(units):
-            file = self.index.ensure(position)
+        for file in segments:
             offset = position - file.base
             part = (
                 units[written : written + file.size - offset] if written or len(units) > file.size - offset else units
             )
             file.write(offset, part)
-            touched.append(file)
             written += len(part)
             position += len(part)
-        return touched
 
     def first_wrong_unit(self, first_index: int, units: bytes) -> int | None:
         """The first entry of ``units`` whose unit in the index is missing or another one; None if all agree."""

@@ -69,18 +69,18 @@ class LogState:
         if self.closed:
             raise ShutdownError("the store is closed")
         if index > self.last.index or index < -1:
-            raise IndexOutOfRangeError(f"entry {index} does not exist: the last one is {self.last.index}")
+            raise IndexOutOfRangeError(f"entry {index} does not exist: the last entry is {self.last.index}")
         if index < self.begin.index:
             raise IndexBeforeBeginError(
-                f"entry {index} is no longer kept here: the first one kept is {self.begin.index + 1}"
+                f"entry {index} is no longer kept here: the first entry kept is {self.begin.index + 1}"
             )
 
     def poisoned(self, what: str, error: OSError) -> DiskError:
         """Poison the store; returns the error to raise."""
         with self.lock:
             self.poison = self.poison or (
-                f"{what} failed: no space is left, although room is reserved for it: a thin or copy-on-write volume "
-                "below is full. Nothing more is written here: make room there, then start the node again"
+                f"{what} failed: no space left, although it was reserved: the thin or copy-on-write volume "
+                "underneath is full. The store takes no more writes: free space there, then restart the node"
                 if error.errno == errno.ENOSPC
                 else f"{what} failed ({error}); the store takes no more writes: restart the node"
             )

@@ -104,7 +104,7 @@ class Mender:
                 if current >= base and self._goes_on(current + step, place.follow):
                     break
                 if current >= base and self._verify(current + step, end, pause)[1] is None:
-                    raise WrongBytesError("what came does not lead to what follows here")
+                    raise WrongBytesError("the fetched part does not connect to what follows here")
             return self._install(fetched, end)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -138,10 +138,10 @@ class Mender:
         if base > begin.position:
             before, its_damage = self._verify_alone(base - self._files.segment_bytes, end, pause)
             if its_damage is None and before.follow is not None and not self._goes_on(base, before.follow):
-                reason = "it does not continue the segment before"
+                reason = "it does not follow the segment before it"
         leads_on = following > end.position or self._goes_on(place.position, place.follow)
         if not leads_on and self._verify_head(following, end):
-            reason = "the next segment does not continue it"
+            reason = "the next segment does not follow it"
         if not reason or self._state.begin.position >= following:  # retention has removed it just now
             return place, None
         return place, CorruptLogError(self._path(base), 0, reason, REPAIR_ADVICE)
@@ -218,7 +218,7 @@ class Mender:
         old = files.data.find(base)
         directory = old.path.parent if old is not None else files.data.placement.directory_for(base // size)
         if old is not None and not old.writable:
-            raise DiskError(f"{old.path} lies in a read-only data directory and cannot be replaced")
+            raise DiskError(f"{old.path} is in a read-only data directory and cannot be replaced")
         path = directory / (segment_name(base) + TMP_SUFFIX)
         position, stop = max(base, self._state.begin.position), min(base + size, end.position)
         fd = fs.create(path)
@@ -249,7 +249,7 @@ class Mender:
                 on_scan=lambda _first, scan: ends.append(place.position + scan.end_offset),
             )
         except DamagedError as damage:
-            raise WrongBytesError(f"what came is wrong at offset {damage.offset}: {damage.reason}") from damage
+            raise WrongBytesError(f"the fetched part is wrong at offset {damage.offset}: {damage.reason}") from damage
         filler = ends[-1] + MIN_BLANK_BYTES - file.base
         if place.position == file.base + file.size and (stray := file.non_zero_end(filler)) > filler:
             file.zero(filler, stray)
@@ -260,7 +260,7 @@ class Mender:
         follow = place.follow
         found = None if follow is None else Mark(follow.index, place.position, follow.chain_crc)
         if found != end:
-            raise WrongBytesError(f"what came does not end with entry {end.index}")
+            raise WrongBytesError(f"the fetched part does not end with entry {end.index}")
 
     # -- exchanging ------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Mender:
         """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
         fs, old = self._fs, self._files.data.find(file.base)
         if old is None:
-            raise DiskError(f"{segment_name(file.base)}, which is being written, is missing")
+            raise DiskError(f"{segment_name(file.base)}, the segment being written, is missing")
         stop = end.position - old.base
         pieces = [(at, min(STEP_BYTES, stop - at)) for at in range(0, stop, STEP_BYTES)]
         fd = fs.create(kept)
@@ -366,5 +366,5 @@ def _received(read: ReadSegment, position: int, length: int) -> bytes:
     if data is None:
         raise LackingError(f"it does not hold the log from position {position} on")
     if len(data) != length:
-        raise WrongBytesError(f"{len(data)} bytes came instead of {length}")
+        raise WrongBytesError(f"{len(data)} bytes received instead of {length}")
     return data

@@ -153,6 +153,6 @@ class MappedFile:
 
     def _check(self, offset: int, end: int) -> None:
         if not self.writable:
-            raise DiskError(f"{self.path} lies in a read-only data directory and cannot be changed")
+            raise DiskError(f"{self.path} is in a read-only data directory and cannot be changed")
         if not 0 <= offset <= end <= self.size:
-            raise DiskError(f"bytes {offset} to {end} do not lie inside {self.path} of {self.size} bytes")
+            raise DiskError(f"bytes {offset} to {end} are outside {self.path} ({self.size} bytes)")

@@ -46,7 +46,7 @@ _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
 """Made once and written in place ever since."""
 _IMPORTED = HardState(
     standing=Standing.DOUBTFUL,
-    doubt="the log was imported: what the member said before is not known",
+    doubt="the log was imported: its earlier votes and acknowledgements are unknown",
 )
 
 
@@ -215,7 +215,7 @@ class _Opener:
             if self._damage is None:
                 raise
             self._damage.put_aside(error.path)
-            doubt = f"its term and its vote were unreadable: {error.reason}"
+            doubt = f"its term and vote were unreadable: {error.reason}"
             create_hard_state(self._fs, directory, HardState(standing=Standing.DOUBTFUL, doubt=doubt))
             return FileHardState(self._fs, directory)
 
@@ -229,7 +229,7 @@ class _Opener:
             found = read_identity(directory)
         except CorruptLogError as error:  # no reason to give up the log, which is what a repair would do
             raise IdentityError(
-                f"{error.path}: {error.reason}, so nothing is touched here. If this is the directory of "
+                f"{error.path}: {error.reason}, so nothing was changed. If this is the directory of "
                 f"{self._identity.node_id!r}, write this into the file and start again: {as_text(self._identity)}"
             ) from error
         if found is not None:
@@ -238,8 +238,8 @@ class _Opener:
                 return False
             if not self._config.import_unchecked:
                 raise IdentityError(
-                    f"{directory} has been used by the Java line since: open it with import_unchecked, as what Java "
-                    f"appends has no CRCs"
+                    f"{directory} has since been used by a Java node: open it with import_unchecked, because "
+                    "entries written by Java have no CRCs"
                 )
             self._doubt_imported()  # before the checkpoint, which may be all that tells of Java
             committed = java_committed(path)
@@ -253,8 +253,8 @@ class _Opener:
             return True
         if data.segments and not self._config.import_unchecked:
             raise IdentityError(
-                f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open a log "
-                f"of the Java line with import_unchecked"
+                f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open "
+                "a log written by Java with import_unchecked"
             )
         # The identity is written last: without it nothing here was ever used, and a crash simply starts over.
         committed = java_committed(path)
@@ -283,7 +283,7 @@ class _Opener:
             file.non_zero_end(0) for file in files.data.files() if file.base >= later
         ):
             stop = facts.stop
-            raise CorruptLogError(stop.path, stop.offset, f"{stop.reason}, and more entries follow", REPAIR_ADVICE)
+            raise CorruptLogError(stop.path, stop.offset, f"{stop.reason}, and valid entries follow it", REPAIR_ADVICE)
 
     def _files(self) -> LogFiles:
         config = self._config
@@ -298,20 +298,24 @@ class _Opener:
         )
 
     def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: LogCheckpoint) -> tuple[FoundFile, ...]:
-        """Map what has the right size and is not below the begin; returns data files of a wrong size."""
+        """Map what has the right size and is not below the begin; returns data files of a wrong size.
+
+        Of two names of one file neither can be written without the other: the second counts as a file of a wrong size.
+        """
         begin = checkpoint.begin
         misshapen: list[FoundFile] = []
+        known: set[tuple[int, int]] = set()
         for one in data.segments:
             if one.base + files.segment_bytes <= begin.position:
                 self._removed.append(one.path)
-            elif one.size == files.segment_bytes:
+            elif one.size == files.segment_bytes and _is_new(one.path, known):
                 files.data.adopt(one)
             else:
                 misshapen.append(one)
         for one in index.segments:
             if one.base + one.size <= (begin.index + 1) * INDEX_UNIT_BYTES:
                 self._removed.append(one.path)
-            elif one.size == files.index.segment_bytes:
+            elif one.size == files.index.segment_bytes and not one.path.is_symlink() and _is_new(one.path, known):
                 files.index.adopt(one)
             else:
                 self._removed.append(one.path)  # it is derived: made again from data
@@ -356,7 +360,7 @@ class _Opener:
     def _check_last_is_writable(self, files: LogFiles, end: Mark) -> None:
         file = files.data.find(end.position)
         if file is not None and not file.writable:
-            raise ConfigError([f"{file.path} is still being written: it must lie in a writable data directory"])
+            raise ConfigError([f"{file.path} is still being written: move it to a writable data directory"])
 
     def _mark_in_use(self, checkpoint: LogCheckpoint, end: Mark) -> LogCheckpoint:
         """Record the recovered state durably, the clean stop taken back, before anything new is written."""
@@ -384,6 +388,15 @@ class _Opener:
             index_rewritten_from=outcome.index_wrong_from,
             removed=tuple(self._removed),
         )
+
+
+def _is_new(path: Path, known: set[tuple[int, int]]) -> bool:
+    """Whether no other name of this file was met; notes it."""
+    status = path.stat()
+    file = (status.st_dev, status.st_ino)
+    is_new = file not in known
+    known.add(file)
+    return is_new
 
 
 def _entry_at(files: LogFiles, recovered: LogCheckpoint) -> EntryId:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -36,6 +37,10 @@ HOT_BYTES = 64 * MIB
 """What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
 
 
+_MENDS_MAX: Final = 3
+"""How often one read writes an entry's index unit again before it believes that the index keeps nothing."""
+
+
 class LogReader:
     """The read half of a file store."""
 
@@ -52,9 +57,10 @@ class LogReader:
         """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real.
 
         A wrong index unit that it meets is written again from data; damage in data, an unreadable sector included, is
-        told to whoever repairs it.
+        told to whoever repairs it, and so is an index that does not keep what is written to it.
         """
         state = self._state
+        mended: Counter[int] = Counter()
         while True:
             generation = state.generation
             try:
@@ -63,7 +69,8 @@ class LogReader:
                 if generation != state.generation or state.closed:
                     state.check_index(state.last.index)
                     continue
-                if isinstance(error, SuspectEntryError):
+                if isinstance(error, SuspectEntryError) and mended[error.suspect] < _MENDS_MAX:
+                    mended[error.suspect] += 1
                     self._mend(error, generation)
                     continue
                 if isinstance(error, UnreadableError):
@@ -95,7 +102,7 @@ class LogReader:
             state.on_damage(damage)
             raise
         except OSError as error:
-            raise state.poisoned("writing the index again", error) from error
+            raise state.poisoned("rewriting the index", error) from error
 
     @property
     def _hot_from(self) -> int:
@@ -151,7 +158,7 @@ class LogReader:
     def _check_entry(self, index: int) -> None:
         self._state.check_index(index)
         if index == self._state.begin.index:
-            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first entry kept is {index + 1}")
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
         state, latest = self._state, self._latest_run
@@ -183,7 +190,7 @@ class LogReader:
         stop = start if first == last else files.located(last, hot_from)
         length = stop.position + stop.size - start.position
         if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
-            raise InvalidRequestError(f"entries {first} to {last} are no run within one segment")
+            raise InvalidRequestError(f"entries {first} to {last} do not lie within one segment")
         run = EntryRun(
             previous=EntryId(term, previous),
             previous_chain_crc=chain_crc,
@@ -211,7 +218,7 @@ class LogReader:
 
     def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         if last_index < first_index:
-            raise IndexOutOfRangeError(f"no entry lies between {first_index} and {last_index}")
+            raise IndexOutOfRangeError(f"no entry between {first_index} and {last_index}")
         entries = self._read_slice(first_index, last_index, max_bytes)
         used = sum(len(entry.body) + HEADER.size for entry in entries)
         while entries[-1].index < min(last_index, self._state.last.index) and used < max_bytes:

@@ -110,11 +110,11 @@ def plan(facts: ScanFacts) -> Plan:
         if damage:
             return Refuse(damage)
     if facts.checkpoint.clean_stop and facts.end.index > mark.index:
-        return Cut(mark, f"{facts.end.index - mark.index} entries behind the end of a log that was stopped cleanly")
+        return Cut(mark, f"{facts.end.index - mark.index} entries after the end of a cleanly stopped log")
     if facts.stopped_at_bad:
         return Cut(facts.end, facts.stop.reason)
     if facts.rest_in_use or facts.bad_files:
-        return Cut(facts.end, "unflushed remains behind the last whole entry")
+        return Cut(facts.end, "unflushed remains after the last whole entry")
     return Keep()
 
 
@@ -124,13 +124,13 @@ def doubt(facts: ScanFacts, decision: Keep | Cut, life: LastLife) -> str:
         return life.replaced
     cut = decision.reason if isinstance(decision, Cut) else ""
     if facts.checkpoint.clean_stop:
-        return f"its files are of different times: {cut}" if cut else ""
+        return f"its files are from different times: {cut}" if cut else ""
     if life.flushed_late and not life.same_boot:
-        return "it acknowledged before it flushed (flush_mode=async), and the machine was started anew since"
+        return "it acknowledged before flushing (flush_mode=async), and the machine has restarted since"
     if life.flushed_late and cut:
-        return f"it acknowledged before it flushed (flush_mode=async), and the end of its log was cut: {cut}"
+        return f"it acknowledged before flushing (flush_mode=async), and the end of its log was cut: {cut}"
     if cut and not facts.torn:
-        return f"the end of its log was cut, which no write that a power cut interrupted explains: {cut}"
+        return f"the end of its log was cut, and an interrupted write does not explain it: {cut}"
     return ""
 
 

@@ -30,7 +30,7 @@ def read_remembered(directory: Path) -> dict[NodeId, EntryId]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        _log.warning("%s is not read, so nothing is remembered: %s", path, error)
+        _log.warning("%s cannot be read, so nothing is remembered: %s", path, error)
         return {}
     if crc != b"%08x" % crc32c(text):
         _log.warning("%s is damaged, so nothing is remembered", path)

@@ -193,7 +193,7 @@ def _check_heads(files: LogFiles, checkpoint: LogCheckpoint) -> tuple[list[Damag
             continue
         problem = header_problem(header, file.base, Follow(header.index - 1, 0, 0))
         if problem or header.index > checkpoint.flushed.index:
-            reason = f"the segment starts with no valid record: {problem or f'index {header.index}'}"
+            reason = f"the segment does not start with a valid record: {problem or f'index {header.index}'}"
             damage.append(Damage(file.path, 0, file.base, reason))
         elif not _unit_agrees(files, header):
             agrees = False
@@ -223,6 +223,8 @@ def _misshapen_or_missing(
 
 def _misshapen(files: LogFiles, found: FoundFile) -> Damage:
     reason = f"the segment has {found.size} bytes instead of {files.segment_bytes}"
+    if found.size == files.segment_bytes:
+        reason = "the segment is another name of an earlier one's file"
     return Damage(found.path, min(found.size, files.segment_bytes), found.base, reason)
 
 

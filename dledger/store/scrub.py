@@ -94,14 +94,14 @@ def verify_step(
 def _as_it_is(header: EntryHeader | None, data: bytes, position: int) -> Follow:
     """What the record after a first one must continue. Raises ``DamagedError`` if that is none."""
     if header is None:
-        raise DamagedError(0, "less than an entry header is left", None)
+        raise DamagedError(0, "too little room for an entry header", None)
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
     if not problem and len(data) < header.size:
         problem = f"a record of {header.size} bytes does not fit"
     if not problem and header.body_crc and crc32c(data[HEADER.size : header.size]) != header.body_crc:
         problem = f"bodyCrc of entry {header.index} does not match its body"
     if problem:
-        raise DamagedError(0, f"the segment starts with no valid record: {problem}", None)
+        raise DamagedError(0, f"the segment does not start with a valid record: {problem}", None)
     return Follow(header.index, header.term, header.chain_crc)
 
 

@@ -27,7 +27,7 @@ TRACES_FILE: Final = "traces"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GET_GENERATION: Final = 0x80087601
 """``FS_IOC_GETVERSION`` of 64-bit machines."""
-_UNREADABLE: Final = "the file that tells of its last start is unreadable"
+_UNREADABLE: Final = "the record of its last start is unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def last_life(directory: Path) -> LastLife:
     return LastLife(
         same_boot=left.boot_id == kernel_boot_id(),
         flushed_late=left.flush_mode == FlushMode.ASYNC,
-        replaced=f"the directory was copied or restored ({names}: not the files of its last start)" if replaced else "",
+        replaced=f"the directory was copied or restored ({names} changed since its last start)" if replaced else "",
     )
 
 

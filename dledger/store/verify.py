@@ -297,7 +297,7 @@ def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[LogDivergence | str
     """What differs between any two of them; a text where two cannot be compared."""
     for one, other in itertools.combinations(nodes, 2):
         if _group_of(one) != _group_of(other):
-            yield f"{one.directory} and {other.directory} are not of the same group: they are not compared"
+            yield f"{one.directory} and {other.directory} belong to different groups: not compared"
             continue
         until = min(one.committed, other.committed)
         if until < max(one.first_index, other.first_index):

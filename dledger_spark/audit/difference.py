@@ -112,14 +112,16 @@ def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None)
     ``data`` goes up to the segment's end, or as far as the replica has it.
     """
     if not data.strip(b"\0"):
-        return Copy(b"", sound=False, reason="nothing is there", empty=True)
+        return Copy(b"", sound=False, reason="the data is missing", empty=True)
     rest = segment_bytes - position % segment_bytes
     if len(data) >= MIN_BLANK_BYTES and BLANK.unpack_from(data)[0] == BLANK_MAGIC:
         length = BLANK.unpack_from(data)[1]
         if length != rest or len(data) < rest:
-            return Copy(data[:rest], False, f"a blank of {length} bytes where {min(rest, len(data))} are left", False)
+            return Copy(
+                data[:rest], False, f"a blank of {length} bytes, but {min(rest, len(data))} bytes are left", False
+            )
         stray = data[MIN_BLANK_BYTES:rest].strip(b"\0")
-        return Copy(data[:rest], not stray, "the blank is not blank" if stray else "", False)
+        return Copy(data[:rest], not stray, "the blank contains data" if stray else "", False)
     reason = _problem(data, position, follow)
     size = BLANK.unpack_from(data)[1] if len(data) >= MIN_BLANK_BYTES else 0
     # A damaged length must not decide how much is compared: then the rest counts, as far as it is at hand.
@@ -135,7 +137,7 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
         scan = scan_records(window, follow, 1)
         return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no entry starts here"
     if len(data) < ENTRY_HEADER_BYTES:
-        return "less than an entry header is left"
+        return "too little room for an entry header"
     header = EntryHeader(*HEADER.unpack_from(data))
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
     if not problem and header.size > len(data):
@@ -187,9 +189,9 @@ def _blame(copies: Mapping[str, Copy]) -> tuple[tuple[str, ...], str]:
         reasons = "; ".join(f"{name}: {copies[name].reason}" for name in unsound)
         return unsound, reasons + (", and the majority differs" if majority and unsound == outvoted else "")
     if majority and outvoted:
-        checks = "all copies check out by themselves" if not unsound else "no copy checks out by itself"
+        checks = "all copies pass their checks" if not unsound else "no copy passes its checks"
         return outvoted, f"{', '.join(largest)} are the majority; {checks}"
-    checks = "each checks out by itself: the histories differ" if not unsound else "none checks out by itself"
+    checks = "each copy passes its checks: the histories differ" if not unsound else "no copy passes its checks"
     return (), f"there is no majority, and {checks}"
 
 

@@ -17,8 +17,8 @@ from dledger_spark.audit.replica import Replica, seek
 EXAMINED_MAX: Final = 32
 """Blocks that are read again, at most: one is enough for each damaged replica."""
 _GONE: Final = (
-    "it no longer does. A running node repairs damage by itself, says so in its log, and keeps what was damaged in "
-    "damaged-N. Repeat the audit"
+    "it no longer does. A running node repairs damage by itself, logs the repair, and keeps the damaged data in "
+    "damaged-N. Run the audit again"
 )
 _HEAD_BYTES: Final = 64 * 1024
 _ZEROS_AT_ONCE: Final = 1024 * 1024
@@ -51,10 +51,10 @@ class Finding:
         if self.kind is DifferenceKind.GONE:
             return f"{who} differed in the block at {self.block} when it was digested; {self.detail}"
         shown = ", ".join(f"{name} has {value}" for name, value in self.values.items())
-        place = f"entry {self.index} of term {self.term}" if self.index >= 0 else "an entry that cannot be named"
+        place = f"entry {self.index} of term {self.term}" if self.index >= 0 else "an unidentified entry"
         if self.kind is DifferenceKind.BLANK:
             place = f"the blank after entry {self.index} of term {self.term}"
-        what = "has nothing from there on" if self.kind is DifferenceKind.TAIL else f"in field {self.field}: {shown}"
+        what = "has nothing after that" if self.kind is DifferenceKind.TAIL else f"in field {self.field}: {shown}"
         return (
             f"{who} is damaged at position {self.position} (segment {self.segment}, block at {self.block}), {place}, "
             f"{what}; {self.detail}"

@@ -80,7 +80,7 @@ def look(client: DLedgerClient) -> Group:
     addresses = _addresses([one for one in statuses.values() if not isinstance(one, DLedgerError)])
     for name, status in sorted(statuses.items()):
         if isinstance(status, DLedgerError):
-            silent.append(f"{name} does not answer, it was not audited: {status}")
+            silent.append(f"{name} does not answer and was not audited: {status}")
             continue
         nodes.append(
             LiveMember(
@@ -94,7 +94,9 @@ def look(client: DLedgerClient) -> Group:
             )
         )
     if len(nodes) < 2:
-        raise PipelineError(f"an audit compares nodes, and only {len(nodes)} answered: " + "; ".join(silent))
+        raise PipelineError(
+            f"an audit compares at least two nodes, but only {len(nodes)} answered: " + "; ".join(silent)
+        )
     return Group(tuple(nodes), tuple(silent))
 
 
@@ -102,7 +104,7 @@ def said(client: DLedgerClient, group: Group) -> tuple[str, ...]:
     """What the nodes say is the matter with their own logs, when they were looked at or now: no digest tells that."""
     now = client.members_status()
     matters = {
-        f"{node.name} says of itself: {matter}": None
+        f"{node.name} reports: {matter}": None
         for node in group.nodes
         for matter in (*node.matters, *_matters(now.get(NodeId(node.name))))
     }
@@ -200,7 +202,7 @@ class RunningNodes:
         found_one = self._compare(chunks)
         if found_one is not None or not self._still_differs(block, end, names):
             return found_one
-        detail = "the entries of the block are alike, so a blank differs: audit the directories to learn whose"
+        detail = "the entries of the block are equal, so a blank differs: audit the directories to find out which"
         return BlockDivergence(DifferenceKind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
 
     def _still_differs(self, block: int, end: int, names: Sequence[str]) -> bool:
@@ -254,7 +256,7 @@ class RunningNodes:
                 failure = error
                 continue
             return max(begin, places[0].index - _ENTRIES_BEFORE), places[1].index
-        raise failure or PipelineError(f"nobody can tell which entries lie between {block} and {end}")
+        raise failure or PipelineError(f"cannot tell which entries lie between {block} and {end}")
 
     def _compare(self, chunks: Mapping[str, Sequence[LogChunk]]) -> BlockDivergence | None:
         """The first difference of the same entries of all nodes, segment by segment."""

@@ -95,7 +95,7 @@ def open_replicas(directories: Sequence[Path]) -> list[Replica]:
     nodes = [node_directory(path) for path in directories]
     problems = [f"{path} is given twice" for path, count in Counter(nodes).items() if count > 1]
     if len(nodes) < 2:
-        problems.append("an audit compares replicas: name the directories of at least two")
+        problems.append("an audit compares replicas: name at least two directories")
     identities = [_identity_of(node) for node in nodes]
     problems += _strangers(nodes, identities)
     if problems:
@@ -116,10 +116,10 @@ def node_directory(path: Path) -> Path:
     if len(inside) == 1:
         return inside[0].resolve()
     if inside:
-        raise ConfigError([f"{path} holds {len(inside)} nodes: name one of them, like {inside[0]}"])
+        raise ConfigError([f"{path} holds {len(inside)} nodes: name one of them, such as {inside[0]}"])
     if (path / "commitlog").is_dir():
-        raise ConfigError([f"{path} holds the log of a broker without replicas: there is nothing to compare it with"])
-    raise ConfigError([f"{path} is no node's directory: it has no data directory, nor has a dledger-… in it"])
+        raise ConfigError([f"{path} holds the log of a plain broker, which has no replicas to compare it with"])
+    raise ConfigError([f"{path} is not a node's directory: it has no data directory, nor does a dledger-… in it"])
 
 
 def _identity_of(node: Path) -> StoreIdentity:

@@ -22,7 +22,7 @@ BATCH_BYTES: Final = 8 * MIB
 """How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
 SLIM_BATCH_BYTES: Final = 32 * MIB
 """The same without bodies, whose rows are small."""
-_PROBLEMS: Final = {WalkEnd.CUT: "a record ends beyond the bytes", WalkEnd.ZERO: "there are zeros in a record's place"}
+_PROBLEMS: Final = {WalkEnd.CUT: "a record extends beyond the data", WalkEnd.ZERO: "zeros where a record was expected"}
 
 
 def batch_bytes_for(columns: Sequence[SchemaColumn]) -> int:

@@ -21,7 +21,7 @@ from dledger_spark.decode.slices import with_nulls
 from dledger_spark.errors import BrokenRecordError, SchemaError
 from dledger_spark.schema import SchemaColumn, arrow_schema, columns_of
 
-_ADVICE: Final = "verifyCrc=skip leaves such records out, verifyCrc=column marks them in crcOk"
+_ADVICE: Final = "verifyCrc=skip omits such records, verifyCrc=column marks them in crcOk"
 _NOT_IN_BROKEN: Final = frozenset(("position", "segment", "crcOk"))
 
 
@@ -29,7 +29,7 @@ def named_columns(names: Sequence[str], context: DecodeContext) -> tuple[SchemaC
     """The columns with these names. Raises ``SchemaError``."""
     known = {one.name: one for one in columns_of(context.schema_style, context.properties_format)}
     if missing := [name for name in names if name not in known]:
-        raise SchemaError(f"there is no column {', '.join(missing)}; there are {', '.join(known)}")
+        raise SchemaError(f"no column {', '.join(missing)}; available: {', '.join(known)}")
     return tuple(known[name] for name in names)
 
 
@@ -133,8 +133,8 @@ def _chained(window: Bytes, starts: Ints, context: DecodeContext, *, all_there: 
 def _refusal(records: Records, row: int, broken: Mask) -> BrokenRecordError:
     context = records.context
     offset = int(records.positions[row]) - context.segment_base
-    problem = records.problem(row) if broken[row] else "its checksum does not match its bytes"
+    problem = records.problem(row) if broken[row] else "its checksum does not match"
     where = f"segment {context.segment}" if context.segment else "the log"
     if context.framing == "entry" and not broken[row]:
         problem += f" (entry {int(records.field('entry_index')[row])})"
-    return BrokenRecordError(f"{where}, offset {offset}: the record there is damaged: {problem}. {_ADVICE}")
+    return BrokenRecordError(f"{where}, offset {offset}: damaged record: {problem}. {_ADVICE}")

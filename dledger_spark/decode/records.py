@@ -221,18 +221,18 @@ class Records:
         if self.context.framing == "entry":
             for name, wanted in (("entry_magic", _NORMAL), ("entry_position", int(self.positions[row]))):
                 if int(self.field(name)[row]) != wanted:
-                    return f"{name} {int(self.field(name)[row])} where {wanted} must be"
+                    return f"{name} {int(self.field(name)[row])} where {wanted} was expected"
             size, body = int(self.sizes[row]), int(self.field("entry_body_length")[row])
             if size != body + ENTRY_HEADER_BYTES:
-                return f"an entry of {size} bytes says its body has {body}"
+                return f"an entry of {size} bytes claims a body of {body}"
             if self.context.content == "message" and int(self.field("magic")[row]) not in (
                 MESSAGE_MAGIC,
                 MESSAGE_MAGIC_V2,
             ):
-                return "the entry holds no message (recordFormat=entry reads any)"
+                return "the entry is not a message (recordFormat=entry reads any entry)"
         if int(self.ends[row]) > len(self.window):
-            return f"a record of {int(self.sizes[row])} bytes reaches beyond the end of its part of the log"
-        return "the lengths and places in the message do not add up"
+            return f"a record of {int(self.sizes[row])} bytes extends beyond the end of its part of the log"
+        return "inconsistent lengths and positions in the message"
 
 
 def rows_of(

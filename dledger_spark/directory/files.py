@@ -76,8 +76,8 @@ def find(path: Path) -> LogPlaces:
     """The segments below a path. Raises ``LogDirectoryError`` if it is no log directory."""
     if not path.is_dir():
         raise LogDirectoryError(
-            f"{path} is no directory{' on this machine' if not path.exists() else ''}: "
-            "name a node's directory, a broker's storePathRootDir, or a directory of segments"
+            f"{path} is not a directory{' on this machine' if not path.exists() else ''}: name a node's "
+            "directory, a broker's storePathRootDir, or a directory of segments"
         )
     own = _segments(path)
     if own:
@@ -89,7 +89,7 @@ def find(path: Path) -> LogPlaces:
     nodes = sorted(one for one in path.glob(f"{NODE_PREFIX}*") if (one / DATA).is_dir())
     if len(nodes) > 1:
         names = ", ".join(one.name for one in nodes[:_SHOWN])
-        raise LogDirectoryError(f"{path} holds several nodes' logs ({names}): name one of them, they are copies")
+        raise LogDirectoryError(f"{path} holds the logs of several nodes ({names}): name one of them, they are copies")
     node = nodes[0] if nodes else None
     if node is None and not (path / PLAIN_LOG).is_dir():
         raise LogDirectoryError(
@@ -125,7 +125,7 @@ def _framing(path: Path) -> Framing | None:
     magic = ENTRY_BLANK.unpack(head)[0]
     if is_magic(magic) or magic == ENTRY_BLANK_MAGIC:
         return "entry"
-    raise LogDirectoryError(f"{path} begins neither with an entry nor with a message: it is no segment, or damaged")
+    raise LogDirectoryError(f"{path} starts with neither an entry nor a message: it is not a segment, or it is damaged")
 
 
 def _checked(path: Path, segments: Sequence[LogSegment]) -> tuple[LogSegment, ...]:
@@ -133,15 +133,17 @@ def _checked(path: Path, segments: Sequence[LogSegment]) -> tuple[LogSegment, ..
     for before, after in pairwise(segments):
         if after.base < before.end:
             raise LogDirectoryError(
-                f"segments {before.path} and {after.path} overlap: they are of two different logs: "
-                "name the directory of one of them"
+                f"segments {before.path} and {after.path} overlap, so they belong to different logs: name the "
+                "directory of one of them"
             )
         if after.base > before.end:
             raise LogDirectoryError(
                 f"{path}: a segment is missing: {before.name} ends at {before.end}, the next one is {after.name}"
             )
         if before.framing == "entry" and after.framing == "plain":
-            raise LogDirectoryError(f"{after.path} is of a plain log, but follows a replicated one's segments")
+            raise LogDirectoryError(
+                f"{after.path} belongs to a plain log, but follows the segments of a replicated one"
+            )
     return tuple(segments)
 
 

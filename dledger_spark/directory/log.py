@@ -97,8 +97,8 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
         committed, end = _written(log, flushed)
     elif committed is None:
         raise LogDirectoryError(
-            f"{path} has no checkpoint that tells what is committed: copy the node's whole directory, or set "
-            "allowUncommitted=true to read to the end of the records"
+            f"{path} has no checkpoint to tell what is committed: copy the node's whole directory, or set "
+            "allowUncommitted=true to read all records"
         )
     elif flushed is not None and committed == flushed.index and flushed.position <= segments[-1].end:
         end = flushed.position
@@ -127,7 +127,7 @@ def _checkpoint(node: Path | None) -> LogCheckpoint | int | None:
     except (CorruptLogError, struct_error) as error:
         committed = java_committed(node / CHECKPOINT)
         if committed is None:
-            raise LogDirectoryError(f"{node / CHECKPOINT} is not readable: {error}") from error
+            raise LogDirectoryError(f"{node / CHECKPOINT} is unreadable: {error}") from error
         return committed
 
 
@@ -150,7 +150,7 @@ def first_index_of(log: LogDirectory, segment: LogSegment) -> int:
     start = max(segment.base, log.begin)
     header = segment.header(start)
     if header is None:
-        raise BrokenRecordError(f"segment {segment.name}, offset {start - segment.base}: no entry begins here")
+        raise BrokenRecordError(f"segment {segment.name}, offset {start - segment.base}: no entry starts here")
     return header.index
 
 
@@ -170,7 +170,7 @@ def _end_of(log: LogDirectory, committed: int) -> int:
     place = locate(log, committed)
     if place is None:
         raise LogDirectoryError(
-            f"{log.path} says that entry {committed} is committed, but does not hold it: the copy is not complete"
+            f"{log.path} records entry {committed} as committed, but does not hold it: the copy is incomplete"
         )
     return place[1]
 
@@ -193,8 +193,8 @@ def _plain_log(path: Path, segments: tuple[LogSegment, ...], durable: int | None
     last = segments[-1]
     if durable is not None and durable > last.end and not incomplete:
         raise LogDirectoryError(
-            f"{path} ends at {last.end} with segment {last.name}, but everything before {durable} was durable once: "
-            "the copy is not complete, or a file was lost; allowUncommitted=true reads what is there"
+            f"{path} ends at {last.end} with segment {last.name}, but everything before {durable} was durable: "
+            "the copy is incomplete, or a file was lost; set allowUncommitted=true to read what is there"
         )
     _, end = records_end(last, last.base, durable)
     return LogDirectory(path, segments, None, segments[0].base, end, NO_INDEX)
@@ -232,5 +232,5 @@ def walk_end_problem(kind: WalkEnd, reason: str) -> str:
     if kind in (WalkEnd.LIMIT, WalkEnd.BLANK):
         return ""
     if kind is WalkEnd.CUT:
-        return "a record reaches beyond the end of what is there"
-    return reason or "there are zeros where a record must begin"
+        return "a record extends beyond the end of the data"
+    return reason or "zeros where a record was expected"

@@ -26,7 +26,7 @@ def range_of(log: LogDirectory, options: ReadOptions) -> tuple[int, int]:
     """
     begin, end = log.begin, log.end
     if options.starting == LATEST:
-        raise OptionError("option startingOffsets: latest is for streams; a batch that begins there is empty")
+        raise OptionError("option startingOffsets: latest is for streams only; a batch that starts there is empty")
     if options.starting is not None and options.starting != EARLIEST:
         begin = _position_of(log, options.starting, options)
     elif options.starting_ms is not None:
@@ -52,8 +52,8 @@ def _position_of(log: LogDirectory, index: int, options: ReadOptions) -> int:
             return place[0]
     if options.fail_on_data_loss and index != following:
         kept = f"entries {first} to {log.committed} are kept and committed in {log.path}"
-        lost = f"entry {index} was asked for" if index >= following else f"entries {index} to {first - 1} are gone"
-        raise DataLossError(f"{lost}: {kept}; failOnDataLoss=false reads what is there")
+        lost = f"entry {index} was requested" if index >= following else f"entries {index} to {first - 1} are gone"
+        raise DataLossError(f"{lost}: {kept}; set failOnDataLoss=false to read what is there")
     return log.end if index >= following else max(first_segment.base, log.begin)
 
 
@@ -98,7 +98,7 @@ def _time_at(log: LogDirectory, segment: LogSegment, position: int) -> int | Non
         if header.magic == Magic.NORMAL and header.channel != NOOP_CHANNEL:
             if log.content() != "message":
                 raise OptionError(
-                    "these entries hold no messages and have no times: use startingOffsets, endingOffsets"
+                    "these entries are not messages and have no timestamps: use startingOffsets, endingOffsets"
                 )
             return store_timestamp(head[ENTRY_HEADER_BYTES:])
         position += header.size

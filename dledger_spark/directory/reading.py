@@ -83,7 +83,7 @@ def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT, run_bytes: int =
         file = open(split.path, "rb")  # noqa: SIM115 - closed below; opening has errors of its own
     except FileNotFoundError as error:
         raise DataLossError(
-            f"segment {split.segment} is gone since the query was planned: the log was trimmed; run the query again"
+            f"segment {split.segment} was trimmed after the query was planned: run the query again"
         ) from error
     with file:
         reader = _SplitReader(split, file.fileno(), window_bytes, run_bytes)
@@ -162,7 +162,7 @@ class _SplitReader:
         offset = position - split.segment_base
         if os.fstat(self._fd).st_size < offset + length:
             raise BrokenRecordError(
-                f"segment {split.segment} has become shorter: it ends before offset {offset + length}"
+                f"segment {split.segment} was shortened: it now ends before offset {offset + length}"
             )
         skipped = offset % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(self._fd, length + skipped, access=mmap.ACCESS_READ, offset=offset - skipped)
@@ -182,14 +182,14 @@ class _SplitReader:
             if error.errno == errno.EINVAL:  # a kernel that does not know it: then by faults
                 return
             raise BrokenRecordError(
-                f"segment {self._split.segment}, from offset {begin - self._split.segment_base}: the file has become "
-                f"shorter, or its disk fails ({error.strerror})"
+                f"segment {self._split.segment}, from offset {begin - self._split.segment_base}: the file was "
+                f"shortened, or its disk is failing ({error.strerror})"
             ) from error
 
     def _broken(self, kind: WalkEnd, reason: str) -> BrokenRecordError:
         split = self._split
-        problem = walk_end_problem(kind, reason) or "the segment ends there, although more was expected"
+        problem = walk_end_problem(kind, reason) or "the segment ends early"
         return BrokenRecordError(
-            f"segment {split.segment}, offset {self._at - split.segment_base}: {problem}; "
-            "what follows cannot be found without an index"
+            f"segment {split.segment}, offset {self._at - split.segment_base}: {problem}; the records after it "
+            "cannot be found without an index"
         )

@@ -63,7 +63,7 @@ class AuditOptions:
     def __post_init__(self) -> None:
         problems = []
         if self.block_bytes < 1 or (self.split_bytes is not None and self.split_bytes < 1):
-            problems.append("the sizes of blocks and splits must be greater than 0")
+            problems.append("block and split sizes must be greater than 0")
         if bool(self.directories) == bool(self.connection):
             problems.append("name the replicas' directories, or --bootstrap HOST:PORT,… of a running group")
         if problems:
@@ -105,7 +105,7 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> JobReport:
     end = common_end(replicas)
     if end is None:
         raise JobError(
-            "there is nothing that all these replicas know to be committed: "
+            "no part of the log is known as committed to all replicas: "
             + "; ".join(f"{one.name} knows up to entry {one.committed}" for one in replicas)
         )
     covered = coverage(
@@ -131,7 +131,7 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> JobReport:
         group = look(client)
         lowest = min(group.nodes, key=lambda one: one.committed_position)
         if lowest.committed_index < 0 or any(one.begin_position >= lowest.committed_position for one in group.nodes):
-            raise JobError(f"there is nothing that all nodes have: {lowest.name} knows up to {lowest.committed_index}")
+            raise JobError(f"no part of the log is on all nodes: {lowest.name} knows up to {lowest.committed_index}")
         covered = live_coverage(group.nodes, lowest.committed_position, options.block_bytes)
         stretches = live_plan(covered, group.nodes, options.block_bytes)
         began_s = time.monotonic()
@@ -155,7 +155,7 @@ def _split_bytes(spark: SparkSession, covered: Coverage) -> int:
 def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOptions) -> DataFrame:
     """Raises ``JobError`` if there are none."""
     if not stretches:
-        raise JobError("no two replicas hold the same part of the log: there is nothing to compare")
+        raise JobError("no two replicas hold the same part of the log, so there is nothing to compare")
     from dledger_spark.source.blocks import NAME, BlocksDataSource
 
     spark.dataSource.register(BlocksDataSource)
@@ -248,13 +248,13 @@ def _report(  # what was found, from every side
         Fact("rate", covered.held_bytes / took_s if took_s else None, CountUnit.BYTES_PER_SECOND),
     )
     notes = [
-        f"{one.name} knows entries up to {one.committed} to be committed; what lies behind entry {end.index} was not "
+        f"{one.name} knows that entries up to {one.committed} are committed; entries after {end.index} were not "
         "compared"
         for one in members
         if one.committed is not None and one.committed > end.index
     ]
     if found.count > DIFFERING_MAX:
-        notes.append(f"more than {DIFFERING_MAX:,} blocks differ: only the first were looked at")
+        notes.append(f"more than {DIFFERING_MAX:,} blocks differ: only the first were examined")
     title = "all replicas are equal" if equal else "the replicas differ"
     return JobReport(
         "audit",
@@ -318,9 +318,9 @@ def _finding_tables(findings: Sequence[Finding]) -> Iterator[Table]:
 @job_command(
     run,
     name="audit",
-    short_help="Compare the replicas of a group; name the first difference.",
+    short_help="Compare the replicas of a group and report the first difference.",
     epilog="""\b
-Exit code 0: equal; 1: they differ, or something could not be read; 2: these are no replicas of one log.
+Exit code 0: equal; 1: they differ, or something could not be read; 2: not replicas of one log.
 
 \b
 Examples:
@@ -335,7 +335,7 @@ Examples:
     "-b",
     "--bootstrap",
     metavar="HOST:PORT,…",
-    help="Instead of directories: nodes of a running group, all are audited.",
+    help="Audit all nodes of this running group instead of directories.",
 )
 @click.option("-g", "--group", default="default", show_default=True, help="Name of the group.")
 @click.option(
@@ -343,14 +343,14 @@ Examples:
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="How to connect, as the format dledger: tlsCa, accessKey, secretKey, …; may be repeated.",
+    help="Connection option as in the format dledger: tlsCa, accessKey, secretKey, …; may be repeated.",
 )
 @click.option(
     "--block-bytes",
     type=click.IntRange(min=512),
     default=BLOCK_BYTES,
     show_default=True,
-    help="What one checksum covers.",
+    help="Bytes covered by one checksum.",
 )
 def command(
     directories: tuple[Path, ...], bootstrap: str | None, group: str, others: tuple[str, ...], block_bytes: int

@@ -65,11 +65,11 @@ class BatchDirectory:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise JobError(
-                f"{path} cannot be read ({error}): was the batch made or changed by something else? Move it away, and "
-                "what it held is written again"
+                f"{path} cannot be read ({error}): was the batch changed by something else? Move it away, and "
+                "its contents will be written again"
             ) from error
         if not isinstance(document, dict):
-            raise JobError(f"{path} is no manifest: move the batch away, and what it held is written again")
+            raise JobError(f"{path} is not a manifest: move the batch away, and its contents will be written again")
         return document
 
     def staging(self) -> Path:
@@ -90,7 +90,7 @@ class BatchDirectory:
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise JobBusyError(
-                    f"{place} is there already: another run writes to {self.path}; let it end"
+                    f"{place} already exists: another run is writing to {self.path}; wait for it to end"
                 ) from error
             raise
         _sync(self.path)
@@ -108,7 +108,7 @@ def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirector
     path = path.absolute()
     state = path / STATE
     if path.is_dir() and not state.is_dir() and any(not one.name.startswith(".") for one in path.iterdir()):
-        raise ConfigError([f"{path} is neither empty nor made by such a job: name another directory"])
+        raise ConfigError([f"{path} is not empty and was not written by such a job: name another directory"])
     state.mkdir(parents=True, exist_ok=True)
     with _locked(state / "lock", path):
         _check_about(state / "about.json", about, path)
@@ -122,8 +122,8 @@ def _refuse_uri(path: Path) -> None:
     if found:
         raise ConfigError(
             [
-                f"{path}: {found[1]} is no mounted file system, and a batch cannot appear there at once by a rename: "
-                "write to a directory that all workers share, and copy its batches"
+                f"{path}: {found[1]} is not a mounted file system, so batches cannot be renamed into place "
+                "atomically: write to a directory that all workers share, and copy the batches from there"
             ]
         )
 
@@ -136,7 +136,9 @@ def _locked(file: Path, path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise JobBusyError(f"another run (process {who}) writes to {path}: let it end, or stop it") from None
+            raise JobBusyError(
+                f"another run (process {who}) is writing to {path}: wait for it to end, or stop it"
+            ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield

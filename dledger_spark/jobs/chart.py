@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from dledger import html_page
+from dledger.html_page import CHART_WIDTH
 from dledger_spark.jobs.units import CountUnit, shown
 
-WIDTH: Final = 1000
 PLOT_HEIGHT: Final = 220
 SERIES_MAX: Final = 4
 """How many colours the page has."""
@@ -80,12 +81,7 @@ Chart = ColumnChart | Bars
 def svg(chart: Chart, number: int) -> str:
     """The SVG element; ``number`` makes its ids unique on the page."""
     body, height = _columns(chart, number) if isinstance(chart, ColumnChart) else _bars(chart, number)
-    name, text = f"chart-title-{number}", f"chart-text-{number}"
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name} {text}">'
-        f'<title id="{name}">{escape(chart.title)}</title><desc id="{text}">{escape(_described(chart))}</desc>'
-        f"{_patterns(len(chart.series), number)}{body}</svg>"
-    )
+    return html_page.svg(number, height, (chart.title, _described(chart)), _patterns(len(chart.series), number) + body)
 
 
 def legend(chart: Chart, number: int) -> str:
@@ -107,8 +103,8 @@ def _described(chart: Chart) -> str:
         return "Nothing to show."
     most = max(range(len(totals)), key=totals.__getitem__)
     return (
-        f"{len(totals)} values; the greatest is {shown(totals[most], chart.unit)} at {chart.labels[most]}. "
-        "The tables of the report have the figures."
+        f"{len(totals)} values; the largest is {shown(totals[most], chart.unit)} at {chart.labels[most]}. The "
+        "tables of the report have the figures."
     )
 
 
@@ -135,7 +131,7 @@ def _columns(chart: ColumnChart, number: int) -> tuple[str, int]:
     top = _ceiling(max(chart.totals(), default=0.0))
     bottom = _TOP + PLOT_HEIGHT
     parts = [_grid(top, chart.unit, bottom)]
-    step = (WIDTH - _LEFT - _RIGHT) / max(1, len(chart.labels))
+    step = (CHART_WIDTH - _LEFT - _RIGHT) / max(1, len(chart.labels))
     gap = min(4.0, step * 0.2)
     for column, label in enumerate(chart.labels):
         base = float(bottom)
@@ -146,7 +142,9 @@ def _columns(chart: ColumnChart, number: int) -> tuple[str, int]:
                 box = (_LEFT + column * step + gap / 2, base - height, step - gap, height)
                 parts.append(_mark(at, number, box, _words(label, one, value, chart)))
                 base -= height
-    every = max(1, math.ceil(len(chart.labels) * (max(map(len, chart.labels), default=1) + 3) * _LABEL_PX / WIDTH))
+    every = max(
+        1, math.ceil(len(chart.labels) * (max(map(len, chart.labels), default=1) + 3) * _LABEL_PX / CHART_WIDTH)
+    )
     parts += [
         f'<text x="{_LEFT + (column + 0.5) * step:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>'
         for column, label in enumerate(chart.labels)
@@ -166,7 +164,7 @@ def _bars(chart: Bars, number: int) -> tuple[str, int]:
         x = left
         parts.append(f'<text class="label" x="{left - 8:.1f}" y="{middle}" text-anchor="end">{escape(label)}</text>')
         for at, one in enumerate(chart.series):
-            width = one.values[row] / most * (WIDTH - left - _VALUE_PX)
+            width = one.values[row] / most * (CHART_WIDTH - left - _VALUE_PX)
             if width > 0:
                 parts.append(
                     _mark(at, number, (x, y, width, _BAR), _words(chart.labels[row], one, one.values[row], chart))
@@ -193,7 +191,7 @@ def _grid(top: float, unit: CountUnit, bottom: int) -> str:
     y: Callable[[float], float] = lambda value: bottom - value / top * PLOT_HEIGHT  # noqa: E731  # one line of maths
     ticks: Sequence[float] = [top * step / _TICKS for step in range(_TICKS + 1)]
     return "".join(
-        f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(one):.1f}" y2="{y(one):.1f}"/>'
+        f'<line class="grid" x1="{_LEFT}" x2="{CHART_WIDTH - _RIGHT}" y1="{y(one):.1f}" y2="{y(one):.1f}"/>'
         f'<text x="{_LEFT - 8}" y="{y(one) + 4:.1f}" text-anchor="end">{escape(shown(one, unit))}</text>'
         for one in ticks
     )

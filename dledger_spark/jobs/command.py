@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 PROGRESS_BAR = "spark.ui.showConsoleProgress"
 NOT_REMOTE = {
-    "follow": "follow does not run on Spark Connect: its batches would be counted at the server, where nobody sees the "
-    "counts. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset SPARK_REMOTE"
+    "follow": "follow does not support Spark Connect: its batches would be counted on the server, where the counts are "
+    "not visible. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset "
+    "SPARK_REMOTE"
 }
 """Jobs that cannot run on Spark Connect, and what to do."""
 _SHUFFLE = "spark.sql.shuffle.partitions"
@@ -93,14 +94,14 @@ _FRAME_OPTIONS = (
         "--master",
         envvar="SPARK_MASTER",
         metavar="URL",
-        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…, sc://HOST; default: all processors of this "
-        "machine, or what spark-submit says.",
+        help="Where Spark runs: local[N], spark://HOST:7077, yarn, k8s://…, sc://HOST; default: all processors of "
+        "this machine, or as set by spark-submit.",
     ),
     click.option(
         "--conf",
         multiple=True,
         metavar="NAME=VALUE",
-        help="A setting of Spark's, for example spark.driver.memory=4g; may be repeated.",
+        help="Spark setting, for example spark.driver.memory=4g; may be repeated.",
     ),
     click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables."),
     click.option(
@@ -108,7 +109,7 @@ _FRAME_OPTIONS = (
         "html",
         type=click.Path(dir_okay=False, writable=True, path_type=Path),
         metavar="FILE",
-        help="Also write the report as a page with charts, in one file.",
+        help="Also write the report as a page with charts to one file.",
     ),
 )
 

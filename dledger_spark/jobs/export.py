@@ -69,7 +69,7 @@ def chosen_columns(options: ExportOptions, extent: Extent) -> tuple[str, ...]:
 
     unknown = set(options.columns) - {one.name for one in COLUMNS}
     if unknown:
-        raise ConfigError([f"--columns: there is no column {', '.join(sorted(unknown))} in the format dledger"])
+        raise ConfigError([f"--columns: no column {', '.join(sorted(unknown))} in the format dledger"])
     if not extent.holds_messages:
         return tuple(dict.fromkeys((extent.unit, *(options.columns or _NOT_FROM_MESSAGES))))
     every = tuple(one.name for one in COLUMNS if not one.virtual)
@@ -104,8 +104,9 @@ def planned(options: ExportOptions, extent: Extent, before: Sequence[ExportedBat
     lost = max(0, min(extent.begin, end) - first)
     if lost and not options.skip_lost:
         raise JobError(
-            f"{first} to {first + lost - 1} ({extent.unit}) is no longer in the log: it was trimmed before it was "
-            "exported. Go on without it: --skip-lost; lose none: export more often, or keep more (retention_hours)"
+            f"{first} to {first + lost - 1} ({extent.unit}) is no longer in the log: it was trimmed before it "
+            "was exported. Pass --skip-lost to continue without it; to lose none, export more often or raise "
+            "retention_hours"
         )
     while first + lost < end:
         stop = extent.end_within(first + lost, end, options.batch_bytes)
@@ -141,8 +142,8 @@ def _export(
     expected = counted.get["rows"]
     if written.rows != expected:
         raise JobError(
-            f"Spark wrote {expected:,} rows, and {written.rows:,} of them are in {staging}: its workers write to disks "
-            f"of their own. {options.out} must be on a file system that they and this machine share"
+            f"Spark wrote {expected:,} rows, and {written.rows:,} of them are in {staging}: its workers write to "
+            f"their own disks. {options.out} must be on a file system shared by them and this machine"
         )
     out.publish(batch.number, staging, written.to_manifest())
     return written
@@ -194,7 +195,7 @@ def _files(staging: Path) -> Iterator[FileFact]:
 @job_command(
     run,
     name="export",
-    short_help="Write a log as Parquet.",
+    short_help="Export a log as Parquet.",
     epilog="""\b
 Examples:
   dledger pipeline export /var/lib/broker/dledger-n0 -o /lake/orders
@@ -212,7 +213,7 @@ Run it again, from cron for example: it goes on at the last batch's end. Read it
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where the Parquet goes; all of Spark's workers must share it.",
+    help="Output directory; must be shared by all of Spark's workers.",
 )
 @click.option(
     "--columns",
@@ -226,10 +227,10 @@ Run it again, from cron for example: it goes on at the last batch's end. Read it
     default="4g",
     show_default=True,
     metavar="SIZE",
-    help="How much of the log becomes one batch: what a killed run has to do again, at most.",
+    help="Size of one batch, the most that a killed run must redo.",
 )
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
-@click.option("--skip-lost", is_flag=True, help="Go on if the log was trimmed before everything was exported.")
+@click.option("--skip-lost", is_flag=True, help="Continue if the log was trimmed before everything was exported.")
 def command(
     source: LogSource, out: Path, columns: str, batch_bytes: int, compression: str, skip_lost: bool
 ) -> ExportOptions:

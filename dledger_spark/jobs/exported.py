@@ -86,7 +86,7 @@ class ExportedBatch:
             number, first, end, lost = (int(document[name]) for name in _NUMBERS)
             return cls(number, first, end, lost, files)
         except (KeyError, TypeError, ValueError) as error:
-            raise JobError(f"{path} is no manifest of an export ({error!r}): move its batch away") from error
+            raise JobError(f"{path} is not the manifest of an export ({error!r}): move its batch away") from error
 
 
 def batches_of(out: BatchDirectory) -> list[ExportedBatch]:
@@ -95,8 +95,8 @@ def batches_of(out: BatchDirectory) -> list[ExportedBatch]:
     for at, one in enumerate(found):
         if one.number != found[0].number + at or (at and one.first != found[at - 1].end):
             raise JobError(
-                f"{out.place(one.number)} begins at {one.first}, which is not where the batch before it "
-                "ended: put back the batches that were moved away, or export to a new directory"
+                f"{out.place(one.number)} starts at {one.first}, which is not where the previous batch ended: "
+                "put back the batches that were moved away, or export to a new directory"
             )
     return found
 
@@ -125,7 +125,7 @@ def report(
         Fact("all rows", sum(one.rows for one in every), CountUnit.COUNT),
         Fact("next", every[-1].end if every else None, CountUnit.COUNT),
     )
-    notes = () if made else ("nothing new is committed: every entry that was asked for is exported",)
+    notes = () if made else ("nothing new is committed: every entry that was requested is exported",)
     title = f"Export of {log} to {out}"
     return JobReport("export", title, summary, (_batch_table(made), _topic_table(made)), _charts(made), notes=notes)
 

@@ -125,7 +125,9 @@ class _GroupPlaces:
         try:
             return end_within(IndexRange(first, end), size_bytes, self.log)
         except TrimmedError as error:
-            raise JobError(f"the log was trimmed meanwhile, and begins at {error.begin_index}: run it again") from error
+            raise JobError(
+                f"the log was trimmed meanwhile and now starts at {error.begin_index}: run the job again"
+            ) from error
 
     def at_time(self, time_ms: int) -> int:
         return self.log.index_at(time_ms)
@@ -167,7 +169,7 @@ class _DirectoryPlaces:
 
         place = locate(self.log, index)
         if place is None:
-            raise JobError(f"entry {index} is not in {self.log.path} any more: run it again")
+            raise JobError(f"entry {index} is no longer in {self.log.path}: run the job again")
         return place
 
     def at_time(self, time_ms: int) -> int:

@@ -1,6 +1,6 @@
 """``dledger pipeline follow``: messages per window, topic and tag while they come, on the console and as Parquet.
 
-An example to adapt: copy it, and change ``counts``. What makes it exact is small:
+``examples/follow.py`` is the small version of it, to copy and adapt. What makes it exact is small:
 
 - Each batch of the stream is counted by itself, and its counts are one directory that appears at once. When a killed
   run is started again, Spark gives the unfinished batch again, with the same messages; a batch whose directory is there
@@ -85,7 +85,7 @@ def check(options: FollowOptions) -> None:
     """Raises ``ConfigError`` for what a stream cannot do."""
     source = options.source
     if not source.is_live:
-        raise ConfigError(["a directory does not grow while it is read: name a running group, --bootstrap HOST:PORT,…"])
+        raise ConfigError(["a directory does not grow while being read: name a running group, --bootstrap HOST:PORT,…"])
     if source.to_index is not None or source.to_time_ms is not None:
         raise ConfigError(["a stream has no end: leave out --to-index and --to-time, or use --once"])
 
@@ -103,7 +103,7 @@ def about(options: FollowOptions) -> dict[str, object]:
 
 
 def counts(rows: DataFrame, window_s: int) -> DataFrame:
-    """Messages and bytes per window, topic and tag. Change this, and what is read (``_SCHEMA``), to your liking.
+    """Messages and bytes per window, topic and tag.
 
     Entries that are no messages have no time of their own; they count when they are read.
     """
@@ -153,9 +153,9 @@ def _query_id(checkpoint: Path) -> str | None:
 def _another_stream(out: BatchDirectory, newest: Mapping[str, Any]) -> JobError:
     end = newest.get("end", {}).get("index")
     return JobError(
-        f"{_checkpoint(out)} is not the checkpoint that the batches in {out.path} were counted with: it was removed or "
-        "replaced, and batches would be taken for counted that are not. Put it back as it was; or count on into a new "
-        "directory" + ("" if end is None else f": the batches here reach up to entry {end}, --from-index {end}")
+        f"{_checkpoint(out)} is not the checkpoint of the batches in {out.path}: it was removed or replaced, so "
+        "some batches would be skipped. Restore it, or continue into a new directory"
+        + ("" if end is None else f": the batches here end with entry {end}, --from-index {end}")
     )
 
 
@@ -202,9 +202,7 @@ class _Counter:
         writer = counted.coalesce(1).write.option("compression", "zstd")
         writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{staging}")
         if not any(staging.glob("*.parquet")):
-            raise JobError(
-                f"Spark's workers do not write to this machine's {staging}: --out must be a shared directory"
-            )
+            raise JobError(f"Spark's workers do not share this machine's {staging}: --out must be a shared directory")
         out.publish(number, staging, {"version": 1, "job": "follow", "batch": number, **this})
 
     def _show(self, number: int, total: Row, rows: Iterable[Row]) -> None:
@@ -334,7 +332,7 @@ def _by_window(written: DataFrame) -> list[Row]:
 @job_command(
     run,
     name="follow",
-    short_help="Count messages while they come.",
+    short_help="Count messages as they arrive.",
     epilog="""\b
 Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a
@@ -342,8 +340,8 @@ Examples:
   dledger pipeline follow -b 127.0.0.1:10911 -g broker-a --from-index 0 --once --out /lake/counts --html counts.html
 
 \b
-Stop it with Ctrl-C. With --out, started again, it goes on where it was.
-With --json there is one JSON object per line: each count as it comes, and at last the report.""",
+Stop it with Ctrl-C. With --out, a restarted job continues where it was.
+With --json it prints one JSON object per line: each count as it comes, and the report at the end.""",
 )
 @source_options
 @click.option(
@@ -351,7 +349,7 @@ With --json there is one JSON object per line: each count as it comes, and at la
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Also write the counts as Parquet, one directory per batch, and remember how far they reach.",
+    help="Also write the counts as Parquet, one directory per batch, and remember the position.",
 )
 @click.option(
     "--window",
@@ -361,7 +359,7 @@ With --json there is one JSON object per line: each count as it comes, and at la
     default=10,
     show_default=True,
     metavar="SECONDS",
-    help="What is counted together.",
+    help="Length of a counting window.",
 )
 @click.option(
     "--trigger",
@@ -370,22 +368,22 @@ With --json there is one JSON object per line: each count as it comes, and at la
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look for more.",
+    help="How often to check for new messages.",
 )
-@click.option("--once", is_flag=True, help="End when everything is counted that is committed now.")
+@click.option("--once", is_flag=True, help="Stop after counting everything committed so far.")
 @click.option(
     "--publish",
     "consumer_group",
     default="",
     metavar="GROUP",
-    help="Show the progress as this consumer group's offsets.",
+    help="Publish the progress as this consumer group's offsets.",
 )
 def command(
     source: LogSource, out: Path | None, window_s: int, trigger_s: float, once: bool, consumer_group: str
 ) -> FollowOptions:
-    """Messages per time window, topic and tag of a running group, as they come: on the console and as Parquet.
+    """Count messages of a running group per time window, topic and tag as they arrive: on the console and as Parquet.
 
-    Begins with what comes next, unless --from-index or --from-time say otherwise, or --out holds counts already.
+    Starts with the next message, unless --from-index or --from-time is given, or --out already holds counts.
     """
     as_json = bool(click.get_current_context().params.get("as_json"))
     return FollowOptions(source, out, window_s, trigger_s, once, consumer_group, as_json=as_json)

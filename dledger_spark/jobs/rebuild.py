@@ -110,7 +110,7 @@ def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> Jo
                 exchange(options.target, built, INDEX_DIR)
     took_s = time.monotonic() - began_s
     files = {name: _file_count(options.target / name) for name in (QUEUES_DIR, INDEX_DIR)}
-    notes = [f"{len(kept)} queues have no message in the log any more and were kept as they were"] if kept else []
+    notes = [f"{len(kept)} queues have no messages left in the log and were kept unchanged"] if kept else []
     facts = (
         *_facts(options, written, took_s),
         Fact("queue files", files[QUEUES_DIR] if QUEUES in options.parts else None, CountUnit.COUNT),
@@ -152,7 +152,7 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Job
             for part, tally in tallies.items()
         ),
     )
-    verdict = "are what the log makes them" if not differences else "are not what the log makes them"
+    verdict = "match the log" if not differences else "do not match the log"
     return JobReport(
         "rebuild",
         f"Verified {options.root}: {' and '.join(options.parts)} {verdict}",
@@ -259,7 +259,7 @@ def _file_count(directory: Path) -> int:
     name="rebuild",
     short_help="Rebuild or verify a broker's consume queues and key index.",
     epilog="""\b
-Exit code 0: rebuilt, or equal; 1: different, or the log is damaged, or a broker runs there; 2: usage.
+Exit code 0: rebuilt, or equal; 1: different, or the log is damaged, or a broker is running there; 2: usage.
 
 \b
 Examples:
@@ -268,11 +268,11 @@ Examples:
   dledger pipeline rebuild /backup/broker-a --out /data/restored --part queues""",
 )
 @click.argument("root", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--verify", is_flag=True, help="Write nothing: compare, and name the first unit or entry that differs.")
+@click.option("--verify", is_flag=True, help="Write nothing; compare and report the first unit or entry that differs.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put the result into this directory instead of into DIR, whose broker then may run.",
+    help="Write to this directory instead of DIR; the broker of DIR may then be running.",
 )
 @click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part; may be repeated. Default: both."

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
@@ -179,9 +180,9 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
     gone = first < extent.begin or (source.from_time_ms is not None and first == extent.begin > 0)
     if gone and not skip_lost:
         raise JobError(
-            "the log no longer reaches back to where the replay is to begin: it was trimmed, and begins at "
-            f"{extent.begin} ({extent.unit}). Begin there or later: --from-index {extent.begin}; or, if the rest is "
-            "all you want and no earlier run of this replay has to be completed, --skip-lost"
+            "the log was trimmed and no longer contains the start of the replay: it now starts at "
+            f"{extent.begin} ({extent.unit}). Start there or later: --from-index {extent.begin}; or, if the rest "
+            "is all you want and no earlier run of this replay has to be completed, --skip-lost"
         )
     return max(first, extent.begin) if skip_lost else first
 
@@ -197,8 +198,8 @@ def check_loop(source: LogSource, target: ReplayTarget, extent: Extent) -> None:
     topics = f"which topics to replay (--topic), without {target.topic!r}, or " if extent.holds_messages else ""
     raise ConfigError(
         [
-            f"the replay would read what it writes: {source.name} and {target.bootstrap} are both {extent.identity}. "
-            f"Say {topics}where to end: --to-index, {extent.end} at most"
+            f"the replay would read its own output: {source.name} and {target.bootstrap} are both "
+            f"{extent.identity}. Say {topics}where to end: --to-index, {extent.end} at most"
         ]
     )
 
@@ -231,7 +232,7 @@ def _of_parquet(spark: SparkSession, options: ReplayOptions, source: ParquetSour
     about = export_of(path)
     frame = spark.read.parquet(f"file://{path.absolute()}")
     if "body" not in frame.columns:
-        raise ConfigError([f"{path} has no column body (it has: {', '.join(frame.columns)})"])
+        raise ConfigError([f"{path} has no column body (columns: {', '.join(frame.columns)})"])
     frame = frame.withColumn("body", f.col("body").cast("binary"))
     if about is not None:
         unit = about["unit"]
@@ -381,7 +382,7 @@ def _report(
             Series("stored now", tuple(float(now) for _, now, _ in each)),
         ),
     )
-    notes = ("run again, it adds nothing twice, for as long as the log remembers its writers (producer_expiry_ms)",)
+    notes = ("running it again stores nothing twice, as long as the log remembers its writers (producer_expiry_ms)",)
     title = f"Replay of {options.source.name}"
     return JobReport("replay", title, summary, (Table("Writers", columns, tuple(each)),), (chart,), notes=notes)
 
@@ -392,7 +393,7 @@ def _report(
 @job_command(
     run,
     name="replay",
-    short_help="Write a part of a log, or Parquet, into a topic.",
+    short_help="Write part of a log, or Parquet, to a topic.",
     epilog="""\b
 Examples:
   dledger pipeline replay /backup/dledger-n0 -t orders --to 127.0.0.1:10911 --to-group broker-a --to-topic orders-again
@@ -401,28 +402,29 @@ Examples:
   dledger pipeline replay --parquet /lake/orders --where "keys like 'A%'" --to 127.0.0.1:10911 --to-topic orders
 
 \b
-Run it again after a failure: rows that are stored are not stored again.""",
+Run it again after a failure: stored rows are not stored twice.""",
 )
 @source_or_parquet_options
+@click.option("--to", "to", metavar="HOST:PORT,…", help="Nodes of the group to write to; default: the ones read from.")
+@click.option("--to-group", metavar="NAME", help="Name of that group; default: the one read from.")
 @click.option(
-    "--to", "to", metavar="HOST:PORT,…", help="Nodes of the group to write to; default: those that are read from."
-)
-@click.option("--to-group", metavar="NAME", help="Its name; default: that of the group that is read from.")
-@click.option(
-    "--to-topic", default="", metavar="TOPIC", help="The topic to write to; without it, entries of a plain group."
+    "--to-topic",
+    default="",
+    metavar="TOPIC",
+    help="Topic to write to; leave out to write entries to a group without brokers.",
 )
 @click.option("--tag", "tags", multiple=True, help="Only these tags; may be repeated or hold commas.")
-@click.option("--where", default="", metavar="SQL", help="Only rows for which this is true: SQL over the columns.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="ROWS", help="Rows per second, at most.")
+@click.option("--where", default="", metavar="SQL", help="Only rows that match this SQL condition over the columns.")
+@click.option("--rate", type=flag_values.Number(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
 @click.option(
-    "--writers", type=click.IntRange(1, 64), default=WRITERS, show_default=True, help="How many write at once."
+    "--writers", type=click.IntRange(1, 64), default=WRITERS, show_default=True, help="Number of parallel writers."
 )
 @click.option(
-    "--writer-id", default="", metavar="NAME", help="The writers' name; default: made of all that is said here."
+    "--writer-id", default="", metavar="NAME", help="Name of the writers; default: derived from all these options."
 )
-@click.option("--keep-queues", is_flag=True, help="Write each message into the queue number that it was in.")
-@click.option("--skip-lost", is_flag=True, help="Replay what is left of a log that was trimmed.")
-@click.option("--to-option", multiple=True, metavar="NAME=VALUE", help="Another option of the sink; may be repeated.")
+@click.option("--keep-queues", is_flag=True, help="Write each message to the queue number it came from.")
+@click.option("--skip-lost", is_flag=True, help="Replay the rest of a trimmed log.")
+@click.option("--to-option", multiple=True, metavar="NAME=VALUE", help="Other option of the sink; may be repeated.")
 def command(  # noqa: PLR0913  # one per option
     source: LogSource | ParquetSource,
     to: str | None,
@@ -437,11 +439,11 @@ def command(  # noqa: PLR0913  # one per option
     skip_lost: bool,
     to_option: tuple[str, ...],
 ) -> ReplayOptions:
-    """Write messages of a log, or rows of Parquet, into a topic: filtered, at a rate, each exactly once."""
+    """Write messages of a log, or rows of Parquet, to a topic: filtered, rate-limited, each exactly once."""
     live = source if isinstance(source, LogSource) and source.is_live else None
     bootstrap = to or (live.bootstrap if live is not None else None)
     if not bootstrap:
-        raise click.UsageError("name where to write: --to HOST:PORT,…")
+        raise click.UsageError("name the target: --to HOST:PORT,…")
     group = to_group or (live.group if live is not None else "default")
     security = security_of_environment() | assigned(to_option, "--to-option")
     return ReplayOptions(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger.flag_values import Size
+from dledger import flag_values
 from dledger_spark.jobs.chart import Bars, Chart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT: Final = Setting(hours=72)
 HOURS: Final = (1.0, 6.0, 12.0, 24.0, 48.0, 72.0, 168.0, 336.0, 720.0)
 """Settings whose outcome is told beside the one that was asked about."""
-NO_MESSAGE: Final = "(entries that are no messages)"
+NO_MESSAGE: Final = "(entries that are not messages)"
 _SCHEMA: Final = "segment string, topic string, size int, storeTimestamp timestamp"
 _BARS_MAX: Final = 40
 _TOPICS_MAX: Final = 20
@@ -135,10 +135,10 @@ def report(
         Fact("kept from", found.kept_from_ms, CountUnit.TIME_MS),
     )
     notes: tuple[str, ...] = (
-        "segments go whole, the oldest first, at delete_hours or when the disk is full; the newest one stays",
+        "whole segments are deleted, oldest first, at delete_hours or when the disk is full; the newest one stays",
     )
     if options.source.is_live:
-        notes += ("of a running group the messages are counted; its files may hold reserved space besides",)
+        notes += ("for a running group, only messages are counted; its files may hold reserved space too",)
     tables = (
         _settings_table(segments, options.setting, now_ms),
         _topic_table(parts, gone, now_ms),
@@ -289,9 +289,12 @@ Examples:
 )
 @source_options
 @click.option(
-    "--hours", type=click.FloatRange(min=0), metavar="HOURS", help="Keep this long; default: 72, without --keep-bytes."
+    "--hours",
+    type=flag_values.Number(min=0),
+    metavar="HOURS",
+    help="Keep this many hours; default: 72, unless --keep-bytes is given.",
 )
-@click.option("--keep-bytes", type=Size(min=1), metavar="SIZE", help="Keep this much, of files.")
+@click.option("--keep-bytes", type=flag_values.Size(min=1), metavar="SIZE", help="Keep this many bytes of files.")
 def command(source: LogSource, hours: float | None, keep_bytes: int | None) -> RetentionOptions:
     """Live bytes and age per segment and topic, and what a retention setting would delete. Nothing is deleted."""
     setting = DEFAULT if hours is None and keep_bytes is None else Setting(hours, keep_bytes)

@@ -51,9 +51,7 @@ class LogSource:
             ("time", self.from_time_ms, self.to_time_ms),
         ):
             if first is not None and last is not None and first >= last:
-                raise ConfigError(
-                    [f"nothing is between --from-{what} and --to-{what}: the first must be the smaller one"]
-                )
+                raise ConfigError([f"empty range: --from-{what} must be less than --to-{what}"])
 
     @property
     def is_live(self) -> bool:
@@ -140,7 +138,7 @@ def source_or_parquet_options(
             return command(_log_source(typed), *args, **typed)
         for name, what in (("path", "DIR"), ("bootstrap", "--bootstrap"), ("from_index", "--from-index")):
             if typed[name] is not None and given(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--parquet is read instead of a log: leave out {what}")
+                raise click.UsageError(f"--parquet replaces the log: leave out {what}")
         source = _log_source(typed | {"path": Path(), "bootstrap": None})
         for name in _NAMES:
             typed.pop(name)
@@ -218,7 +216,7 @@ _PARQUET: Final = click.option(
     "--parquet",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Instead of a log: Parquet with a column body, and perhaps topic, keys, tags, queueId, properties.",
+    help="Read Parquet instead of a log: column body, optionally topic, keys, tags, queueId, properties.",
 )
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"]
 _TIME = click.DateTime(_TIMES)
@@ -231,7 +229,7 @@ _OPTIONS = (
         "--bootstrap",
         envvar="DLEDGER_BOOTSTRAP",
         metavar="HOST:PORT,…",
-        help="Instead of DIR: nodes of a running group (also DLEDGER_BOOTSTRAP).",
+        help="Read a running group instead of DIR: addresses of nodes (also DLEDGER_BOOTSTRAP).",
     ),
     click.option("-g", "--group", default="default", show_default=True, help="Name of the group."),
     click.option(
@@ -239,17 +237,15 @@ _OPTIONS = (
         type=click.Choice(["leader", "follower", "any"]),
         default="leader",
         show_default=True,
-        help="Which node of a running group gives the log.",
+        help="Which node of a running group to read from.",
     ),
     click.option("-t", "--topic", "topics", multiple=True, help="Only these topics; may be repeated or hold commas."),
-    click.option("--from-index", type=click.IntRange(min=0), help="First entry; default: the first there is."),
-    click.option(
-        "--to-index", type=click.IntRange(min=0), help="The entry to stop before; default: the committed end."
-    ),
-    click.option("--from-time", type=_TIME, metavar="TIME", help="From this store time on (UTC, 2026-11-20T08:30)."),
+    click.option("--from-index", type=click.IntRange(min=0), help="First entry; default: the first one kept."),
+    click.option("--to-index", type=click.IntRange(min=0), help="Stop before this entry; default: the committed end."),
+    click.option("--from-time", type=_TIME, metavar="TIME", help="From this store time (UTC, 2026-11-20T08:30)."),
     click.option("--to-time", type=_TIME, metavar="TIME", help="Up to this store time (UTC)."),
     click.option(
-        "--option", multiple=True, metavar="NAME=VALUE", help="Another option of the format dledger; may be repeated."
+        "--option", multiple=True, metavar="NAME=VALUE", help="Other option of the format dledger; may be repeated."
     ),
 )
 
@@ -262,5 +258,5 @@ def assigned(texts: Sequence[str], hint: str) -> dict[str, str]:
     """``NAME=VALUE`` texts as a dict. Raises ``click.BadParameter``, which names the option ``hint``."""
     wrong = [one for one in texts if "=" not in one or one.startswith("=")]
     if wrong:
-        raise click.BadParameter(f"{wrong[0]!r}: write NAME=VALUE", param_hint=hint)
+        raise click.BadParameter(f"invalid option {wrong[0]!r}: use NAME=VALUE", param_hint=hint)
     return {name.strip(): value for name, _, value in (one.partition("=") for one in texts)}

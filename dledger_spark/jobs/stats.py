@@ -22,7 +22,7 @@ from rocketstore.types import HIDDEN_TOPICS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-NO_MESSAGE: Final = "(entries that are no messages)"
+NO_MESSAGE: Final = "(entries that are not messages)"
 _BY: Final = ("topic", "queue", "hour", "tag", "key")
 _BARS_MAX: Final = 20
 _SCHEMA: Final = "index bigint, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp, size int"
@@ -202,7 +202,7 @@ def _summary(
         Fact("log", source.name),
         Fact("messages", total["messages"], CountUnit.COUNT),
         Fact("bytes", total["bytes"], CountUnit.BYTES),
-        Fact("bytes of the broker's own topics, not counted", internal_bytes, CountUnit.BYTES),
+        Fact("bytes in the broker's own topics, not counted", internal_bytes, CountUnit.BYTES),
         Fact("average size", total["bytes"] / total["messages"] if total["messages"] else None, CountUnit.BYTES),
         Fact("first index", total["first_index"], CountUnit.COUNT),
         Fact("last index", total["last_index"], CountUnit.COUNT),
@@ -372,7 +372,7 @@ def _bars(title: str, unit: CountUnit, name: str, values: Sequence[tuple[str, in
 @job_command(
     run,
     name="stats",
-    short_help="Count what is in a log.",
+    short_help="Count the messages in a log.",
     epilog="""\b
 Examples:
   dledger pipeline stats /var/lib/broker/commitlog
@@ -385,12 +385,16 @@ Examples:
     default="topic,queue,hour",
     show_default=True,
     metavar="WHAT,…",
-    help=f"Which tables: {', '.join(_BY)}. Tags and keys take longer.",
+    help=f"Tables to show: {', '.join(_BY)}. Tags and keys take longer.",
 )
 @click.option(
-    "--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of queues, tags, keys."
+    "--top",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Number of queues, tags and keys to list.",
 )
-@click.option("--internal", is_flag=True, help="Count the broker's own topics, too.")
+@click.option("--internal", is_flag=True, help="Include the broker's own topics.")
 def command(source: LogSource, by: str, top: int, internal: bool) -> StatsOptions:
     """Messages, bytes, rates, gaps and skew of a log, by topic, queue, hour, tag and key. No body is read."""
     chosen = tuple(one.strip() for one in by.split(",") if one.strip())

@@ -106,8 +106,8 @@ def _check_whole(records: Records) -> None:
         context = records.context
         offset = int(records.positions[row]) - context.segment_base
         raise BrokenRecordError(
-            f"segment {context.segment}, offset {offset}: {records.problem(row)}; a broker would stop there too: "
-            "repair the log first (dledger serve --repair), then rebuild"
+            f"segment {context.segment}, offset {offset}: {records.problem(row)}; a broker would stop there, "
+            "too: repair the log first (dledger serve --repair), then rebuild"
         )
 
 

@@ -98,7 +98,7 @@ def write_rows(directory: Path, shapes: FileShapes, batches: Iterable[pa.RecordB
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             row = RebuildRow(*values)
             if last is not None and row[:4] <= last[:4]:
-                raise PipelineError(f"rows must come sorted by {', '.join(ORDER)}")
+                raise PipelineError(f"rows must be sorted by {', '.join(ORDER)}")
             if sink is None or last is None or row[:3] != last[:3]:
                 if sink is not None:
                     sink.close()

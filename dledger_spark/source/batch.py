@@ -90,5 +90,5 @@ def decode_context(
 def directory_reader(options: ReadOptions, projection: Projection) -> DirectoryReader:
     """The reader for these options. Raises ``OptionError`` for options that only running groups have."""
     if options.consumer_group:
-        raise OptionError("option consumerGroup: a directory has no consumers; it is for streams of a running group")
+        raise OptionError("option consumerGroup: only for streams of a running group; a directory has no consumers")
     return (FilteringDirectoryReader if options.push_filters else DirectoryReader)(options, projection)

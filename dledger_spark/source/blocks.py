@@ -82,15 +82,15 @@ class BlocksReader(DataSourceReader):
         if others and self._connection is None:
             problems = [unknown_option(name, _OPTIONS) for name in sorted(others)]
             raise OptionError(
-                f"format {NAME}: {'; '.join(problems)} (for running nodes it has those of the format dledger, too, and "
-                "bootstrap.servers must be among them)"
+                f"format {NAME}: {'; '.join(problems)} (for running nodes it also takes the options of the "
+                "format dledger and requires bootstrap.servers)"
             )
         if columns != _ARROW.names:
-            raise OptionError(f"{NAME} has the columns {SCHEMA} and no others")
+            raise OptionError(f"{NAME} has exactly the columns {SCHEMA}")
         self._path = options.get("path", "")
         self._plan = options.get("plan", "")
         if self._connection is not None and not self._plan:
-            raise OptionError(f"{NAME} needs a plan for running nodes: `dledger pipeline audit` makes one")
+            raise OptionError(f"{NAME} requires a plan for running nodes: `dledger pipeline audit` creates one")
         self._block_bytes = _positive(options, "blockbytes", BLOCK_BYTES)
         self._split_bytes = _positive(options, "splitbytes", SPLIT_BYTES)
 

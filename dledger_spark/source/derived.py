@@ -89,9 +89,9 @@ class DerivedOptions:
         problems += [f"{name} must be a number greater than 0" for name, value in numbers.items() if value < 1]
         texts = {name: given.get(name.lower(), default) for name, default in _TEXTS.items()}
         if not texts["path"]:
-            problems.append("name the log's directory, or the one to write: load(path), save(path)")
+            problems.append("name the log's directory, or the one to write to: load(path), save(path)")
         if texts["layout"] not in ("files", "keys"):
-            problems.append("layout is files or keys")
+            problems.append("layout must be files or keys")
         if numbers["fileBytes"] % UNIT_BYTES:
             problems.append(f"fileBytes must be a multiple of {UNIT_BYTES}")
         if problems:
@@ -138,7 +138,7 @@ class DerivedDataSource(DataSource):
 
     def _check_columns(self, schema: StructType) -> None:
         if tuple(schema.names) != COLUMNS:
-            raise OptionError(f"{self.name()} has the columns {SCHEMA}, in this order, and no others")
+            raise OptionError(f"{self.name()} has exactly the columns {SCHEMA}, in this order")
 
 
 class QueuesDataSource(DerivedDataSource):
@@ -185,7 +185,7 @@ class DerivedReader(DataSourceReader):
         """Splits of the log. Raises ``PipelineError`` if it holds no messages."""
         log = open_directory(self._options.path)
         if log.segments and log.content() != "message":
-            raise PipelineError(f"{log.path} is no broker's log: its entries are no messages, so it has no queues")
+            raise PipelineError(f"{log.path} is not a broker's log: its entries are not messages, so it has no queues")
         return [
             StretchPartition(one) for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
         ]
@@ -212,9 +212,9 @@ class DerivedWriter(DataSourceArrowWriter):
     def __init__(self, parts: tuple[str, ...], options: DerivedOptions, *, overwrite: bool) -> None:
         target = options.path
         if overwrite:
-            raise OptionError(f'{FORMATS[parts]} replaces nothing: use mode("append") and a path that does not exist')
+            raise OptionError(f'{FORMATS[parts]} never overwrites: use mode("append") and a path that does not exist')
         if target.exists():
-            raise PipelineError(f"{target} exists: remove it, or write elsewhere")
+            raise PipelineError(f"{target} already exists: remove it, or write elsewhere")
         self._parts = parts
         self._options = options
         self._staging = target.with_name(f".attempts-{target.name}-{uuid.uuid4().hex}")
@@ -229,13 +229,13 @@ class DerivedWriter(DataSourceArrowWriter):
         """Put together what the tasks have written, under the target's name. Raises ``PipelineError``."""
         attempts = [one for one in messages if isinstance(one, Attempt)]
         if len(attempts) != len(messages):
-            raise PipelineError(f"a task has not said what it wrote: nothing was put at {self._options.path}")
+            raise PipelineError(f"a task did not report what it wrote: nothing was stored at {self._options.path}")
         missing = sum(not Path(one.directory).is_dir() for one in attempts)
         if missing:
             raise PipelineError(
-                f"what {missing} of {len(attempts)} tasks wrote is not in {self._staging}: Spark's workers write to "
-                f"disks of their own. {self._options.path.parent} must be on a file system that they and this machine "
-                "share"
+                f"the output of {missing} of {len(attempts)} tasks is not in {self._staging}: Spark's workers "
+                f"write to their own disks. {self._options.path.parent} must be on a file system shared by them "
+                "and this machine"
             )
         whole = self._staging / "whole"
         for part in self._parts:
@@ -262,7 +262,7 @@ def _merge(source: Path, target: Path) -> None:
         if one.is_dir() and there.is_dir():
             _merge(one, there)
         elif there.exists():
-            raise PipelineError(f"two tasks wrote {there}: rows of one part, topic and queueId belong into one")
+            raise PipelineError(f"two tasks wrote {there}: rows of one part, topic and queueId belong in one task")
         else:
             os.rename(one, there)
 

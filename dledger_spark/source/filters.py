@@ -64,7 +64,7 @@ def topic_filters(options: ReadOptions) -> tuple[RowFilter, ...]:
 def check_topics(options: ReadOptions, content: str) -> None:
     """Raise ``OptionError`` if topics are asked of entries that have none."""
     if content == "entry" and (options.topics or options.topic_pattern):
-        raise OptionError("options subscribe and subscribePattern: these entries hold no messages and have no topics")
+        raise OptionError("options subscribe and subscribePattern: these entries are not messages and have no topics")
 
 
 @dataclass(frozen=True, slots=True)

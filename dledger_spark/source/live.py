@@ -33,7 +33,7 @@ class LogPartition(InputPartition):
 def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReader:
     """The reader of a running group. Raises ``OptionError`` for options that make no sense in a batch."""
     if options.starting == LATEST:
-        raise OptionError('startingOffsets=latest is for streams: in a batch say earliest or {"index": N}')
+        raise OptionError('startingOffsets=latest is for streams: in a batch use earliest or {"index": N}')
     if options.push_filters:
         return FilteringLiveReader(options, projection)
     return LiveReader(options, projection)
@@ -49,8 +49,8 @@ def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -
         end = min(log.index_at(options.ending_ms), state.end_index)
     if end > state.end_index:
         raise OptionError(
-            f"endingOffsets: entry {end - 1} is not committed yet, the last one that is, is {state.end_index - 1}: "
-            "read up to latest, or follow the group with readStream"
+            f"endingOffsets: entry {end - 1} is not committed yet, the last committed entry is "
+            f"{state.end_index - 1}: read up to latest, or follow the group with readStream"
         )
     if first > state.end_index and (sure := log.confirmed_end()) is not None and first > sure:
         first = begin_within(options, state.group, first, sure)  # else it is a member that is behind

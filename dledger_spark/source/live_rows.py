@@ -53,7 +53,9 @@ class RowReader:
                     first = chunk.first_index + chunk.count
             except TrimmedError as trimmed:
                 lost_end = min(trimmed.begin_index, wanted.end)
-                invariant(lost_end > first, "trimmed entries lie before the log's begin", first=first, end=lost_end)
+                invariant(
+                    lost_end > first, "trimmed entries are before the start of the log", first=first, end=lost_end
+                )
                 if self.fail_on_data_loss:
                     raise data_lost(self.group, first, lost_end) from None
                 _log.warning("entries %d to %d of %s are no longer kept", first, lost_end - 1, self.group)
@@ -71,8 +73,8 @@ class RowReader:
             return (yield from decode_stretch(chunk.data, self.projection.columns, context, chunk.first_index))
         except BrokenRecordError as error:
             raise BrokenRecordError(
-                f"{error}. A member of group {self.group} sent it so; another may hold it whole: try another readFrom, "
-                "and let dledger pipeline audit say whose log is damaged"
+                f"{error}. A member of group {self.group} sent it; another may have an intact copy: try another "
+                "readFrom, and run dledger pipeline audit to find the damaged log"
             ) from error
 
     def _chain_before(self, log: ClientLog, first: int) -> Chain | None:

@@ -54,7 +54,7 @@ def parse_offset(raw: Mapping[str, object]) -> LogOffset:
     if _is_index(version) and version > VERSION:
         raise OffsetError(f"the checkpoint was written by a newer version ({version}, this one knows {VERSION}): {raw}")
     if raw.keys() != _FIELDS or not _is_index(version) or version != VERSION:
-        raise OffsetError(f"the checkpoint holds no offset of a dledger stream: {raw}")
+        raise OffsetError(f"the checkpoint does not contain an offset of a dledger stream: {raw}")
     cluster, group = (raw[name] for name in _TEXTS)
     index, initial = raw["index"], raw["initial"]
     if not (isinstance(cluster, str) and isinstance(group, str) and _is_index(index) and _is_index(initial)):
@@ -66,8 +66,9 @@ def check_same_log(offset: LogOffset, cluster: str, group: str) -> None:
     """Raises ``OffsetError`` if the offset is of another log: its numbers mean nothing here."""
     if (offset.cluster, offset.group) != (cluster, group):
         raise OffsetError(
-            f"the checkpoint belongs to group {offset.group!r} of cluster {offset.cluster!r}, the servers are group "
-            f"{group!r} of cluster {cluster!r}: use another checkpointLocation, or the right bootstrap.servers"
+            f"the checkpoint belongs to group {offset.group!r} of cluster {offset.cluster!r}, but the servers "
+            f"are group {group!r} of cluster {cluster!r}: use another checkpointLocation, or the right "
+            "bootstrap.servers"
         )
 
 

@@ -113,11 +113,11 @@ class StreamProgress:
             return start.at(begin_within(self._options, group, start.index, end_index))
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"the stream has read up to entry {start.index} of group {group}, but all that is committed ends at "
-                f"{end_index}: the log was replaced by another or an older one. Go on with what is stored from now on: "
-                "failOnDataLoss=false; read it anew: another checkpointLocation"
+                f"the stream has read up to entry {start.index} of group {group}, but the committed log ends at "
+                f"{end_index}: it was replaced by another or older log. To continue with new entries only, set "
+                "failOnDataLoss=false; to read it again, use another checkpointLocation"
             )
-        _log.warning("the log of %s ends before entry %d: going on at %d", group, start.index, end_index)
+        _log.warning("the log of %s ends before entry %d: continuing at %d", group, start.index, end_index)
         return start.at(end_index)
 
 
@@ -143,11 +143,11 @@ def begin_within(options: ReadOptions, group: str, index: int, end_index: int) -
     """Where to begin that was told to begin behind the end. Raises ``DataLossError``, unless told not to."""
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"the read begins with entry {index}, but all that is committed in group {group} ends before entry "
-            f"{end_index}: startingOffsets is of another log or too large, or the log was replaced by an older one. To "
-            "begin at its end: failOnDataLoss=false"
+            f"the read starts at entry {index}, but the committed log of group {group} ends before entry "
+            f"{end_index}: startingOffsets is too large or from another log, or the log was replaced by an older "
+            "one. To start at its end, set failOnDataLoss=false"
         )
-    _log.warning("the log of %s ends before entry %d: beginning at %d", group, index, end_index)
+    _log.warning("the log of %s ends before entry %d: starting at %d", group, index, end_index)
     return end_index
 
 
@@ -155,7 +155,7 @@ def data_lost(group: str, first: int, end: int) -> DataLossError:
     """What to say of entries that were to be read and are gone."""
     return DataLossError(
         f"entries {first} to {end - 1} ({end - first} entries) of group {group} are no longer kept: the log was "
-        "trimmed before they were read. To go on without them: failOnDataLoss=false; to keep more: a longer "
+        "trimmed before they were read. To continue without them, set failOnDataLoss=false; to keep more, raise "
         "fileReservedTime"
     )
 
@@ -163,5 +163,5 @@ def data_lost(group: str, first: int, end: int) -> DataLossError:
 def trimmed_too_fast(group: str) -> DataLossError:
     """What to say when planning never catches up with retention."""
     return DataLossError(
-        f"the log of group {group} is trimmed faster than a read of it can be planned: begin later, or keep more of it"
+        f"the log of group {group} is being trimmed faster than a read can be planned: start later, or keep more of it"
     )

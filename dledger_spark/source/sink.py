@@ -60,13 +60,15 @@ def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) 
 def stream_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> DataSourceStreamArrowWriter:
     """The writer of a stream. Raises ``PipelineError``."""
     if options.writer_id:
-        raise OptionError("option writerId is for batches: a stream writes under its query's id and the batch's number")
+        raise OptionError(
+            "option writerId is for batches only: a stream writes under its query's id and the batch's number"
+        )
     return StreamWriter(options, _checked(options, schema, overwrite=overwrite))
 
 
 def _checked(options: WriteOptions, schema: StructType, *, overwrite: bool) -> RowFormat:
     if overwrite:
-        raise OptionError('a log cannot be overwritten: say mode("append"), or outputMode("append") in a stream')
+        raise OptionError('a log cannot be overwritten: use mode("append"), or outputMode("append") in a stream')
     if options.writer_id and not _WRITER_ID.fullmatch(options.writer_id):
         raise OptionError(f"option writerId: {options.writer_id!r} is not 1 to 112 of A-Z a-z 0-9 . _ / : -")
     form = row_format((one.name, one.dataType.simpleString()) for one in schema.fields)
@@ -86,8 +88,8 @@ def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, 
     target.finish()
     if known > rows:
         raise WriterReusedError(
-            f"writer {writer} has stored {known} rows of partition {partition}, and now there are {rows}: these are "
-            "not the same rows in the same partitions. Use another writerId for other rows; for the same ones sort or "
+            f"writer {writer} has stored {known} rows of partition {partition}, and now there are {rows}: the "
+            "rows or partitions changed. Use another writerId for other rows; for the same rows, sort or "
             "checkpoint them before writing, and keep the number of partitions"
         )
     return StoredRows(partition, rows, known)
@@ -126,8 +128,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Nothing can be taken back: say how to go on."""
         rows, _ = _sums(messages)
         _log.warning(
-            "the job has failed; at least %d rows of it are stored and stay. To add only the missing ones, run it "
-            "again with option writerId=%s and the same rows",
+            "the job failed; at least %d of its rows are stored and stay there. To add only the missing ones, "
+            "run it again with option writerId=%s and the same rows",
             rows,
             self._writer,
         )
@@ -141,7 +143,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            raise PipelineError(f"Spark does not tell the task which batch it writes ({_QUERY_ID}, {_BATCH_ID})")
+            raise PipelineError(f"Spark did not tell the task which batch it writes ({_QUERY_ID}, {_BATCH_ID})")
         partition = context.partitionId()
         name = stream_task_name(query, int(batch), partition)
         return self._store(iterator, name, f"{query}-{batch}", partition)
@@ -154,13 +156,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing can be taken back, and need not: the batch is repeated under the same name."""
         rows, _ = _sums(messages)
-        _log.warning("batch %d has failed; at least %d rows of it are stored, and not again", batchId, rows)
+        _log.warning("batch %d failed; at least %d of its rows are stored and will not be stored again", batchId, rows)
 
 
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise PipelineError("rows are written by Spark's tasks only")
+        raise PipelineError("rows can be written only by Spark's tasks")
     return context
 
 

@@ -77,14 +77,14 @@ def row_format(columns: Iterable[tuple[str, str]]) -> RowFormat:
                 problems.append(_unknown(given))
             continue
         if name in places:
-            problems.append(f"column {given} means {name}, which there is already: drop one of the two")
+            problems.append(f"columns {given} and {name} mean the same: drop one of them")
         elif kind not in _ACCEPTED[name]:
             problems.append(f"column {given} is {kind}: cast it to {' or '.join(sorted(_ACCEPTED[name]))}")
         places[name] = place
     if "body" not in places:
-        problems.append("there is no column body (binary or string): select your payload as body")
+        problems.append("no column body (binary or string): select your payload as body")
     if "properties" in places and "headers" in places:
-        problems.append("columns properties and headers mean the same: drop one of the two")
+        problems.append("columns properties and headers mean the same: drop one of them")
     if problems:
         raise SchemaError("; ".join(problems))
     return RowFormat(tuple(places.items()))
@@ -155,7 +155,7 @@ def _text(value: bytes | str, column: str, row: int) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise RowError(f"row {row} of the task: column {column} is no UTF-8 text: {error}") from None
+        raise RowError(f"row {row} of the task: column {column} is not valid UTF-8: {error}") from None
 
 
 def _null(column: str, row: int) -> RowError:

@@ -60,13 +60,15 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
         with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
             names = {one.name for one in admin.topics()}  # whoever is no broker says so
             if options.partitioner == "keys" and options.topic and options.topic not in names:
-                raise OptionError(f"option partitioner: make topic {options.topic} first: keys choose among its queues")
+                raise OptionError(
+                    f"option partitioner: create topic {options.topic} first: keys choose among its queues"
+                )
             # Messages need no group to be named. One that is named and is another's means other brokers.
             if options.group != GROUP_DEFAULT and admin.status().replicated:
                 status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
         return
     if status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S).is_broker:
-        raise OptionError("the servers are brokers: name the topic of the rows, by option topic or in a column topic")
+        raise OptionError("the servers are brokers: name the topic of the rows with option topic or a column topic")
 
 
 class EntryTarget:

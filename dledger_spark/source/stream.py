@@ -111,7 +111,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published, self._warned = done.index, False
         except DLedgerError as error:
             if not self._warned:  # it is tried again with every batch: once is enough, until it has worked again
-                _log.warning("the offsets of group %s are not published, for the time being: %s", group, error)
+                _log.warning("the offsets of group %s cannot be published at the moment: %s", group, error)
             self._warned = True
 
     # --- in the tasks -------------------------------------------------------------------------------------------------

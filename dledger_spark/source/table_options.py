@@ -36,8 +36,8 @@ def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
     own = {name: text for name, text in options.items() if name not in _OF_SPARK and not name.startswith(_PREFIX)}
     if _SECRETS & {name.lower() for name in own}:
         raise OptionError(
-            "a table would show its secretKey to everybody: make a temporary view (CREATE TEMPORARY VIEW … USING "
-            "dledger OPTIONS …), or say it in the query (SELECT … FROM t WITH ('secretKey' = …))"
+            "a table would expose its secretKey to everybody: create a temporary view (CREATE TEMPORARY VIEW … "
+            "USING dledger OPTIONS …), or give it in the query (SELECT … FROM t WITH ('secretKey' = …))"
         )
     return own
 

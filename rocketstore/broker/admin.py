@@ -35,7 +35,7 @@ AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
 class AdminService:
     """Reads are answered by every node, changes by the master. Handlers raise the errors of ``refusals``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: BrokerConfig,
         store: MessageStore,
@@ -44,7 +44,11 @@ class AdminService:
         readers: ReadThreads,
         bridge: LoopBridge,
         clock: Clock,
+        *,
+        leader_address: Callable[[], str],
+        positions: LogPositions,
     ) -> None:
+        """``leader_address`` is who takes writes, as far as known."""
         self._config = config
         self._store = store
         self._state = state
@@ -57,8 +61,8 @@ class AdminService:
             "queues", "queues_max", config.queues_max * percent // 100, lambda name: topics.find(name) is not None
         )
         self._made_groups = MadeByClients("groups", "groups_max", config.groups_max * percent // 100, state.has_group)
-        self.positions = LogPositions(store, topics)
-        self.leader_address: Callable[[], str] = str
+        self._positions = positions
+        self._leader_address = leader_address
 
     def handlers(self) -> dict[str, AdminHandler]:
         """By method."""
@@ -147,11 +151,11 @@ class AdminService:
         self._take_group(owner, wire.group)
         match wire.WhichOneof("before"):
             case "index":
-                reached = await self._readers.run(self.positions.of_index, wire.index, wire.topics)
+                reached = await self._readers.run(self._positions.of_index, wire.index, wire.topics)
             case "position":
-                reached = await self._readers.run(self.positions.of_position, wire.position, wire.topics)
+                reached = await self._readers.run(self._positions.of_position, wire.position, wire.topics)
             case _:
-                raise InvalidRequestError("give the index or the position of the first entry that is not consumed")
+                raise InvalidRequestError("give the index or the position of the first unconsumed entry")
         noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(wire.group)}
         news = [one for one in reached.offsets if one.offset > noted.get((one.topic, one.queue_id), -1)]
         for start in range(0, len(news), COMMITTED_AT_ONCE):
@@ -193,7 +197,7 @@ class AdminService:
         name = parse(pb.DeleteGroupRequest, data).name
         self._check_master()
         if not self._state.has_group(name):
-            raise NotFoundRefusalError(f"the group {name!r} does not exist here")
+            raise NotFoundRefusalError(f"group {name!r} does not exist")
         await self._change(lambda done: self._state.delete_group(name, done))
         return pb.DeleteGroupResponse().SerializeToString()
 
@@ -222,19 +226,19 @@ class AdminService:
 
     def _check_known(self, topic: str) -> None:
         if self._topics.find(topic) is None:
-            raise NotFoundRefusalError(f"the topic {topic!r} does not exist here")
+            raise NotFoundRefusalError(f"topic {topic!r} does not exist")
 
     def _check_master(self) -> None:
         if self._store.role is BrokerRole.SLAVE:
             refusal = PutResult(
                 PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
             )
-            raise NotStoredError(refusal, self.leader_address())
+            raise NotStoredError(refusal, self._leader_address())
 
     async def _change(self, change: Callable[[StateDone], None]) -> None:
         result = await self._changed(change)
         if not result.ok:
-            raise NotStoredError(result, self.leader_address())
+            raise NotStoredError(result, self._leader_address())
 
     async def _changed(self, change: Callable[[StateDone], None]) -> PutResult:
         outcome: LoopCallback[PutResult] = LoopCallback(self._bridge)

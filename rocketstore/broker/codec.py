@@ -61,7 +61,7 @@ def parse(kind: type[_W], data: bytes) -> _W:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequestError(f"these bytes are no {kind.DESCRIPTOR.name}: {error}") from error
+        raise InvalidRequestError(f"not a valid {kind.DESCRIPTOR.name}: {error}") from error
 
 
 def _check_properties(data: bytes) -> None:
@@ -114,7 +114,7 @@ def _producer(wire: pb.SendRequest) -> ProducerBatch | None:
         return None
     check_producer_name(name)
     if not 0 <= sequence <= SEQUENCE_MAX:
-        raise InvalidRequestError(f"a message's number is 0 to {SEQUENCE_MAX}, not {sequence}")
+        raise InvalidRequestError(f"a message's sequence number must be 0 to {SEQUENCE_MAX}, not {sequence}")
     return ProducerBatch(name, sequence, len(wire.messages))
 
 

@@ -74,7 +74,7 @@ class WaitingPulls:
     def enter(self, key: QueueKey, codes: frozenset[int] | None) -> Waiter:
         """Take part; give the waiter back to ``leave``. Raises ``TooManyPullsError``."""
         if self._count >= self._waiting_max:
-            raise TooManyPullsError(f"{self._count} pulls are waiting, the most that may (pulls_waiting_max)")
+            raise TooManyPullsError(f"{self._count} pulls are waiting, the limit (pulls_waiting_max)")
         waiter = Waiter(key, codes)
         self._by_queue.setdefault(key, {})[waiter] = None
         self._count += 1

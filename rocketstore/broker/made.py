@@ -37,7 +37,8 @@ class MadeByClients:
         have = sum(made.values()) - made.get(name, 0)
         if have + amount > self._most:
             raise LimitReachedError(
-                f"{owner} has made {have} {self._what} since this broker started, and one account or address may make "
-                f"{self._most} ({self._setting}, account_share_percent): delete some, or raise the settings"
+                f"{owner} has made {have} {self._what} since this broker started, the limit per account or "
+                f"address is {self._most} ({self._setting}, account_share_percent): delete some, or raise the "
+                "settings"
             )
         made[name] = amount

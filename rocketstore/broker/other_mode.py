@@ -26,9 +26,10 @@ def refuse_other_mode(config: BrokerConfig) -> None:
         if plain is not None and not layout_of(config.dledger.store, config.dledger.node_id).directory.exists():
             raise ConfigError(
                 [
-                    f"{plain} holds the log of a plain broker, which a group does not go on from: its messages could "
-                    "not be pulled any more. Give the group a storePathRootDir of its own, and bring them over topic "
-                    f"by topic: dledger pipeline replay {root} -t TOPIC --to HOST:PORT --to-group NAME --to-topic TOPIC"
+                    f"{plain} holds the log of a plain broker, which a group cannot continue: its messages would "
+                    "become unreadable. Give the group its own storePathRootDir and copy the messages topic by "
+                    f"topic: dledger pipeline replay {root} -t TOPIC --to HOST:PORT --to-group NAME --to-topic "
+                    "TOPIC"
                 ]
             )
         return
@@ -36,8 +37,9 @@ def refuse_other_mode(config: BrokerConfig) -> None:
     if node is not None and plain is None:
         raise ConfigError(
             [
-                f"{node} holds the log of a group's member, which a plain broker does not read: its messages could not "
-                "be pulled any more. Set enableDLegerCommitLog=true, or give the plain broker another storePathRootDir"
+                f"{node} holds the log of a group member, which a plain broker cannot read: its messages would "
+                "become unreadable. Set enableDLegerCommitLog=true, or give the plain broker another "
+                "storePathRootDir"
             ]
         )
 

@@ -25,7 +25,7 @@ COMMITTED_AT_ONCE: Final = 512
 
 def no_indexes(_index: int) -> int:
     """In place of a log that has indexes."""
-    raise InvalidRequestError("this broker's log has no indexes (it is a plain one): give a position instead")
+    raise InvalidRequestError("a plain broker's log has no indexes: give a position instead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LogPositions:
         wanted = frozenset(topics)
         for name in sorted(wanted):
             if self._topics.find(name) is None:
-                raise NotFoundRefusalError(f"the topic {name!r} does not exist here")
+                raise NotFoundRefusalError(f"topic {name!r} does not exist")
         if self._store.dispatch_position < position:
             self._store.wait_dispatched(DISPATCH_WAIT_S)
         position = min(position, self._store.dispatch_position)  # before the queues are looked at: they only grow

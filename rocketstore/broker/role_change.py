@@ -202,7 +202,7 @@ class BrokerRoleChange:
         if done:
             _log.info("master in term %d", term)
         else:
-            _log.info("not master in term %d: this node leads it no longer", term)
+            _log.info("not master in term %d: this node no longer leads", term)
 
     def _cannot(self, target: _Target, term: Term, attempt: RetryCallState) -> None:
         """A step of the promotion failed: say so, and offer leadership to the next member unless that was just done."""
@@ -211,7 +211,9 @@ class BrokerRoleChange:
         if not isinstance(error, _LASTING) and attempt.attempt_number < FAILURES_MAX:
             return
         self._member.conditions.set(
-            ConditionKind.STUCK_LEADER, f"it leads and cannot become master, so nobody is: {error}", subject=_BROKER
+            ConditionKind.STUCK_LEADER,
+            f"leads the group but cannot become master, so there is no master: {error}",
+            subject=_BROKER,
         )
         now_s = time.monotonic()
         status = self._member.status()
@@ -222,7 +224,7 @@ class BrokerRoleChange:
         chosen = following[self._offers % len(following)]  # in a ring, so that every member gets its turn
         self._offers += 1
         self._offered_s = now_s
-        _log.error("this node leads in term %d and cannot become master; offering leadership to %s", term, chosen)
+        _log.error("this node leads in term %d but cannot become master: offering leadership to %s", term, chosen)
         self._member.submit_transfer(chosen, lambda result: _log.info("leadership offered to %s: %s", chosen, result))
 
     def _complete(
@@ -285,4 +287,4 @@ class BrokerRoleChange:
 
 def _log_failure(attempt: RetryCallState) -> None:
     error = attempt.outcome.exception() if attempt.outcome is not None else None
-    _log.error("a step of a change of role failed (attempt %d): %r", attempt.attempt_number, error)
+    _log.error("a role change step failed (attempt %d): %r", attempt.attempt_number, error)

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
@@ -98,7 +99,7 @@ class _Level:
     """Whether its queue may have something new."""
     retry_at_ms: int = 0
     """Monotonic; not before then."""
-    retry_ms: int = RETRY_MS
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS, RETRY_MS_MAX))
     batch: int = BATCH
     """1 while a message that the store calls illegal is looked for."""
     put: _Put | None = None
@@ -202,7 +203,7 @@ class ScheduleService:
     def skip(self, level: int, offset: int, why: str) -> None:
         """Count and log a message that can never be delivered."""
         self.skipped += 1
-        _log.error("delayed message %d of level %d is not delivered: %s", offset, level, why)
+        _log.error("delayed message %d of level %d cannot be delivered: %s", offset, level, why)
 
     def step(self) -> int | None:
         """Do what is due now; gives when (monotonic ms) the next is. Tests call it in place of the thread."""
@@ -364,7 +365,7 @@ class _Run:
                 return found if found.end > level.offset else None
             real = self._service.real_message(message)
             if real is None:
-                self._service.skip(level.number, message.queue_offset, "it does not say where it belongs")
+                self._service.skip(level.number, message.queue_offset, "it names no target topic and queue")
             else:
                 found.messages.append(real)
                 found.offsets.append(message.queue_offset)
@@ -394,7 +395,8 @@ class _Run:
                 self._go_back(level, offset, result)
                 return True
             self._delivered += 1
-        level.offset, level.retry_ms, level.batch = put.end, RETRY_MS, BATCH
+        level.offset, level.batch = put.end, BATCH
+        level.backoff.succeeded()
         return True
 
     def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
@@ -408,10 +410,9 @@ class _Run:
 
     def _put_off(self, level: _Level, why: str) -> None:
         """Try the level's next message again later, each time after a longer pause."""
-        if level.retry_ms == RETRY_MS:
+        if not level.backoff.has_paused():
             _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
-        level.retry_at_ms = self._clock.monotonic_ms() + level.retry_ms
-        level.retry_ms = min(2 * level.retry_ms, RETRY_MS_MAX)
+        level.retry_at_ms = self._clock.monotonic_ms() + round(level.backoff.pause())
 
     def _note_progress(self, now_ms: int) -> list[int]:
         """Hand progress to the broker state if it is time; gives when it will be."""
@@ -444,7 +445,7 @@ class _Run:
             if put.answered.wait(max(0.0, deadline_s - time.monotonic())):
                 self._land(level, put)
             else:
-                _log.warning("delay level %d: a put was not answered in time; up to %d messages may be delivered again",
+                _log.warning("delay level %d: a put timed out: up to %d messages may be delivered twice",
                              level.number, len(put.offsets))  # fmt: skip
 
     def _flush_progress(self) -> None:
@@ -460,7 +461,7 @@ class _Run:
 
         self._state.commit_delay_offsets(changed, done)
         if not answered.wait(FLUSH_TIMEOUT_S) or outcomes != ["stored"]:
-            _log.warning("delayed messages: progress was not stored in time; some may be delivered again")
+            _log.warning("delayed messages: progress was not saved in time, so some may be delivered twice")
 
     def _wake(self) -> None:
         if self._worker is not None:

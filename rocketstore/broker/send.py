@@ -91,7 +91,8 @@ class SendHandler:
             busy = PutResult(
                 PutMessageStatus.OS_PAGECACHE_BUSY,
                 outcome="not_applied",
-                reason=f"broker busy: {self.messages_pending} messages wait to be stored (send_pending_messages_max)"
+                reason=f"broker busy: {self.messages_pending} messages are waiting to be stored "
+                "(send_pending_messages_max)"
                 if self.is_full or request.quota is None
                 else str(request.quota.full_error()),
             )
@@ -229,7 +230,7 @@ class SendHandler:
             return self._no_topic(message.topic)
         problem = self._topics.write_problem(topic, message.queue_id)
         if not problem and message.sys_flag & SYS_FLAG_TRANSACTION:
-            problem = "this broker has no transactions"
+            problem = "this broker does not support transactions"
         if problem:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
         if message.queue_id < 0:
@@ -240,7 +241,8 @@ class SendHandler:
         problem = check_client_topic(name)
         if not problem and not self._config.auto_create_topic_enable:
             problem = (
-                f"the topic {name} does not exist and is not created by sending to it (autoCreateTopicEnable=false)"
+                f"topic {name} does not exist, and sending does not create it (autoCreateTopicEnable=false): "
+                "create it first"
             )
         failure = self._not_created.get(name)
         if not problem and failure is not None and failure.status in _ILLEGAL:
@@ -249,7 +251,7 @@ class SendHandler:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
         # Sending again helps: the topic could not be made just now, or another broker has deleted it meanwhile.
         why = failure.reason if failure is not None else "it is being deleted"
-        return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"the topic {name} could not be created: {why}")
+        return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"cannot create topic {name}: {why}")
 
     def refusal_when_stopping(self) -> PutResult:
         """What becomes of requests that were not taken any more."""
@@ -262,7 +264,7 @@ class SendHandler:
 
     def _not_master(self) -> PutResult:
         leader = self._leader_address()
-        reason = "this broker is a slave" if leader else "this broker is a slave and knows no master"
+        reason = "this broker is a slave" if leader else "this broker is a slave, and the master is unknown"
         return PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason, leader=leader)
 
 
@@ -272,7 +274,7 @@ def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
 
 def _refused_wholly(refused: Mapping[int, PutResult], count: int) -> list[PutResult]:
     """The results of a numbered request of which some messages are refused."""
-    why = f"message {min(refused)} of the request is refused, and a numbered request is stored wholly or not at all"
+    why = f"message {min(refused)} of the request was refused, and a numbered request is stored entirely or not at all"
     other = _refusal(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, why)
     return [refused.get(at, other) for at in range(count)]
 

@@ -83,7 +83,12 @@ class BrokerServer:
         if problems:
             raise ConfigError(problems)
         if repair and config.dledger is None:
-            raise ConfigError(["--repair fetches a damaged log from other members; a plain broker has none"])
+            raise ConfigError(
+                [
+                    "--repair fetches a damaged log from other members, and a plain broker has none: restore it "
+                    "from a copy"
+                ]
+            )
         refuse_other_mode(config)
         self.config: Final = config
         self._instruments = instruments
@@ -358,7 +363,7 @@ class BrokerServer:
             if store is not None:
                 store.shutdown()
         except (DLedgerError, OSError) as error:
-            _log.error("the store did not close well: %s", error)
+            _log.error("closing the store failed: %s", error)
             self._failure = self._failure or error
         finally:
             if self.node is not None:

@@ -109,9 +109,18 @@ class BrokerService:
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
         topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
-        self._admin = AdminService(config, store, state, topics, self._readers, bridge, clock)
-        self._admin.positions = LogPositions(store, topics, position_of)
-        self._admin.leader_address = lambda: view().leader_address
+        self._view = view
+        self._admin = AdminService(
+            config,
+            store,
+            state,
+            topics,
+            self._readers,
+            bridge,
+            clock,
+            leader_address=self._leader_address,
+            positions=LogPositions(store, topics, position_of),
+        )
         self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
         self._sender = SendHandler(
             config,
@@ -119,7 +128,7 @@ class BrokerService:
             topics,
             bridge,
             create_topic=self._admin.create_default_topic,
-            leader_address=self._admin.leader_address,
+            leader_address=self._leader_address,
             conditions=self._conditions,
         )
         self._encoder = codec.ResultEncoder(store_host)
@@ -178,7 +187,7 @@ class BrokerService:
         if isinstance(found, DLedgerError):
             found.outcome = "not_applied"  # whatever became of it: asking changes nothing
             refusal = PutResult(status_of(found), outcome="not_applied", reason=str(found))
-            raise NotStoredError(refusal, self._admin.leader_address())
+            raise NotStoredError(refusal, self._leader_address())
         return pb.ProducerResponse(next_sequence=found).SerializeToString()
 
     async def _pull(self, data: bytes, call: Call) -> bytes:
@@ -230,9 +239,9 @@ class BrokerService:
     def _check_caught_up(self) -> None:
         """Raises ``NotStoredError``: it is not known yet what is committed, so nothing can be said."""
         if not self._has_caught_up():
-            reason = "this broker has just started and does not know yet what is committed"
+            reason = "this broker has just started and does not know yet which entries are committed"
             refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
-            raise NotStoredError(refusal, self._admin.leader_address())
+            raise NotStoredError(refusal, self._leader_address())
 
     def _once_caught_up(self, handler: AdminHandler) -> AdminHandler:
         async def answer(data: bytes, owner: str) -> bytes:
@@ -263,6 +272,9 @@ class BrokerService:
         method = rpc_options.method(codec.SERVICE, name)
         caller = access_gate.admit(self._access.guard, self._quotas, method, context, body)
         return Call(context, connection, caller.quota, caller, self._room)
+
+    def _leader_address(self) -> str:
+        return self._view().leader_address
 
     def counters(self) -> ServiceCounters:
         """What is under way; from any thread."""

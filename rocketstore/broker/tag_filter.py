@@ -45,7 +45,7 @@ class TagFilter:
             return None
         if "" in words or "*" in words:
             shown = expression if len(expression) <= _SHOWN_CHARS else f"{expression[:_SHOWN_CHARS]}..."
-            raise InvalidRequestError(f"the tag expression {shown!r} must look like * or TagA || TagB")
+            raise InvalidRequestError(f"the tag expression {shown!r} must have the form * or TagA || TagB")
         if len(words) > TAGS_MAX:
             raise InvalidRequestError(f"the tag expression has {len(words)} tags; at most {TAGS_MAX} are allowed")
         return cls(frozenset(java_hashes(words)), frozenset(word.encode(errors="replace") for word in words))

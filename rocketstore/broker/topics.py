@@ -39,11 +39,14 @@ class TopicAccess:
     def write_problem(self, topic: TopicConfig, queue_id: int) -> str:
         """Why nothing may be sent to this queue (-1: to any), or the empty string."""
         if not self._broker_permission & PERMISSION_WRITE:
-            return "this broker takes no writes (brokerPermission)"
+            return "this broker does not allow writes (brokerPermission)"
         if not topic.permission & PERMISSION_WRITE:
-            return f"the topic {topic.name} takes no writes (permission {topic.permission})"
+            return f"topic {topic.name} does not allow writes (permission {topic.permission})"
         if not -1 <= queue_id < topic.write_queues:
-            return f"the topic {topic.name} has {topic.write_queues} queues to write to; {queue_id} is none of them"
+            return (
+                f"topic {topic.name} has {topic.write_queues} write queues, numbered from 0: there is no queue "
+                f"{queue_id}"
+            )
         return ""
 
     def next_queue(self, topic: TopicConfig) -> int:
@@ -59,11 +62,11 @@ class TopicAccess:
         """Raises ``NotFoundRefusalError``, ``NotPermittedError`` or ``OutOfRangeError`` unless it may be read."""
         topic = self._find(name)
         if topic is None:
-            raise NotFoundRefusalError(f"the topic {name!r} does not exist here")
+            raise NotFoundRefusalError(f"topic {name!r} does not exist")
         if not self._broker_permission & topic.permission & PERMISSION_READ:
-            raise NotPermittedError(f"the topic {name} or this broker allows no reads")
+            raise NotPermittedError(f"topic {name} or this broker does not allow reads")
         # Queues that were taken away from writers stay readable until `read_queues` says otherwise.
         if not 0 <= queue_id < topic.read_queues:
             raise OutOfRangeError(
-                f"the topic {name} has {topic.read_queues} queues to read from; {queue_id} is none of them"
+                f"topic {name} has {topic.read_queues} read queues, numbered from 0: there is no queue {queue_id}"
             )

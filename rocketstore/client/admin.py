@@ -200,7 +200,7 @@ class Admin:
         answer = self._connection.ask_reader(QUERY_BY_ID, request, self._connection.deadline())
         messages = _decoded(answer)
         if not messages:
-            raise NotFoundError(f"no message has the id {message_id}")
+            raise NotFoundError(f"no message with id {message_id}")
         return messages[0]
 
     def messages_by_key(
@@ -302,7 +302,7 @@ def _decoded(answer: pb.RecordsResponse) -> list[Message]:
     try:
         return [decode_record(record) for record in answer.records]
     except CorruptRecordError as error:
-        raise BadAnswerError(f"a broker answered with a record that is none: {error}") from error
+        raise BadAnswerError(f"a broker answered with an invalid record: {error}") from error
 
 
 def _status_of(address: str, status: pb.StatusResponse) -> BrokerStatus:

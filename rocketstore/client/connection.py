@@ -116,7 +116,7 @@ class BrokerConnection:
             raise
         self.directory.learn(address, report_of_broker(status))
         if not is_master(status):
-            raise NotMasterError(f"{address} is no master now", leader=hint_of(status.leader_address))
+            raise NotMasterError(f"{address} is not the master now", leader=hint_of(status.leader_address))
 
     def ask_all(
         self, addresses: Collection[str], deadline: Deadline

@@ -1,4 +1,4 @@
-"""``Consumer``: reads a topic as a member of a group, from where the group was."""
+"""``Consumer``: reads a topic as a member of a group, from the group's committed offsets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)
 LOOK_AFTER_S: Final = 1.0
-"""How often a consumer looks whether its pulls are overdue, or at a broker that is the master no more."""
+"""How often a consumer checks whether its pulls are overdue or its broker is no longer the master."""
 Start = Literal["first", "last"] | int
-"""Where a group without an offset begins: at the oldest or behind the newest message, or at a time (ms since 1970)."""
+"""Where a group without an offset starts: at the oldest message, after the newest, or at a time (ms since 1970)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class ConsumerOptions:
         if self.queues is not None and self.instance is not None:
             problems.append("give either queues or instance")
         if self.instance is not None and not 0 <= self.instance[0] < self.instance[1]:
-            problems.append(f"instance {self.instance[0]} of {self.instance[1]} does not exist; they count from 0")
+            problems.append(f"instance {self.instance[0]} of {self.instance[1]} does not exist: instances count from 0")
         if isinstance(self.start, str) and self.start not in ("first", "last"):
-            problems.append(f"start is 'first', 'last' or a time, not {self.start!r}")
+            problems.append(f"start must be 'first', 'last' or a time, not {self.start!r}")
         if problems:
             raise ConfigError(problems)
 
@@ -97,7 +97,7 @@ class _Queue:
 
 
 class Consumer:
-    """Pulls ahead in the background; ``poll`` or iteration hands messages out, in order within each queue.
+    """Pulls ahead in the background; ``poll`` or iteration returns messages, in order within each queue.
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
     that it is done. Committed offsets never go back, except after ``seek``. Before each commit, and every
@@ -147,7 +147,7 @@ class Consumer:
         try:
             self._close(lambda: self._commit(finished_only=True))
         except DLedgerError as failure:
-            _log.warning("the offsets were not committed: %s", failure)
+            _log.warning("cannot commit the offsets: %s", failure)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Consumer:
                 raise UnavailableError("the consumer is closed")
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Every message, waiting for more, until the consumer is closed. Asking for the next says that one is done."""
+        """Every message until the consumer is closed, waiting for more. Asking for the next completes the last one."""
         while not self._closing.is_set():
             try:
                 yield from self.poll(1, 1.0)
@@ -191,7 +191,7 @@ class Consumer:
             try:
                 self._commit(finished_only=True)
             except DLedgerError as error:  # tried again next time; close() and commit() tell it
-                _log.warning("the offsets of group %s were not committed: %s", self.group, error)
+                _log.warning("cannot commit the offsets of group %s: %s", self.group, error)
             self._commit_at = time.monotonic() + (self._options.auto_commit_s or 0)
 
     def _take(self, max_messages: int) -> list[ReceivedMessage]:
@@ -240,18 +240,18 @@ class Consumer:
 
     @property
     def skipped(self) -> int:
-        """How many offsets were skipped because their messages were gone."""
+        """How many offsets were skipped because their messages no longer exist."""
         with self._lock:
             return sum(queue.fetcher.skipped for queue in self._queues.values())
 
     def positions(self) -> dict[int, int]:
-        """Per assigned queue the offset of the next message that ``poll`` gives."""
+        """For each assigned queue, the offset of the next message from ``poll``."""
         with self._lock:
             self._start()
             return {queue_id: queue.delivered for queue_id, queue in self._queues.items()}
 
     def lag(self) -> dict[int, int]:
-        """Per assigned queue how many messages are behind its position, as of the last answer; -1: not yet known."""
+        """For each assigned queue, how many messages follow its position, as of the last answer; -1: not known yet."""
         with self._lock:
             self._start()
             return {
@@ -260,25 +260,28 @@ class Consumer:
             }
 
     def commit(self) -> None:
-        """Commit everything that was handed out; returns when the broker has stored it."""
+        """Commit everything returned so far; returns when the broker has stored it."""
         with self._lock:
             self._start()
         self._commit(finished_only=False)
 
     def seek(self, queue_id: int, offset: int) -> None:
-        """Go on at ``offset``, before or after the present place; the next commit may then go back."""
+        """Continue at ``offset``, before or after the current position; the next commit may then go back."""
         if offset < 0:
-            raise ConfigError([f"an offset is not negative: {offset}"])
+            raise ConfigError([f"negative offset: {offset}"])
         with self._lock:
             self._start()
             queue = self._queues.get(queue_id)
             if queue is None:
-                raise NotFoundError(f"queue {queue_id} of {self.topic} is not assigned: {sorted(self._queues)} are")
+                raise NotFoundError(
+                    f"queue {queue_id} of {self.topic} is not assigned to this consumer, which has "
+                    f"{sorted(self._queues)}"
+                )
             self._go_to(queue, offset)
             queue.rewind = True
 
     def seek_to(self, start: Start) -> None:
-        """Every assigned queue: to its first or behind its last message, or to the first one stored at a time (ms)."""
+        """Move every assigned queue to its first message, after its last, or to the first one stored at a time (ms)."""
         with self._lock:
             self._start()
             queue_ids = list(self._queues)
@@ -316,7 +319,7 @@ class Consumer:
             }
 
     def _adopt_changes(self) -> None:
-        """Go on where somebody else has put the group since the last commit: a commit of ours would undo a reset.
+        """Adopt offsets changed elsewhere since the last commit: committing ours would undo a reset.
 
         An offset that moved forward, but not beyond what was handed out here, changes nothing.
         """
@@ -335,8 +338,8 @@ class Consumer:
                 queue.committed = offset
         if moved:
             _log.warning(
-                "group %s: its offsets in %s were moved by somebody else (%s): they were reset, or another consumer of "
-                "the group reads the same queues; going on from there",
+                "group %s: its offsets in %s were changed elsewhere (%s): they were reset, or another consumer "
+                "of the group reads the same queues; continuing from the new offsets",
                 self.group,
                 self.topic,
                 ", ".join(moved),
@@ -351,7 +354,7 @@ class Consumer:
     # --- start and end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commit what was handed out, then end every pull and connection. Raises if the commit failed. Idempotent."""
+        """Commit what was returned so far, then close all connections. Raises if the commit failed. Idempotent."""
         self._close(lambda: self._commit(finished_only=False))
 
     def _close(self, commit: Callable[[], None]) -> None:
@@ -372,7 +375,7 @@ class Consumer:
                 self._watch.join()
 
     def _start(self) -> None:
-        """Find the queues and where the group is; under the lock."""
+        """Find the queues and the group's offsets; under the lock."""
         if self._closing.is_set():
             raise UnavailableError("the consumer is closed")
         if self._started:
@@ -382,7 +385,7 @@ class Consumer:
         if known is None:
             raise no_such_topic(self._connection, self.topic)
         if not (known.permission & PERMISSION_READ and known.read_queues > 0):
-            raise MessageRefusedError(f"topic {self.topic} may not be read (permission {known.permission})")
+            raise MessageRefusedError(f"topic {self.topic} does not allow reads (permission {known.permission})")
         assigned = self._assigned(known.read_queues)
         committed = self._fetch_offsets() if self.group else {}
         places = {one: committed[one] if one in committed else self._offset_at(one, options.start) for one in assigned}
@@ -430,7 +433,7 @@ class Consumer:
             found = self._connection.ask_master(QUEUE_RANGE, where, deadline)
             offset = found.max_offset if start == "last" else max(found.min_offset, 0)
         if offset < 0:
-            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker told of offset {offset}")
+            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker returned offset {offset}")
         return offset
 
     def _look_after(self) -> None:

@@ -1,4 +1,4 @@
-"""What a producer, a consumer or an administrator can meet, one class per different reaction.
+"""Errors of producers, consumers and administrators, one class for each different reaction.
 
 All are ``DLedgerError`` (so ``outcome`` says whether the request may have taken effect); network errors are that
 package's ``UnavailableError`` and ``RequestTimeoutError``, full buffers its ``PendingFullError``.
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class NotMasterError(DLedgerError):
-    """Raised when a broker does not take writes now (it is a slave, is being promoted or stops); follow ``leader``."""
+    """Raised when a broker does not accept writes now (slave, being promoted or stopping); follow ``leader``."""
 
 
 class BrokerBusyError(PendingFullError):
-    """Raised when a broker has more to store than it can; slow down and repeat."""
+    """Raised when a broker is overloaded; slow down and retry."""
 
 
 class MessageRefusedError(InvalidRequestError):
-    """Raised when no broker would take the message: too large, or its topic, queue or properties are not allowed."""
+    """Raised when no broker would accept the message: too large, or its topic, queue or properties are not allowed."""
 
 
 class StoreFailedError(DLedgerError):
@@ -51,7 +51,7 @@ class StoreFailedError(DLedgerError):
 
 
 class SendOutcomeUnknownError(RequestTimeoutError):
-    """Raised when a message may or may not be stored: repeating it may duplicate it."""
+    """Raised when a message may or may not be stored: resending it may duplicate it."""
 
 
 class NotFoundError(DLedgerError):
@@ -59,17 +59,17 @@ class NotFoundError(DLedgerError):
 
 
 class BadAnswerError(DLedgerError):
-    """Raised when a broker's answer makes no sense: garbage bytes, a wrong count, an unknown status."""
+    """Raised when a broker's answer is invalid: garbage bytes, a wrong count, an unknown status."""
 
     outcome: Outcome = "unknown"
 
 
 class OffsetOutOfRangeError(DLedgerError):
-    """Raised when the next message is gone and the consumer was told not to go on elsewhere; ``seek`` to go on."""
+    """Raised when the next message no longer exists and the consumer must not skip it; ``seek`` to continue."""
 
 
 class PartlySentError(DLedgerError):
-    """Raised when some messages of one call are stored, or may be, and others are not: ``results`` says which.
+    """Raised when only some messages of one call are stored, or may be: ``results`` says which.
 
     ``results`` has one receipt or error per message, in the order of the call.
     """
@@ -85,17 +85,17 @@ _RETRIED: Final = (NotMasterError, BrokerBusyError, StoreFailedError, Unavailabl
 
 
 def is_retried(error: BaseException) -> bool:
-    """Whether sending again, perhaps elsewhere, cannot duplicate and may help."""
+    """Whether resending, perhaps elsewhere, cannot duplicate the message and may help."""
     return isinstance(error, _RETRIED) and error.outcome == "not_applied"
 
 
 def is_retried_read(error: BaseException) -> bool:
-    """As ``is_retried``, for requests that may be repeated whatever became of them."""
+    """Like ``is_retried``, for requests that are safe to repeat in any case."""
     return isinstance(error, (*_RETRIED, RequestTimeoutError))
 
 
 def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerError:
-    """A gRPC failure as the error that says what to do. ``sent``: the request may have changed something."""
+    """Translate a gRPC failure. ``sent``: the request may have changed something."""
     code, details = error.code(), error.details() or ""
     told = _trailing(error)
     failure: DLedgerError
@@ -104,8 +104,8 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
             return NotFoundError(details or f"{address} does not know it")
         case grpc.StatusCode.UNIMPLEMENTED:
             return InvalidRequestError(
-                f"{address} is no broker ({details}): is it a peer or client port of dledger? "
-                "Producers and consumers connect to the broker's listenPort"
+                f"{address} is not a broker ({details}): is this a peer or client port of dledger? Producers and "
+                "consumers connect to the broker's listenPort"
             )
         case grpc.StatusCode.PERMISSION_DENIED if REFUSAL in told:
             return AccessDeniedError(f"{address}: {details}")
@@ -131,7 +131,7 @@ def _trailing(error: grpc.RpcError) -> dict[str, str]:
 
 
 def hint_of(address: str) -> LeaderHint | None:
-    """Who leads, as brokers name it: by address only."""
+    """The leader as named by brokers: by address only."""
     return LeaderHint(NodeId(""), address) if address else None
 
 
@@ -139,13 +139,13 @@ _SENT: Final = frozenset(("PUT_OK", "FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT",
 
 
 def send_failure(result: pb.SendResult, address: str) -> DLedgerError | None:
-    """Why a message is not sent, or None if it is (RocketMQ's four stored statuses)."""
+    """Why a message was not stored, or None if it was (RocketMQ's four stored statuses)."""
     status = result.status
     if status in _SENT:
         return None
     reason = f"{address}: {status}: {result.reason}" if result.reason else f"{address}: {status}"
     if status not in PutMessageStatus.__members__ or result.outcome not in ("not_applied", "unknown"):
-        return BadAnswerError(f"{reason} (outcome {result.outcome!r}) is no answer to a send")
+        return BadAnswerError(f"{reason} (outcome {result.outcome!r}) is not a valid answer to a send")
     if result.outcome == "unknown":
         return SendOutcomeUnknownError(reason, leader=hint_of(result.leader))
     match status:

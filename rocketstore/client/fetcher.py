@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
+from dledger.backoff import Backoff
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.config import MIB
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
@@ -85,7 +86,7 @@ class QueueFetcher:
     ) -> None:
         self.queue_id = queue_id
         self.skipped = 0
-        """How many offsets were skipped because their messages were gone."""
+        """How many offsets were skipped because their messages no longer exist."""
         self.rewound = False
         """Whether the broker's queue ended before our offset, so that we had to go back."""
         self.max_offset = -1
@@ -171,12 +172,13 @@ class QueueFetcher:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = RETRY_WAIT_S_MIN
+        backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         told = ""
         while not self._stop.is_set():
             try:
                 if self._session():
-                    pause_s, told = RETRY_WAIT_S_MIN, ""
+                    backoff.succeeded()
+                    told = ""
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
@@ -187,9 +189,8 @@ class QueueFetcher:
                     self._give_up(error)
                 elif str(error) != told:  # once, not with every attempt
                     told = str(error)
-                    _log.warning("queue %d of %s: %s; trying again", self.queue_id, self._pulls.topic, told)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_WAIT_S_MAX)
+                    _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, told)
+                self._stop.wait(backoff.pause())
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
@@ -288,7 +289,8 @@ class QueueFetcher:
         if status in _GO_ON:
             if response.next_offset < offset or (response.records and response.next_offset == offset):
                 raise BadAnswerError(
-                    f"queue {self.queue_id}: asked for {offset}, the answer goes on at {response.next_offset}"
+                    f"queue {self.queue_id}: asked for offset {offset}, but the answer continues at "
+                    f"{response.next_offset}"
                 )
             if response.next_offset > offset:
                 self._offset = response.next_offset
@@ -308,7 +310,7 @@ class QueueFetcher:
                 self._go_to(max(response.max_offset, 0), f"the queue ends at {response.max_offset}, before {offset}")
             return
         elif status not in _NOTHING_YET:
-            raise BadAnswerError(f"queue {self.queue_id}: {status!r} is no answer to a pull")
+            raise BadAnswerError(f"queue {self.queue_id}: {status!r} is not a valid answer to a pull")
         self._beyond_since = None
 
     def _is_long_beyond(self) -> bool:
@@ -320,7 +322,7 @@ class QueueFetcher:
     def _go_to(self, offset: int, why: str) -> None:
         if not self._pulls.go_on_when_out_of_range:
             raise OffsetOutOfRangeError(f"queue {self.queue_id}: {why}")
-        _log.warning("queue %d of %s: %s; going on at %d", self.queue_id, self._pulls.topic, why, offset)
+        _log.warning("queue %d of %s: %s; continuing at %d", self.queue_id, self._pulls.topic, why, offset)
         if offset > self._offset:
             self.skipped += offset - self._offset
         else:

@@ -48,7 +48,9 @@ def parse_answer(kind: type[AnswerT], data: bytes, address: str) -> AnswerT:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise BadAnswerError(f"{address} answered {len(data)} bytes that are no {kind.__name__}: {error}") from None
+        raise BadAnswerError(
+            f"{address} answered {len(data)} bytes that are not a valid {kind.__name__}: {error}"
+        ) from None
 
 
 def is_master(status: pb.StatusResponse) -> bool:

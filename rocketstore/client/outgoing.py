@@ -24,13 +24,13 @@ def check_message(message: Message, queue_id: int | None, body_bytes_max: int) -
     """Raises ``MessageRefusedError`` for what no broker would take."""
     topic = message.topic
     if not 0 < len(topic) <= TOPIC_CHARS_MAX:
-        raise MessageRefusedError(f"a topic has 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
+        raise MessageRefusedError(f"a topic must have 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
     if len(message.body) > body_bytes_max:
         raise MessageRefusedError(f"the body has {len(message.body)} bytes, more than {body_bytes_max}")
     if queue_id is None and message.queue_id:
         raise MessageRefusedError(
-            f"the message names queue {message.queue_id}: give the queue to the call instead, "
-            f"send(message, queue_id={message.queue_id}), or leave it out"
+            f"the message sets queue {message.queue_id}: pass the queue to the call instead, send(message, "
+            f"queue_id={message.queue_id}), or leave it out"
         )
 
 
@@ -55,7 +55,7 @@ def encode(message: Message, queue_id: int) -> EncodedMessage:
             reconsume_times=message.reconsume_times,
         )
     except (InvalidRequestError, UnicodeEncodeError) as error:
-        raise MessageRefusedError(f"the message cannot be sent: {error}") from error
+        raise MessageRefusedError(f"cannot send the message: {error}") from error
     return _make(EncodedMessage, (data, _make(Sent, (topic, queue_id, unique_key))))
 
 

@@ -1,4 +1,4 @@
-"""``Producer``: sends messages to whichever broker is the master.
+"""``Producer``: sends messages to the current master.
 
 ``make unasync`` makes ``producer.py`` from ``aio_producer.py``: change that one.
 """
@@ -106,7 +106,7 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        """Finish what was begun, then close every connection. Idempotent."""
+        """Finish pending work, then close every connection. Idempotent."""
         with self._lock:
             self._closed = True
             senders = self._senders  # all of them, also for whoever closes it at the same time or again
@@ -155,8 +155,8 @@ class Producer:
         stored = len(results) - len(errors)
         unknown = sum(error.outcome == "unknown" for error in errors)
         raise PartlySentError(
-            f"{stored} of {len(results)} messages are stored, {unknown} have an unknown outcome, "
-            f"{len(errors) - unknown} are not stored: {errors[0]}",
+            f"{stored} of {len(results)} messages stored, {unknown} of unknown outcome, {len(errors) - unknown} "
+            f"not stored: {errors[0]}",
             results,
         )
 
@@ -192,7 +192,7 @@ class Producer:
         return made
 
     def next_sequence(self, producer_name: str | None = None) -> int:
-        """The number of the next message of a producer (this one), after all that was stored so far; 0 at first.
+        """The next message number of this producer, after everything stored so far; 0 at first.
 
         What another process of the same producer has sent and not finished counts if it is stored for good, and else
         never will be, unless that process still sends. Ask before the first message, and after one that failed.
@@ -214,7 +214,7 @@ class Producer:
         return sender
 
     def _make_sender(self, options: SendOptions) -> Sender[Sent, Result]:
-        """Under the lock, so that none is left over after ``close``."""
+        """Under the lock, so none is left open after ``close``."""
         if self._closed:
             raise UnavailableError("the producer is closed")
         links = Links(self._connect, self._connection.seeker.look, self._note_failure)
@@ -254,9 +254,9 @@ class Producer:
         if known is None:
             if key is None:
                 return ANY_QUEUE  # the broker may create the topic, and then knows how many queues it has
-            raise NotFoundError(f"topic {topic} does not exist: without its queues a key cannot choose one")
+            raise NotFoundError(f"topic {topic} does not exist, so a key cannot select one of its queues")
         if not (known.permission & PERMISSION_WRITE and known.write_queues > 0):
-            raise MessageRefusedError(f"topic {topic} may not be written (permission {known.permission})")
+            raise MessageRefusedError(f"topic {topic} does not allow writes (permission {known.permission})")
         if key is None:
             return next(self._turn) % known.write_queues
         return queue_of_key(key, known.write_queues)
@@ -301,7 +301,7 @@ class MessageSender:
     def send(
         self, message: Message, *, key: str | None = None, queue_id: int | None = None, sequence: int | None = None
     ) -> SendFuture:
-        """Queue one message; blocks while too much waits. Queue and ``sequence`` are as with ``Producer.send``.
+        """Queue one message; blocks while the queue is full. Queue and ``sequence`` work as in ``Producer.send``.
 
         Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long,
         ``OutOfOrderSequenceError`` for a number that does not follow that of the message before. After a message of a
@@ -326,7 +326,7 @@ class MessageSender:
         return _add_many(self._sender, encoded, sequence)
 
     def flush(self) -> None:
-        """Return when everything sent so far is finished, well or badly."""
+        """Return when everything sent so far has succeeded or failed."""
         self._sender.flush()
 
     def close(self) -> None:

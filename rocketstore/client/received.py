@@ -123,11 +123,11 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
     at, end = 0, len(records)
     while at < end:
         if end - at < OVERHEAD:
-            raise BadAnswerError(f"a pull's answer ends with {end - at} bytes that are no record")
+            raise BadAnswerError(f"the answer to a pull ends with {end - at} bytes that are not a record")
         head = unpack(records, at)
         size = head[0]
         if size < OVERHEAD or size > end - at or head[1] not in MESSAGE_MAGICS:
-            raise BadAnswerError(f"a pull's answer has no record at byte {at} of {end}")
+            raise BadAnswerError(f"the answer to a pull has no record at byte {at} of {end}")
         record = records[at : at + size]
         if head[5] & HOST_V6_FLAGS:
             start = body_at(head[5])
@@ -136,7 +136,7 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
             start, body_bytes = HEAD_V4_BYTES, head[6]
         stop = start + body_bytes
         if body_bytes < 0 or stop + LENGTHS_BYTES > size:
-            raise BadAnswerError(f"the record at byte {at} of a pull's answer has an impossible body length")
+            raise BadAnswerError(f"the record at byte {at} of the answer to a pull has an impossible body length")
         if check_crc and crc32(record[start:stop]) & CRC_MASK != head[2]:
             raise BadAnswerError(f"the body of the message at queue offset {head[4]} does not match its CRC")
         add(ReceivedMessage(record, head, start, stop))
@@ -146,14 +146,16 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
 
 def _decompress(body: bytes, sys_flag: int) -> bytes:
     if sys_flag & _COMPRESSION not in _ZLIB:
-        raise BadAnswerError("the body is compressed with LZ4 or Zstandard: take raw_body")
+        raise BadAnswerError("the body is compressed with LZ4 or Zstandard: use raw_body")
     inflating = zlib.decompressobj()
     try:
         plain = inflating.decompress(body, _DECOMPRESSED_BYTES_MAX)
     except zlib.error as error:
-        raise BadAnswerError(f"the body says it is compressed with zlib, but is not: {error}") from None
+        raise BadAnswerError(
+            f"the body is marked as compressed with zlib, but cannot be decompressed: {error}"
+        ) from None
     if not inflating.eof:
-        raise BadAnswerError(f"the body is cut short, or has more than {_DECOMPRESSED_BYTES_MAX} bytes")
+        raise BadAnswerError(f"the body is truncated, or larger than {_DECOMPRESSED_BYTES_MAX} bytes")
     return plain
 
 

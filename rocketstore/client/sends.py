@@ -65,7 +65,7 @@ class SendOptions:
     def __post_init__(self) -> None:
         problems = out_of_range(self)
         if self.producer_name and not self.idempotent:
-            problems.append("a producer_name numbers messages: it needs enable_idempotence")
+            problems.append("producer_name numbers messages: it requires enable_idempotence")
         if problems:
             raise ConfigError(problems)
 

@@ -26,5 +26,5 @@ class TopicInfo:
 def topic_of(topic: pb.Topic) -> TopicInfo:
     """Raises ``BadAnswerError`` for a topic that cannot be."""
     if not (topic.name and 0 <= topic.read_queues <= QUEUES_MAX and 0 <= topic.write_queues <= QUEUES_MAX):
-        raise BadAnswerError(f"a broker told of a topic that cannot be: {topic!r}")
+        raise BadAnswerError(f"a broker returned an invalid topic: {topic!r}")
     return TopicInfo(topic.name, topic.read_queues, topic.write_queues, topic.permission)

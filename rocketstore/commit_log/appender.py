@@ -101,7 +101,7 @@ class RecordAppender:
         encoded = [self._encode(message) for message in messages]
         records = [one for one in encoded if isinstance(one, bytearray)]
         if len(records) < len(messages):
-            other = refused(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, "another message of the request is refused")
+            other = refused(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, "another message of the request was refused")
             return NumberedResult((), [one if isinstance(one, PutResult) else other for one in encoded])
         with self.lock:
             self.lock_taken_ms = self._clock.monotonic_ms()

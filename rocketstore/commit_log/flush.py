@@ -93,7 +93,7 @@ class DeadlineWatcher:
             if not first.answered:
                 if first.deadline_ms > now_ms:
                     return (first.deadline_ms - now_ms) / 1000
-                first.answer(PutMessageStatus.FLUSH_DISK_TIMEOUT, "the flush did not end in time")
+                first.answer(PutMessageStatus.FLUSH_DISK_TIMEOUT, "the flush timed out")
             self._requests.popleft()
         return None
 

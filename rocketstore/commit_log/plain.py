@@ -81,9 +81,12 @@ class PlainCommitLog:
         )
         placement = Placement(config.commit_log_dirs, config.read_only_commit_log_dirs, self._is_full)
         self._queue = MappedFileQueue(
-            self._fs, placement, config.mapped_file_size_commit_log, allocation=self._allocation
+            self._fs,
+            placement,
+            config.mapped_file_size_commit_log,
+            allocation=self._allocation,
+            instruments=instruments,
         )
-        self._queue.instruments = instruments
         self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
         self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False
@@ -202,7 +205,7 @@ class PlainCommitLog:
             self._appender.last_timestamp = self._queue.store_timestamp = report.last_timestamp
             last = self._queue.last_file(create=False)
             if last is not None and not last.is_full and not last.writable:
-                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and not yet full"])
+                raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and is not full yet"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
 
@@ -381,7 +384,9 @@ class PlainCommitLog:
                 offset = file.base + file.size
                 continue
             if outcome.end == "damaged" and not outcome.consumed:
-                raise CorruptLogError(file.path, offset - file.base, outcome.reason, "Restart to have it examined")
+                raise CorruptLogError(
+                    file.path, offset - file.base, outcome.reason, "Restart the broker to have it checked"
+                )
             return ScannedRecords(outcome.heads, offset + outcome.consumed)
 
     def next_file_offset(self, offset: int) -> int:

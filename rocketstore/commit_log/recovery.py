@@ -24,8 +24,8 @@ CHUNK_BYTES: Final = 8 * 1024 * 1024
 CLEAN_FILES: Final = 3
 """After a clean stop, this many files at the end are read."""
 _ADVICE: Final = (
-    "Restore the file from a copy. To give up everything from there on, move this file and all later ones away and "
-    "start with what is before it"
+    "Restore the file from a copy. To give up everything from there on, move this file and all later ones away "
+    "and start with the files before it"
 )
 
 HeadsSink = Callable[[Sequence[RecordHead]], None]
@@ -62,14 +62,16 @@ def judge(ending: Ending, *, file_bytes: int, durable_offset: int | None) -> str
     ``durable_offset``: up to there everything is known to have been durable; None if nothing is known.
     """
     if durable_offset is not None and ending.offset < durable_offset:
-        return f"{ending.reason}; everything before offset {durable_offset} was durable once"
+        return f"{ending.reason}; everything before offset {durable_offset} was durable"
     if not ending.records_behind:
         return ""
     newest = ending.records_behind[-1]
     if durable_offset is None:
         return f"{ending.reason}, yet the file at {newest} holds records"
     if newest - (ending.offset - ending.offset % file_bytes) > file_bytes:
-        return f"{ending.reason}, yet the file at {newest} holds records, and was begun only when this one was durable"
+        return (
+            f"{ending.reason}, yet the file at {newest} holds records, and was started only when this one was durable"
+        )
     return ""
 
 
@@ -148,7 +150,7 @@ class Recovery:
             if outcome.end == "blank":
                 if outcome.needed == file_end - offset:
                     return file_end, "", records
-                return offset, f"{outcome.reason}, which is not what is left of the file", records
+                return offset, f"{outcome.reason}, which does not match the rest of the file", records
             if outcome.end == "damaged" or outcome.needed > file_end - offset:
                 return offset, outcome.reason, records
             wanted = max(CHUNK_BYTES, outcome.needed)

@@ -133,7 +133,7 @@ class ReplicatedCommitLog:
     ) -> None:
         node = server.config
         if node.client_appends or not node.replication.noop_compatible:
-            raise ConfigError(["a broker's log must hold messages only: configure its node by for_broker()"])
+            raise ConfigError(["a broker's log must hold only messages: configure its node with for_broker()"])
         self._server = server
         self._log = server.log
         self._clock = clock or Clock()
@@ -313,7 +313,7 @@ class ReplicatedCommitLog:
 
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:
         """See ``CommitLog.keep_from``."""
-        self._server.keep_from, self._server.held_back = wanted, held_back
+        self._server.keep_from(wanted, held_back)
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         """See ``CommitLog.submit_producer``."""
@@ -328,7 +328,7 @@ class ReplicatedCommitLog:
         self._locked_since_ms = self._clock.monotonic_ms()
         if term != self._open_term or put.only_in not in (None, term):
             self._release()
-            return LeaderNotReadyError(f"the new leader of term {term} still takes stock: repeat shortly")
+            return LeaderNotReadyError(f"the new leader of term {term} is not ready yet: retry shortly")
         now_ms = self._newest_ms = max(self._newest_ms, self._clock.wall_ms())
         put.following = self._offsets.assign(put.messages)
         put.store_timestamp = now_ms

@@ -86,9 +86,9 @@ class Repeated:
 
     def __str__(self) -> str:
         return (
-            f"queue {self.queue_id} of topic {self.topic}: {self.lost} messages cannot be read from it: their queue "
-            f"offsets from {self.first} on, the first of the record that ends at {self.physical_end}, had been given "
-            f"out before (the next was {self.expected})"
+            f"queue {self.queue_id} of topic {self.topic}: {self.lost} messages are unreadable: their queue "
+            f"offsets, from {self.first} on (the record that ends at {self.physical_end}), were already in use "
+            f"(the next was {self.expected})"
         )
 
 
@@ -356,7 +356,7 @@ class ConsumeQueue:
     def _forget_units(self) -> None:
         """Remove all files, whose records are gone from the log: it is not filled up from there to where it goes on."""
         if self._files.files():
-            _log.info("%s: all its messages have expired; its old files are removed", self.directory)
+            _log.info("%s: all its messages have expired; removing its old files", self.directory)
             self._files.destroy()
 
     def _append_run(self, first: int, ends: Sequence[int] | Ints, units: bytes) -> None:
@@ -374,7 +374,7 @@ class ConsumeQueue:
         if first - expected > _GAP_FILES_MAX * self.units_per_file:
             at = parse_units(units[:UNIT_BYTES])[0].offset
             reason = f"after queue offset {expected - 1} comes {first}, of the record at {at}"
-            raise CorruptLogError(self.directory, expected, reason, "Remove this directory; the queue is built again.")
+            raise CorruptLogError(self.directory, expected, reason, "Remove this directory: the queue will be rebuilt.")
         if fresh or self._begin >= expected:  # it holds no message
             physical = parse_units(units[:UNIT_BYTES])[0].offset
             self._begin, self._begin_for = first, (0 if fresh else physical, physical)
@@ -491,7 +491,7 @@ class ConsumeQueue:
             try:
                 file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
             except OSError as error:
-                raise self._files.poisoned("writing units again", error) from error
+                raise self._files.poisoned("rewriting units", error) from error
 
     # Removing
 

@@ -87,13 +87,13 @@ class ConsumeQueueTable:
     def _list(self) -> Iterator[tuple[str, int]]:
         for topic in _entries(self.directory):
             if not topic.is_dir() or check_topic(topic.name):
-                _log.warning("%s is no topic's directory; it is ignored", topic.path)
+                _log.warning("ignoring %s: not the directory of a topic", topic.path)
                 continue
             for queue in _entries(topic.path):
                 if queue.is_dir() and _is_queue_id(queue.name) and int(queue.name) <= _QUEUE_ID_MAX:
                     yield topic.name, int(queue.name)
                 else:
-                    _log.warning("%s is no queue's directory; it is ignored", queue.path)
+                    _log.warning("ignoring %s: not the directory of a queue", queue.path)
 
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
         """Find the end of every queue and cut what is not good; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
@@ -196,7 +196,7 @@ class ConsumeQueueTable:
             if topic not in self._refused_topics and len(self._refused_topics) < _REFUSED_MAX:
                 self._refused_topics.add(topic)
                 offset = group[0].offset if isinstance(group, list) else int(group.offsets[0])
-                _log.warning("the record at %d gets no consume queue: %s", offset, error)
+                _log.warning("the record at %d goes into no consume queue: %s", offset, error)
             return None
 
     def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
@@ -285,7 +285,7 @@ class ConsumeQueueTable:
             except FileNotFoundError:
                 pass  # nothing was ever in it
             except OSError as error:
-                raise DiskError(f"removing queues from {self.directory} failed: {error}") from error
+                raise DiskError(f"cannot remove queues from {self.directory}: {error}") from error
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)

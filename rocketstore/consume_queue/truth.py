@@ -182,7 +182,7 @@ class QueueTruth:
             if list(queue.units(at, 1)) != [unit]:
                 queue.rewrite(at, unit)
                 _log.warning(
-                    "queue %d of topic %s: unit %d was wrong; it is written again from the log",
+                    "queue %d of topic %s: unit %d was wrong and has been rewritten from the log",
                     queue.queue_id, queue.topic, at, extra={"event": "repair"},
                 )  # fmt: skip
         unit = found.get(number, FILLER)

@@ -50,7 +50,7 @@ HEADER_BYTES: Final = HEADER.size
 SLOT_BYTES: Final = SLOT.itemsize
 _AT_ONCE: Final = BLOCK_ENTRIES << 8
 _READ_AT_ONCE: Final = 1 << 20
-ADVICE: Final = "It is built again from the log"
+ADVICE: Final = "It will be rebuilt from the log"
 _Entries = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
@@ -344,7 +344,7 @@ class IndexFile:
         return held
 
     def _damage(self, offset: int, what: str) -> CorruptLogError:
-        return CorruptLogError(self.path, offset, f"{what} are not what was written", ADVICE)
+        return CorruptLogError(self.path, offset, f"{what} differ from what was written", ADVICE)
 
     # Opening
 
@@ -361,11 +361,11 @@ class IndexFile:
                 bad |= (entries["hash"] < 0) | (entries["seconds"] < 0) | (np.diff(offsets) < 0)
                 if bad.any():
                     at = self._entry_at(int(numbers[np.argmax(bad)]))
-                    raise CorruptLogError(self.path, at, "an entry does not fit those before it", ADVICE)
+                    raise CorruptLogError(self.path, at, "an entry does not fit the ones before it", ADVICE)
                 end_offset = int(offsets[-1])
                 entry_sums.add(entries.tobytes())
             if header.next_entry > 1 and end_offset != header.end_offset:
-                raise CorruptLogError(self.path, 24, "the last entry is of another record", ADVICE)
+                raise CorruptLogError(self.path, 24, "the last entry belongs to another record", ADVICE)
             stored = np.concatenate([self._read_slots(block) for block in range(len(self._slot_sums))])
             wrong = np.flatnonzero(stored != slots)
             if len(wrong):

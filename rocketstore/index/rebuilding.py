@@ -80,7 +80,7 @@ class _Filling:
         if not len(keys):
             return
         if len(keys) > self._file.room:
-            reason = "the log has more keys between the files before and after it than it takes"
+            reason = "the log has more keys between its neighbours than the file can hold"
             raise CorruptLogError(self._file.path, 0, reason, f"Remove the index and start again. {ADVICE}.")
         offsets, store_ms = places_of(heads)
         self._file.put_all(keys, offsets[owners], store_ms[owners])
@@ -90,4 +90,4 @@ class _Filling:
             scanned = self._log.scan(self.position, bytes_max)
             if scanned.next_offset > self.position:
                 return scanned
-        raise NotYetReadableError(f"the log may not be read on from {self.position} yet")
+        raise NotYetReadableError(f"the log cannot be read beyond {self.position} yet")

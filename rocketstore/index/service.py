@@ -78,7 +78,7 @@ class IndexDamagedError(DLedgerError):
 
 
 def _come_again(path: Path) -> IndexDamagedError:
-    return IndexDamagedError(f"{path} is damaged, and is built again from the log: ask again in a while")
+    return IndexDamagedError(f"{path} is damaged and being rebuilt from the log: retry later")
 
 
 class IndexService:
@@ -267,7 +267,7 @@ class IndexService:
                 try:
                     file.sync()
                 except OSError as error:
-                    self._failure = f"flushing {file.path} failed: {error}; the index must be built again"
+                    self._failure = f"flushing {file.path} failed: {error}; the index must be rebuilt"
                     raise DiskError(self._failure) from error
             if sums is not None:
                 self._keep(file, sums)
@@ -318,7 +318,7 @@ class IndexService:
                 if len(self._contradicted) >= _CONTRADICTED_MAX:
                     self._contradicted.clear()
                 self._contradicted.add(offset)
-                self._note(CorruptLogError(file.path, 0, f"an entry leads to {offset} of the log, wrongly", ADVICE))
+                self._note(CorruptLogError(file.path, 0, f"an entry wrongly points to {offset} of the log", ADVICE))
                 raise _come_again(file.path)
 
     def _note(self, error: CorruptLogError) -> None:
@@ -391,7 +391,7 @@ class IndexService:
             elif path.name.endswith(TMP_SUFFIX):
                 self.fs.unlink(path)
             else:
-                _log.warning("%s is no index file; it is ignored", path)
+                _log.warning("ignoring %s: not an index file", path)
         return found
 
     def _open(
@@ -404,22 +404,22 @@ class IndexService:
         files: list[IndexFile] = []
         for path in paths:
             if path.stat().st_size != self.shape.file_bytes:
-                _log.warning("%s is not %d bytes long; it is removed", path, self.shape.file_bytes)
+                _log.warning("%s is not %d bytes long: removing it", path, self.shape.file_bytes)
                 break
             with suppress(CorruptLogError):
                 file = IndexFile(self.fs, path, self.shape, self._kept_sums(path))
                 if is_newer is not None and is_newer(file):
-                    _log.info("%s is newer than the checkpoint; it is built again", path)
+                    _log.info("%s is newer than the checkpoint: rebuilding it", path)
                     break
                 if self._follows(file, files):
                     files.append(file)
                     continue
-            _log.warning("%s is damaged; it is removed and built again", path)
+            _log.warning("%s is damaged: rebuilding it", path)
             break
         same = files if is_newer is None else files[:-1]
         for number, file in enumerate(same if ours else ()):
             if file.differs:
-                _log.warning("%s is not as it was flushed; it is removed and built again", file.path)
+                _log.warning("%s differs from what was flushed: rebuilding it", file.path)
                 return files[:number]
         return files
 
@@ -430,7 +430,7 @@ class IndexService:
         if durable_end is not None and files[-1].header.end_offset < durable_end:
             durable_end, durable_entries = None, -1  # files after it are damaged: this one was full, and so is whole
         if not files[-1].recover(durable_end, durable_entries, self._kept_sums(files[-1].path)):
-            _log.warning("%s is damaged at its end; it is removed and built again", files.pop().path)
+            _log.warning("%s is damaged at its end: rebuilding it", files.pop().path)
 
     def _check_last(self, files: list[IndexFile]) -> None:
         """The file that will be written to must be sound, or it goes."""
@@ -438,7 +438,7 @@ class IndexService:
             try:
                 files[-1].open_for_writing()
             except CorruptLogError as error:
-                _log.warning("%s; it is removed and built again", error)
+                _log.warning("%s: rebuilding it", error)
                 files.pop()
 
     # Sums

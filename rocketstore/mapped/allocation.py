@@ -87,7 +87,7 @@ class AllocationService:
         if self._pool is not None:
             buffer = self._pool.borrow()
             if buffer is None and self._fail_fast:
-                raise DiskError("every buffer of the transient store pool is in use")
+                raise DiskError("all buffers of the transient store pool are in use")
         try:
             file = self._take(_Order(base, path, size))
         except BaseException:
@@ -130,7 +130,7 @@ class AllocationService:
                     raise self._failed.pop(order.base)
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._stopping:
-                    raise DiskError(f"creating {order.path} takes longer than {self._wait_s} s")
+                    raise DiskError(f"creating {order.path} timed out after {self._wait_s} s")
                 self._condition.wait(left_s)
             return self._ready.pop(order.base)
 

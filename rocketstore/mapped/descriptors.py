@@ -125,7 +125,7 @@ class DescriptorCache:
             self.capacity = capacity = max(_OPEN_MIN, min(self.capacity, held // 2))
             forgotten = self._shrink(held // 2)
         del forgotten
-        _log.warning("too many files are open: from now on at most %d consume queue files are kept open", capacity)
+        _log.warning("too many open files: keeping at most %d consume queue files open from now on", capacity)
         return True
 
 
@@ -171,9 +171,9 @@ class CachedFile:
     def write(self, offset: int, data: bytes | bytearray) -> None:
         """Write ``data``, which must lie inside. Raises ``OSError``, ``DiskError``."""
         if not self.writable:
-            raise DiskError(f"{self.path} lies in a read-only data directory and cannot be changed")
+            raise DiskError(f"{self.path} is in a read-only data directory and cannot be changed")
         if not 0 <= offset <= offset + len(data) <= self.size:
-            raise DiskError(f"{len(data)} bytes at {offset} do not lie inside {self.path} of {self.size} bytes")
+            raise DiskError(f"{len(data)} bytes at {offset} are outside {self.path} ({self.size} bytes)")
         used = self._descriptors.of(self)
         self._descriptors.fs.write(used.fd, data, offset)
 

@@ -34,7 +34,7 @@ from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
 """Files that one call for expired files removes: unlinking gigabytes takes long."""
-_RESTORE: Final = "Restore it from a copy, or move it and all files after it away to go on with what is before it"
+_RESTORE: Final = "Restore it from a copy, or move it and all later files away to continue with the ones before it"
 
 
 class MappedFileQueue:
@@ -48,8 +48,12 @@ class MappedFileQueue:
         *,
         allocation: AllocationService | None = None,
         descriptors: DescriptorCache | None = None,
+        instruments: Instruments = SILENT,
     ) -> None:
-        """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used."""
+        """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used.
+
+        ``instruments`` are told of every flush.
+        """
         self.file_bytes = file_bytes
         self.placement = placement
         self.flushed_where = 0
@@ -71,8 +75,7 @@ class MappedFileQueue:
         self._reserved: StoreFile | None = None
         """Created and not yet in use. Appending thread only."""
         self._unsynced_dirs: set[Path] = set()
-        self.instruments: Instruments = SILENT
-        """Told of every flush."""
+        self._instruments = instruments
 
     # Looking
 
@@ -360,7 +363,7 @@ class MappedFileQueue:
             if file.flushed >= wrote:  # else the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
-            self.instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
+            self._instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
 
     def _sync_dirs(self) -> None:

@@ -60,15 +60,15 @@ def decode_batch(encoded: bytes) -> list[BatchItem]:
     at, end = 0, len(encoded)
     while at < end:
         if end - at < _ITEM_OVERHEAD:
-            raise CorruptBatchError(f"{end - at} bytes at {at} are too few for an item of a batch")
+            raise CorruptBatchError(f"{end - at} bytes at {at} are too few for a batch item")
         size, _, _, flag, body_bytes = _ITEM.unpack_from(encoded, at)
         body_at = at + _ITEM.size
         properties_at = body_at + body_bytes + _PROPERTIES_LENGTH.size
         if not _ITEM_OVERHEAD <= size <= end - at or body_bytes < 0 or properties_at > at + size:
-            raise CorruptBatchError(f"the item at {at} says it has {size} bytes and a body of {body_bytes}")
+            raise CorruptBatchError(f"the item at {at} claims {size} bytes and a body of {body_bytes}")
         (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(encoded, properties_at - _PROPERTIES_LENGTH.size)
         if properties_bytes != at + size - properties_at:
-            raise CorruptBatchError(f"the item at {at} says that its properties have {properties_bytes} bytes")
+            raise CorruptBatchError(f"the item at {at} claims properties of {properties_bytes} bytes")
         body = encoded[body_at : body_at + body_bytes]
         items.append(BatchItem(flag, bytes(body), decode_properties(bytes(encoded[properties_at : at + size]))))
         at += size

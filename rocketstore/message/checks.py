@@ -83,7 +83,7 @@ def check_topic(topic: str) -> str:
 def check_client_topic(topic: str) -> str:
     """As ``check_topic``, for a topic that a client wants to send to or create: those of the broker are refused too."""
     if topic in NO_SEND_TOPICS:
-        return f"the topic {topic} is the broker's own"
+        return f"the topic {topic} is reserved for the broker"
     return check_topic(topic)
 
 
@@ -163,7 +163,7 @@ def _check_fields(message: Message) -> str:
     """Whether hosts and numbers fit their fields, so that encoding cannot fail later, under the lock."""
     (born_ip, born_port), (store_ip, store_port) = message.born_host, message.store_host
     if len(born_ip) not in _IP_BYTES or len(store_ip) not in _IP_BYTES:
-        return "the born host or the store host is no IP address of 4 or 16 bytes"
+        return "the born host or the store host is not an IP address of 4 or 16 bytes"
     try:
         _NUMBERS.pack(
             message.queue_id,

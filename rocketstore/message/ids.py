@@ -36,7 +36,7 @@ def offset_message_id(store_host: HostAddress, offset: int) -> str:
     try:
         return (ip + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
     except error as problem:
-        raise InvalidRequestError(f"the port or the offset does not fit an id: {problem}") from problem
+        raise InvalidRequestError(f"port or offset out of range for an id: {problem}") from problem
 
 
 def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
@@ -45,11 +45,11 @@ def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
     What parses need not exist: also a producer's unique id can look like one, so check what is stored there.
     """
     if _ID.fullmatch(text) is None:
-        raise InvalidRequestError("an offset message id has 32 or 56 hexadecimal digits")
+        raise InvalidRequestError("an offset message id must have 32 or 56 hexadecimal digits")
     packed = bytes.fromhex(text)
     port, offset = _PORT_AND_OFFSET.unpack(packed[-_PORT_AND_OFFSET.size :])
     if not 0 <= port <= PORT_MAX or offset < 0:
-        raise InvalidRequestError(f"the id names port {port} and offset {offset}, which cannot be")
+        raise InvalidRequestError(f"impossible port {port} or offset {offset} in the id")
     return HostAddress(packed[: -_PORT_AND_OFFSET.size], port), offset
 
 

@@ -18,5 +18,6 @@ def check_producer_name(name: str) -> None:
     if _NAME.fullmatch(name) is None:
         shown = name if len(name) <= PRODUCER_CHARS_MAX else f"{name[:PRODUCER_CHARS_MAX]}..."
         raise InvalidRequestError(
-            f"a producer's name has 1 to {PRODUCER_CHARS_MAX} characters of A-Z, a-z, 0-9 and ._/:-, not {shown!r}"
+            f"a producer's name must be 1 to {PRODUCER_CHARS_MAX} characters from A-Z, a-z, 0-9 and ._/:-, not "
+            f"{shown!r}"
         )

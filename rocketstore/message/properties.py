@@ -44,7 +44,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     try:
         return join_properties(properties).encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"a property is no text that UTF-8 can hold: {error.reason}") from error
+        raise InvalidRequestError(f"a property cannot be encoded as UTF-8: {error.reason}") from error
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:

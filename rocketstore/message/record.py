@@ -188,7 +188,7 @@ def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[
     store_ip, store_port = message.store_host
     flags = _FLAGS_BY_LENGTHS.get((len(born_ip), len(store_ip)), -1)
     if flags < 0:
-        raise InvalidRequestError("the born host or the store host is no IP address of 4 or 16 bytes")
+        raise InvalidRequestError("the born host or the store host is not an IP address of 4 or 16 bytes")
     if properties_bytes > PROPERTIES_BYTES_MAX:
         raise InvalidRequestError(f"the properties take {properties_bytes} bytes; at most {PROPERTIES_BYTES_MAX} fit")
     sys_flag = message.sys_flag & ~HOST_V6_FLAGS | flags
@@ -231,9 +231,9 @@ def _topic_field(topic: str) -> bytes:
     try:
         encoded = topic.encode()
     except UnicodeEncodeError as problem:
-        raise InvalidRequestError(f"the topic is no text that UTF-8 can hold: {problem.reason}") from problem
+        raise InvalidRequestError(f"the topic cannot be encoded as UTF-8: {problem.reason}") from problem
     if not 0 < len(encoded) <= TOPIC_BYTES_MAX:
-        raise InvalidRequestError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes, this one {len(encoded)}")
+        raise InvalidRequestError(f"a topic must have 1 to {TOPIC_BYTES_MAX} bytes, this one has {len(encoded)}")
     if len(_topics) >= _CACHED_TOPICS_MAX:
         _topics.clear()
     field = _topics[topic] = bytes((len(encoded),)) + encoded
@@ -253,7 +253,7 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
         store_timestamp, store_ip, store_port, reconsume_times, prepared_offset, body_bytes,
     ) = head.unpack_from(record)  # fmt: skip
     if size != len(record):
-        raise CorruptRecordError(f"the record says it has {size} bytes, there are {len(record)}")
+        raise CorruptRecordError(f"the record claims {size} bytes, but there are {len(record)}")
     topic_at = at + body_bytes
     if body_bytes < 0 or topic_at + LENGTHS_BYTES > size:
         raise CorruptRecordError(f"the body's length, {body_bytes}, does not fit a record of {size} bytes")
@@ -292,7 +292,7 @@ def _decode_tail(record: bytes, magic: int, topic_at: int) -> tuple[str, dict[st
         start = topic_at + 2
         topic_bytes = int.from_bytes(record[topic_at:start], "big", signed=True)
     else:
-        raise CorruptRecordError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
+        raise CorruptRecordError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
     properties_at = start + topic_bytes + 2
     if topic_bytes <= 0 or properties_at > len(record):
         raise CorruptRecordError(f"the topic's length, {topic_bytes}, does not fit")
@@ -302,5 +302,5 @@ def _decode_tail(record: bytes, magic: int, topic_at: int) -> tuple[str, dict[st
     try:
         topic = str(record[start : properties_at - 2], "utf-8")
     except UnicodeDecodeError as problem:
-        raise CorruptRecordError(f"the topic is no UTF-8: {problem.reason}") from problem
+        raise CorruptRecordError(f"the topic is not valid UTF-8: {problem.reason}") from problem
     return topic, decode_properties(bytes(record[properties_at:]))

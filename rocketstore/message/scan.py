@@ -150,7 +150,7 @@ def scan_entries(
                     if channel != NOOP_CHANNEL:
                         add(head)
                     elif head[0] != TERM_START_TOPIC:
-                        _refuse(f"the channel says that it is a no-op, the topic {head[0]!r} that it is none")
+                        _refuse(f"the channel marks a no-op, but the topic {head[0]!r} does not")
                 elif magic != NOOP_MAGIC:
                     _refuse(f"a broker's log has no entries of magic {magic}")
             except _DamagedError as damage:
@@ -164,10 +164,10 @@ def scan_entries(
 
 def _entry_problem(size: int, body_bytes: int, position: int, index: int, next_index: int) -> str:
     if body_bytes != size - ENTRY_HEADER_BYTES:
-        return f"an entry of {size} bytes says its body has {body_bytes}"
+        return f"an entry of {size} bytes claims a body of {body_bytes}"
     if index != next_index != -1:
-        return f"index {index} where {next_index} must be"
-    return f"the entry says it stands at {position}"
+        return f"index {index} where {next_index} was expected"
+    return f"the entry claims position {position}"
 
 
 def _head(
@@ -181,7 +181,7 @@ def _head(
         _HEAD_V4(raw, at)
     )
     if own_size != size or own_offset != offset:
-        raise _DamagedError(f"the record says it has {own_size} bytes at {own_offset}; it should have {size}")
+        raise _DamagedError(f"the record claims {own_size} bytes at {own_offset}; expected {size}")
     if sys_flag & HOST_V6_FLAGS:
         body_at, store_timestamp, prepared_offset, body_bytes = _behind_v6_hosts(raw, at, size, sys_flag)
     topic_at = body_at + body_bytes
@@ -245,7 +245,7 @@ def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int
 def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
     """Where the topic of a record of version 2 begins and ends."""
     if magic != MESSAGE_MAGIC_V2:
-        raise _DamagedError(f"the magic {magic & 0xFFFFFFFF:#x} is no message's")
+        raise _DamagedError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
     start = topic_at + 2
     return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # were it negative, the topic would be too long
 
@@ -266,9 +266,9 @@ def _topic(encoded: bytes, magic: int) -> str:
     try:
         topic = encoded.decode()
     except UnicodeDecodeError as problem:
-        raise _DamagedError(f"the topic is no UTF-8: {problem.reason}") from problem
+        raise _DamagedError(f"the topic is not valid UTF-8: {problem.reason}") from problem
     if topic in (".", "..") or "/" in topic or len(encoded) > _NAME_BYTES_MAX or not topic.isprintable():
-        raise _DamagedError(f"the topic {topic[:_NAME_BYTES_MAX]!r} cannot be a directory's name")
+        raise _DamagedError(f"the topic {topic[:_NAME_BYTES_MAX]!r} cannot be a directory name")
     if len(_topics) >= _CACHED_TOPICS_MAX:
         _topics.clear()
     if not is_long:  # a long one must not be found for a record of version 1, whose topic cannot have that length

@@ -122,4 +122,4 @@ def why_ended(data: Readable, framing: Framing, at: int, end: int) -> Ended:
         return WalkEnd.CUT, size, ""
     if size == magic == 0 and not any(data[at : min(end, at + frame.least)]):
         return WalkEnd.ZERO, 0, ""
-    return WalkEnd.BAD, 0, f"no {frame.noun} begins here (magic {magic & 0xFFFFFFFF:#x}, size {size})"
+    return WalkEnd.BAD, 0, f"no {frame.noun} starts here (magic {magic & 0xFFFFFFFF:#x}, size {size})"

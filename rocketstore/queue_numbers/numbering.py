@@ -118,7 +118,7 @@ class LoggedNumbering:
         try:
             return decode_numbering(body), len(record)
         except InvalidRequestError as error:
-            _log.error("the record at %d is passed over: %s", offset, error)
+            _log.error("the record at %d is skipped: %s", offset, error)
             return None
 
     def _take(self, found: tuple[NumberingPart, int] | None) -> None:
@@ -199,11 +199,11 @@ class LoggedNumbering:
         Raises ``CorruptLogError``: a set is in the log and cannot be read.
         """
         if self._unread and not self.restore():
-            raise CorruptLogError(self._path, 0, "the newest queue numbers cannot be read", _UNREADABLE)
+            raise CorruptLogError(self._path, 0, "cannot read the newest queue numbers", _UNREADABLE)
         if not self.is_known:
             _log.error(
-                "the log does not say where the numbering of its queues was, and this member began behind it: queues "
-                "whose messages have expired may begin anew. Let a member lead that was there before"
+                "the log does not record where queue numbering stood, and this member started after that: "
+                "queues whose messages have expired may restart at 0. Let an older member lead"
             )
 
     # -- retention -----------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class LoggedNumbering:
             if last.stored is not None:
                 self._due_at = self._log.next_file_offset(last.stored.offset)  # until it is dispatched
             if not last.ok:
-                _log.info("queue numbers were not written, later again: %s", last.reason)
+                _log.info("cannot write queue numbers, retrying later: %s", last.reason)
             done(results)
 
         self._log.submit_numbering(_encode, landed)
@@ -289,7 +289,7 @@ class NumberWriter:
         waiter = PutWaiter()
         self._numbering.publish(waiter.done)
         if waiter.wait(WAIT_S) is None or not self._dispatch.wait_dispatched(WAIT_S):
-            _log.warning("retention waits: the numbering of the queues was not written in time")
+            _log.warning("retention is waiting: the queue numbers were not written in time")
 
 
 class RepeatAlarm:
@@ -307,5 +307,7 @@ class RepeatAlarm:
         key = (found.topic, found.queue_id)
         if key not in self._told and len(self._told) < TOLD_MAX:
             self._told.add(key)
-            _log.error("%s. Whoever was master then counted from too little; messages can still be read by id", found)
+            _log.error(
+                "%s. The master at that time counted from too low a number; the messages can still be read by id", found
+            )
         self._conditions.set(ConditionKind.MISNUMBERED, str(found), subject=f"{found.topic}/{found.queue_id}")

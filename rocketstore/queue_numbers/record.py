@@ -90,7 +90,7 @@ def decode_numbering(body: bytes) -> NumberingPart:
         raise InvalidRequestError("queue numbers: too short, or the checksum is wrong")
     magic, version, part, parts, _, covers, set_id = _HEAD.unpack_from(body)
     if magic != _MAGIC or version != VERSION:
-        raise InvalidRequestError(f"queue numbers: {magic!r} version {version}; this program knows {VERSION}")
+        raise InvalidRequestError(f"queue numbers: {magic!r} version {version}; this version supports {VERSION}")
     if not part < parts or covers < 0:
         raise InvalidRequestError(f"queue numbers: part {part} of {parts}, covering {covers}")
     try:
@@ -111,7 +111,7 @@ def _queues(body: bytes, end: int) -> Iterator[tuple[QueueKey, int]]:
         (count,) = _COUNT.unpack_from(body, at)
         at += _COUNT.size
         if count * _QUEUE.size > end - at:
-            raise IndexError("a topic's queues go beyond the end")
+            raise IndexError("a topic's queues extend beyond the end")
         for queue_id, offset in _QUEUE.iter_unpack(body[at : at + count * _QUEUE.size]):
             yield (topic, queue_id), offset
         at += count * _QUEUE.size

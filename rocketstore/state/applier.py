@@ -157,7 +157,7 @@ class StateApplier:
             put_back = self.tables.put_back(end_of)
             self.changed += bool(put_back)
         for one in put_back[:_TOLD_MAX]:
-            _log.warning("broker state: the log lost its tail, and is not as far: %s", one)
+            _log.warning("broker state: the log lost its tail and ends before it: %s", one)
         if len(put_back) > _TOLD_MAX:
             _log.warning("broker state: the same for %d more", len(put_back) - _TOLD_MAX)
 
@@ -180,7 +180,7 @@ class StateApplier:
         self._verified = True
         if (message.offset, message.body_crc) == self._last_record:
             return True
-        _log.error("broker state: the snapshot is of another log; state is replayed from this one")
+        _log.error("broker state: the snapshot belongs to another log; replaying the state from this one")
         with self.lock:
             self.tables = Tables()
             self.next_offset = max(minimum, 0)
@@ -201,13 +201,13 @@ class StateApplier:
         try:
             state = decode_state(message.body)
         except NewerStateError as error:
-            _log.error("broker state: stops at message %d, and with it this node's right to lead: %s",
+            _log.error("broker state: stopped at message %d, so this node must not lead: %s",
                        self.next_offset, error)  # fmt: skip
             self.blocked = str(error)
             return False
         except MalformedStateError as error:
             if not self.malformed:
-                _log.error("broker state: message %d is skipped, as on every node: %s", self.next_offset, error)
+                _log.error("broker state: message %d is skipped, as on all nodes: %s", self.next_offset, error)
             self.malformed += 1
             self._parts = None
         else:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, InvalidRequestError, ShutdownError
@@ -125,7 +126,7 @@ class BrokerState:
         self._full_wanted = False
         self._full_due_ms = 0
         self._full_not_before_ms = 0
-        self._full_retry_ms = RETRY_MS
+        self._full_backoff = Backoff(RETRY_MS, FULL_RETRY_MS_MAX)
         self._snapshot_due_ms = 0
         self._saved = -1
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
@@ -153,7 +154,7 @@ class BrokerState:
         if snapshot is not None:
             newer = newer_changes(self._config_dir, self._config_dir / SNAPSHOT_FILE, snapshot.changes)
             if newer is not None:
-                _log.warning("%s: RocketMQ has used this store since: its files are taken over", self._config_dir)
+                _log.warning("%s: RocketMQ has used this store since: importing its files", self._config_dir)
                 snapshot, taken_over = replace(snapshot, changes=newer), True
         elif self._applier.end_offset == 0:
             snapshot = BrokerSnapshot(read_rocketmq_files(self._config_dir))
@@ -197,15 +198,15 @@ class BrokerState:
         """
         deadline = time.monotonic() + timeout_s
         if not self._store.wait_dispatched(timeout_s):
-            raise StateBehindError(f"broker state: the log is not dispatched to its end within {timeout_s:g} s")
+            raise StateBehindError(f"broker state: the log was not fully dispatched within {timeout_s:g} s")
         cancelled = cancelled or threading.Event()
         while not self._apply_to_end():
             if self._applier.blocked:
                 raise StateBlockedError(self._applier.blocked)
             if time.monotonic() > deadline:
-                raise StateBehindError(f"broker state: not applied to its end within {timeout_s:g} s")
+                raise StateBehindError(f"broker state: not fully applied within {timeout_s:g} s")
             if cancelled.wait(0.01):
-                raise StateBehindError("broker state: the take-over was cancelled")
+                raise StateBehindError("broker state: the takeover was cancelled")
         if not self._applier.is_complete:
             self._accept_incomplete()
         if not self._store.log.is_replicated:
@@ -342,9 +343,11 @@ class BrokerState:
             end = self._end_of(name, queue_id)
             topic = self.topic(name)
             if topic is None:
-                raise InvalidRequestError(f"the topic {name!r} does not exist here")
+                raise InvalidRequestError(f"topic {name!r} does not exist")
             if not end and queue_id >= topic.queues:
-                raise InvalidRequestError(f"the topic {name} has {topic.queues} queues; {queue_id} is none of them")
+                raise InvalidRequestError(
+                    f"topic {name} has {topic.queues} queues, numbered from 0: there is no queue {queue_id}"
+                )
             if offset > end:
                 raise InvalidRequestError(f"offset {offset} of {name} queue {queue_id} is beyond its end, {end}")
 
@@ -420,10 +423,10 @@ class BrokerState:
     def _accept_incomplete(self) -> None:
         if not self._settings.accept_incomplete:
             raise StateIncompleteError(
-                "changes of broker state are missing here and no published full state is in the log; let another node "
-                "lead, or let this one go on with what is left (accept_incomplete)"
+                "broker state changes are missing here, and the log holds no full state: let another node lead, "
+                "or let this one continue with what is left (accept_incomplete)"
             )
-        _log.error("broker state: changes are missing and nobody has them; going on with what is left")
+        _log.error("broker state: changes are missing on every node; continuing with what is left")
         self._applier.accept_incomplete()
 
     def _publish_full(self, now_ms: int) -> None:
@@ -455,12 +458,12 @@ class BrokerState:
 
     def _on_full_end(self, stored: bool) -> None:
         if stored:
-            self._full_retry_ms = RETRY_MS
+            self._full_backoff.succeeded()
             return
-        _log.warning("broker state: the full state was not written; trying again in %d s", self._full_retry_ms // 1000)
+        pause_ms = round(self._full_backoff.pause())
+        _log.warning("broker state: the full state was not written; retrying in %d s", pause_ms // 1000)
         self._full_wanted = True
-        self._full_not_before_ms = self._clock.monotonic_ms() + self._full_retry_ms
-        self._full_retry_ms = min(2 * self._full_retry_ms, FULL_RETRY_MS_MAX)
+        self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
 
     def _end_of(self, topic: str, queue_id: int) -> int:
         """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""
@@ -482,7 +485,7 @@ class BrokerState:
         try:
             write_snapshot(self._fs, self._config_dir, snapshot)
         except OSError as error:
-            _log.warning("broker state: no snapshot was written, a restart replays more of the log: %s", error)
+            _log.warning("broker state: cannot write a snapshot, so a restart will replay more of the log: %s", error)
         else:
             self._saved, self._saved_next = changed, snapshot.next_offset
 
@@ -504,7 +507,7 @@ class BrokerState:
         try:
             self._rocketmq_files.write(tables, self._clock.wall_ms())
         except OSError as error:
-            _log.warning("broker state: RocketMQ's files were not written: %s", error)
+            _log.warning("broker state: cannot write RocketMQ's files: %s", error)
         else:
             self._rocketmq_files_saved = changed
         now_ms = self._clock.monotonic_ms()

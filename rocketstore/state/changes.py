@@ -224,11 +224,11 @@ def decode_state(body: bytes) -> StateMessage:
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise MalformedStateError(f"state message: no JSON: {error}") from error
+        raise MalformedStateError(f"state message: invalid JSON: {error}") from error
     fields = _fields(value)
     version = fields.get("v")
     if type(version) is int and version > STATE_VERSION:
-        raise NewerStateError(f"state message of version {version}; this program knows up to {STATE_VERSION}")
+        raise NewerStateError(f"state message of version {version}; this version supports up to {STATE_VERSION}")
     _check_fields(fields, {"v", "changes"}, {"full"})
     if type(version) is not int or version != STATE_VERSION:
         raise MalformedStateError(f"state message: version {version!r}")
@@ -302,7 +302,7 @@ def _dump(value: object) -> bytes:
 
 def _fields(value: object) -> Mapping[str, Any]:  # Any: each field's type is checked where it is read
     if not isinstance(value, dict):
-        raise MalformedStateError(f"state: an object is wanted, not {type(value).__name__}")
+        raise MalformedStateError(f"state: expected an object, not {type(value).__name__}")
     return value
 
 
@@ -315,19 +315,19 @@ def _check_fields(fields: Mapping[str, object], needed: set[str], optional: Iter
 
 def _check_range(value: int, what: str, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:  # else it could be written, and never be read again
-        raise MalformedStateError(f"{what}: {value} is no whole number within {least} to {most}")
+        raise MalformedStateError(f"{what}: invalid whole number {value} within {least} to {most}")
 
 
 def _list(value: object) -> Sequence[object]:
     if not isinstance(value, list):
-        raise MalformedStateError(f"state: a list is wanted, not {type(value).__name__}")
+        raise MalformedStateError(f"state: expected a list, not {type(value).__name__}")
     return value
 
 
 def _row(value: object, length: int) -> Sequence[object]:
     row = _list(value)
     if len(row) != length:
-        raise MalformedStateError(f"state: a list of {length} is wanted, not of {len(row)}")
+        raise MalformedStateError(f"state: expected a list of {length}, not of {len(row)}")
     return row
 
 
@@ -338,17 +338,17 @@ def _int_pairs(value: object) -> tuple[tuple[int, int], ...]:
 
 def _int(value: object) -> int:
     if type(value) is not int:  # a bool is an int, too
-        raise MalformedStateError(f"state: a whole number is wanted, not {value!r}")
+        raise MalformedStateError(f"state: expected a whole number, not {value!r}")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise MalformedStateError(f"state: a text is wanted, not {value!r}")
+        raise MalformedStateError(f"state: expected a string, not {value!r}")
     return value
 
 
 def _bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise MalformedStateError(f"state: true or false is wanted, not {value!r}")
+        raise MalformedStateError(f"state: expected true or false, not {value!r}")
     return value

@@ -70,14 +70,14 @@ class LimitChecks:
         deleted = sum(name not in tables.topics and name not in NO_SEND_TOPICS for name, _ in stored)
         if tables.queue_count + under_way + more > allowed:
             self._forget_queues(topic.name, more)
-            why = f"the topics here have {tables.queue_count} queues, and at most {most} may be (queues_max)"
+            why = f"the topics have {tables.queue_count} queues, and at most {most} are allowed (queues_max)"
             if automatic and allowed < most:
-                why += f", of which {most - allowed} are kept for topics made by an administrator"
+                why += f", of which {most - allowed} are reserved for topics created by an administrator"
             raise self._reached("queues_max", f"{why}: delete topics or raise the setting")
         if deleted + tables.queue_count + under_way + more > 2 * most:
             self._forget_queues(topic.name, more)
-            why = f"queues of deleted topics count until their files are removed, and there are {deleted}"
-            raise self._reached("queues_max", f"{why}: raise queues_max, of which they may be as many again")
+            why = f"queues of deleted topics, {deleted} now, count until their files are removed"
+            raise self._reached("queues_max", f"{why}: wait, or raise queues_max, which limits them separately")
         return answered
 
     def _forget_queues(self, topic: str, count: int) -> None:
@@ -97,10 +97,10 @@ class LimitChecks:
             groups = len(tables.groups) + len(self._groups.keys() - {group})
             offsets = tables.offset_count + self._offsets
             if is_new and groups >= limits.groups_max:
-                why = f"there are {groups} consumer groups, the most that may be (groups_max)"
+                why = f"there are {groups} consumer groups, the limit (groups_max)"
                 raise self._reached("groups_max", f"{why}: {_DELETE_GROUPS}")
             if offsets + more > limits.offsets_max:
-                why = f"{offsets} offsets of groups are noted, and at most {limits.offsets_max} may be (offsets_max)"
+                why = f"{offsets} group offsets are stored, and at most {limits.offsets_max} are allowed (offsets_max)"
                 raise self._reached("offsets_max", f"{why}: {_DELETE_GROUPS}")
             self._offsets += more
             self._groups[group] += is_new

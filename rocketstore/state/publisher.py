@@ -74,7 +74,7 @@ class StatePublisher:
         if closed:
             done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, closed))
         elif full:
-            done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "too many changes of broker state wait; repeat later"))
+            done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "too many broker state changes are waiting: retry later"))
         else:
             self._wake()
 
@@ -176,7 +176,7 @@ class StatePublisher:
                     batch.append(one)
                     used += len(one.encoded) + 1
         for one in late:
-            one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited for too long; not written"))
+            one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited too long; not written"))
         return batch
 
 

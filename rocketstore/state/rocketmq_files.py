@@ -93,7 +93,7 @@ def _taken_over(path: Path) -> list[Change] | None:
     try:
         changes = list(_READERS[path.name](content))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidRequestError) as error:
-        _log.error("%s: not taken over: %s", path, error)
+        _log.error("%s: not imported: %s", path, error)
         return None
     _log.info("%s: taken over", path)
     return changes
@@ -136,7 +136,7 @@ def _topics(content: _Content) -> Iterator[Change]:
         try:
             yield PutTopic(_topic(name, topic))
         except InvalidRequestError as error:
-            _log.warning("topics.json: topic left out: %s", error)
+            _log.warning("topics.json: skipping a topic: %s", error)
 
 
 def _topic(name: str, topic: _Content) -> TopicConfig:

@@ -66,7 +66,7 @@ def read_snapshot(directory: Path) -> BrokerSnapshot | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MalformedStateError) as error:
-        _log.warning("%s: not usable, broker state is replayed from the log: %s", path, error)
+        _log.warning("%s: unusable, replaying broker state from the log: %s", path, error)
         return None
 
 

@@ -112,11 +112,11 @@ class Tables:
             for (topic, queue_id), offset in noted.items():
                 if offset > (end := end_of(topic, queue_id)):
                     noted[topic, queue_id] = end
-                    found.append(f"group {group} in {topic} queue {queue_id} goes on at {end}, not at {offset}")
+                    found.append(f"group {group} in {topic} queue {queue_id} continues at {end}, not at {offset}")
         for level, offset in self.delay_offsets.items():
             if offset > (end := end_of(SCHEDULE_TOPIC, level - 1)):
                 self.delay_offsets[level] = end
-                found.append(f"delay level {level} goes on at {end}, not at {offset}")
+                found.append(f"delay level {level} continues at {end}, not at {offset}")
         for topic, begins in self.begins.items():
             for queue_id, begin in begins.items():
                 if begin > (end := end_of(topic, queue_id)):

@@ -82,7 +82,7 @@ class DiskRatios:
 class Cleaner:
     """Carries the decisions out. One thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         log: CommitLog,
         followers: Sequence[CleanableFiles],
@@ -92,8 +92,12 @@ class Cleaner:
         *,
         may_delete: Callable[[], bool] = lambda: True,
         on_disk_full: Callable[[bool], None] = lambda _full: None,
+        on_held_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` hears every round."""
+        """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` hears every round.
+
+        ``on_held_back`` writes down what the log must not lose, so that the file that it is in may go.
+        """
         self._log = log
         self._followers = tuple(followers)
         self._config = config
@@ -101,8 +105,7 @@ class Cleaner:
         self._clock = clock
         self._may_delete = may_delete
         self._on_disk_full = on_disk_full
-        self.on_held_back: Callable[[], None] = lambda: None
-        """Writes down what the log must not lose, so that the file that it is in may go."""
+        self._on_held_back = on_held_back
         self._manual_rounds = 0
         self._followed_to = -1
 
@@ -126,7 +129,7 @@ class Cleaner:
         if decision.delete and self._may_delete():
             now_ms = self._clock.wall_ms()
             if self._log.is_held_back(now_ms=now_ms, immediately=decision.immediately):
-                self.on_held_back()
+                self._on_held_back()
             removed = self._log.delete_expired(now_ms=now_ms, immediately=decision.immediately)
         self.follow()
         return removed

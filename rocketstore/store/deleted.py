@@ -18,7 +18,7 @@ from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_
 from rocketstore.types import QueueKey
 
 DELETED_FILE: Final = "deletedQueues.json"
-_ADVICE: Final = "Remove the file; topics that were deleted and come again then begin at queue offset 0"
+_ADVICE: Final = "Remove the file; topics that are deleted and created again will then start at queue offset 0"
 Offsets = dict[QueueKey, int]
 
 
@@ -44,7 +44,7 @@ class DeletedQueues:
         except OSError as error:
             raise DiskError(f"reading {self._path} failed: {error}") from error
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise CorruptLogError(self._path, 0, f"it is no list of queues ({error})", _ADVICE) from error
+            raise CorruptLogError(self._path, 0, f"not a list of queues ({error})", _ADVICE) from error
 
     def add(self, ends: Offsets, living: Offsets) -> None:
         """Note, durably, where queues end that are about to be deleted; forget those that ``living`` ones overtook.

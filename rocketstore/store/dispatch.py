@@ -192,7 +192,7 @@ class DispatchService:
             scanned = self._log.scan(start, bytes_max)
             if scanned.next_offset > start:
                 return scanned
-        raise InvariantError(f"the log ends at {self._log.max_offset} but cannot be read on from {start}")
+        raise InvariantError(f"the log ends at {self._log.max_offset} but cannot be read from {start}")
 
     def _run(self) -> None:
         try:
@@ -219,7 +219,7 @@ class DispatchService:
             if error.index is None:  # only entries are repaired by a group
                 raise
             if self.damage is None:
-                _log.error("dispatch waits until the log is repaired: %s", error)
+                _log.error("dispatch is waiting until the log is repaired: %s", error)
             self.damage = error
             return FULL_RETRY_S
         return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])

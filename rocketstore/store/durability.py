@@ -95,14 +95,14 @@ class Durability:
         try:
             self._queues.flush(least_pages)
         except DiskFullError as error:
-            _log.warning("flushing consume queues waits: %s", error)
+            _log.warning("flushing consume queues is waiting: %s", error)
 
     def flush_if_room(self) -> None:
         """As ``flush``; if the disk is too full for a checkpoint, the old one stays. Raises ``DiskError``."""
         try:
             self.flush()
         except DiskFullError as error:
-            _log.warning("the checkpoint waits: %s", error)
+            _log.warning("the checkpoint is waiting: %s", error)
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues, noting where their numbering ends. Raises ``DiskError``, ``DiskFullError``."""

@@ -13,7 +13,7 @@ class Obstacle(StrEnum):
     """What closes a store to puts besides its role; RocketMQ's running flags, in words."""
 
     NOT_RUNNING = "the store is not running"
-    MAINTENANCE = "writing was switched off"
+    MAINTENANCE = "writing is disabled"
     QUEUE_ERROR = "the consume queues cannot follow the log"
     INDEX_ERROR = "the index cannot follow the log"
     DISK_FULL = "the disk is full"

@@ -130,8 +130,8 @@ class MessageStore:
             self._clock,
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
+            on_held_back=self._let_go,
         )
-        self._cleaner.on_held_back = self._let_go
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
         self._flusher = every("rocketstore-flush-queues", config.flush_interval_consume_queue, self._flush_round)
@@ -145,9 +145,9 @@ class MessageStore:
             self._conditions,
             self._clock,
             config.derived_scrub_bytes_per_s,
+            wake=lambda: self._upkeep_worker.wake(),  # which steps it
         )
         self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
-        self._upkeep.wake = self._upkeep_worker.wake
         self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
         self._durability = Durability(log, self._queues, self._index, self._dispatch, (self._checkpoint, self._deleted))
         self._last_thorough_ms = self._clock.monotonic_ms()
@@ -215,7 +215,7 @@ class MessageStore:
         except CorruptLogError as damage:
             if damage.index is None or not self.log.is_repaired:  # only entries are repaired
                 raise
-            _log.error("queues and index are built on once the log is repaired: %s", damage)
+            _log.error("building queues and index will continue once the log is repaired: %s", damage)
             return False
 
     def start(self) -> None:
@@ -242,7 +242,7 @@ class MessageStore:
         self._upkeep.stop()
         for worker in (self._upkeep_worker, self._clean_worker, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
-                _log.error("a thread of the store did not end within %d s", STOP_TIMEOUT_S)
+                _log.error("a store thread did not end within %d s", STOP_TIMEOUT_S)
         if self._loaded:
             attempts.run(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
@@ -262,10 +262,12 @@ class MessageStore:
                 place = (self._durability.position, queue_units(self._queues))
                 write_ends(self._fs, self._ends_path, place, self._queues.at_rest())
             except (OSError, DiskError) as error:
-                _log.warning("the next start reads all consume queues: %s", error)
+                _log.warning("the next start will read all consume queues: %s", error)
             directory.mark_clean()
         else:
-            _log.warning("the store did not stop cleanly; the next start builds queues and index from the checkpoint")
+            _log.warning(
+                "the store did not stop cleanly; the next start will rebuild queues and index from the checkpoint"
+            )
 
     # -- role ----------------------------------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ class MessageStore:
             held_ms = log.put_lock_ms
             behind = log.max_offset - self._dispatch.position
             if self._busy_ms < held_ms < _BUSY_MS_MAX:
-                refusal = _busy(f"the put before has been writing for {held_ms} ms")
+                refusal = _busy(f"the previous put has been writing for {held_ms} ms")
             elif behind > self._behind_max << own:
                 refusal = _busy(
                     f"consume queues and index are {behind} bytes behind the log: slow down (dispatch_behind_bytes_max)"
@@ -576,7 +578,7 @@ class MessageStore:
         try:
             self._cleaner.clean()
         except DiskError as error:
-            _log.warning("cleaning failed, it is tried again later: %s", error)
+            _log.warning("cleaning failed, retrying later: %s", error)
 
     def _keep_from(self) -> int:
         """Nothing is removed from here on: what was derived from it must be durable elsewhere first."""
@@ -602,7 +604,7 @@ class MessageStore:
     def _disk_full(self, full: bool) -> None:
         if full and self._gate.close(Obstacle.DISK_FULL):
             self._conditions.set(
-                ConditionKind.DISK_FULL, "no messages are taken: the disk is full", subject=_DISK_OF_STORE
+                ConditionKind.DISK_FULL, "no messages are accepted: the disk is full", subject=_DISK_OF_STORE
             )
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)

@@ -39,7 +39,7 @@ _INDEX_STEP_MS: Final = 1000
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
 _HEAD: Final = HEAD_V4.struct("size", "magic", "physical_offset")
 _LOG_ADVICE: Final = "Keep the file. Copy the log from another broker, if it was replicated, or from a backup"
-_ADVICE: Final = "Keep the files. Delete the consume queue's directory and start again to have it built from the log"
+_ADVICE: Final = "Keep the files. Delete the consume queue's directory and restart: it will be rebuilt from the log"
 
 TagFilter = Callable[[int], bool]
 RecordFilter = Callable[[bytes], bool]
@@ -232,7 +232,8 @@ class StoreReader:
     def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
         if not in_log:
             reason = (
-                f"a consume queue says that a record of {unit.size} bytes is at {unit.offset} of the log; there is none"
+                f"a consume queue points to a record of {unit.size} bytes at {unit.offset} of the log, but there "
+                "is none"
             )
             return CorruptLogError(Path(self._config.consume_queue_dir), unit.offset, reason, _ADVICE)
         size = self._config.mapped_file_size_commit_log

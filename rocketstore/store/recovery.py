@@ -102,7 +102,7 @@ def _queues_from(facts: RecoveryFacts) -> tuple[int, str]:
     if checkpoint.replay_from != UNKNOWN:
         return checkpoint.replay_from, "clean stop" if facts.clean_stop else "the last stop was not clean"
     if facts.clean_stop and facts.queues.max_physical >= 0:
-        return facts.queues.max_physical, "the last stop was clean, and RocketMQ's"
+        return facts.queues.max_physical, "the last clean stop was RocketMQ's"
     if facts.clean_stop:
         return facts.log_min, "there are no consume queues"
     start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap behind what the queues have
@@ -181,7 +181,7 @@ def recover(
     decided = plan(facts, index_safe=index_safe)
     if decided.replay_from < log.max_offset:
         _log.info(
-            "queues and index are built from %d to %d of the log: %s",
+            "building queues and index from %d to %d of the log: %s",
             decided.replay_from,
             log.max_offset,
             decided.reason,

@@ -36,7 +36,7 @@ _MESSAGE_BYTES: Final = KIB
 class Upkeep:
     """The work of the thread, and where damage of the index is told."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         log: CommitLog,
         queues: Callable[[], Sequence[ConsumeQueue]],
@@ -45,7 +45,10 @@ class Upkeep:
         conditions: Conditions,
         clock: Clock,
         bytes_per_s: int,
+        *,
+        wake: Callable[[], None],
     ) -> None:
+        """``wake`` makes the thread step soon."""
         self._log = log
         self._queues = queues
         self._index = index
@@ -59,8 +62,7 @@ class Upkeep:
         self._scrub_due_ms = clock.monotonic_ms()
         self._rebuild_due_ms = 0
         self._stopping = threading.Event()
-        self.wake: Callable[[], None] = lambda: None
-        """Makes the thread step soon."""
+        self._wake = wake
         self.repaired = 0
         """How many index files were built again."""
         if index is not None:
@@ -87,7 +89,7 @@ class Upkeep:
     def _note(self, error: CorruptLogError) -> None:
         """An index file is damaged; from any thread."""
         self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
-        self.wake()
+        self._wake()
 
     def _rebuild(self) -> int | None:
         now_ms = self._clock.monotonic_ms()
@@ -104,16 +106,16 @@ class Upkeep:
         index = self._index
         if index is None:
             return
-        self._conditions.set(ConditionKind.REPAIRING, "building it again from the log", subject=str(path))
+        self._conditions.set(ConditionKind.REPAIRING, "rebuilding it from the log", subject=str(path))
         try:
             rebuild(index, path, self._log, self._pause)
         except (OSError, CorruptLogError, DiskError, DiskFullError, NotYetReadableError) as error:
-            text = f"it is damaged, and cannot be built again yet: {error}"
+            text = f"damaged, and cannot be rebuilt yet: {error}"
             self._conditions.set(ConditionKind.DAMAGED, text, subject=str(path))
         else:
             self.repaired += 1
             self._conditions.clear(ConditionKind.DAMAGED, str(path))
-            _log.warning("%s was damaged; it was built again from the log", path,
+            _log.warning("%s was damaged and has been rebuilt from the log", path,
                          extra={"event": "repair", "file": str(path)})  # fmt: skip
         finally:
             self._conditions.clear(ConditionKind.REPAIRING, str(path))

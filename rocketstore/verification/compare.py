@@ -40,7 +40,7 @@ class Difference:
 
     def sentence(self) -> str:
         """All of it."""
-        return f"{self.file}, number {self.number}: {self.found}; the log makes it {self.expected}"
+        return f"{self.file}, number {self.number}: {self.found}; the log says {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class _IndexFile:
         if not is_last and cursor < len(keys) and not self._tally.differences:
             following = int(np.searchsorted(keys["offset"], keys["offset"][cursor], "right")) - cursor
             if count and following <= self._shape.entries - header.next_entry:
-                self._differs(count + 1, _key_text(keys[cursor]), "nothing, the next file has it")
+                self._differs(count + 1, _key_text(keys[cursor]), "nothing: it is in the next file")
         return cursor
 
     def _entries(

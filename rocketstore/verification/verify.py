@@ -86,13 +86,13 @@ def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
     sizes = {one.stat().st_size for one in root.glob("consumequeue/*/*/*") if one.is_file()}
     if sizes and sizes != {config.consume_queue_file_bytes}:
         raise ConfigError(
-            [f"queue files in {root} have {max(sizes):,} bytes: name the broker's conf file with --conf-file"]
+            [f"queue files in {root} have {max(sizes):,} bytes: pass the broker's conf file with --conf-file"]
         )
     shape = IndexShape(config.max_hash_slot_num, config.max_index_num)
     others = {one.stat().st_size for one in root.glob("index/*") if one.is_file()} - {shape.file_bytes}
     if others:
         raise ConfigError(
-            [f"index files in {root} have {max(others):,} bytes: name the broker's conf file with --conf-file"]
+            [f"index files in {root} have {max(others):,} bytes: pass the broker's conf file with --conf-file"]
         )
     return config
 
@@ -116,7 +116,7 @@ def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bo
             try:
                 files.take(outcome.heads)
             except DLedgerError as error:
-                found.add(store.consume_queue_dir, 0, f"no queue can be made of the log: {error}")
+                found.add(store.consume_queue_dir, 0, f"cannot build a queue from the log: {error}")
                 break
         files.close()
         found.messages, found.keys = files.messages, files.keys
@@ -250,7 +250,7 @@ def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
     root = found.root
     checkpoint = root / CHECKPOINT_FILE
     if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):
-        found.add(checkpoint, 0, "the checkpoint does not check out: the next start builds queues and index anew")
+        found.add(checkpoint, 0, "the checkpoint is invalid: the next start will rebuild queues and index")
     deleted_path = store.config_dir / DELETED_FILE
     deleted: dict[tuple[str, int], int] = {}
     try:
@@ -276,7 +276,7 @@ def _compare(store: MessageStoreConfig, derived: _Derived, bounds: Bounds, found
 
 
 def _told(difference: Difference) -> str:
-    return f"number {difference.number} is {difference.found}; the log makes it {difference.expected}"
+    return f"number {difference.number} is {difference.found}; the log says {difference.expected}"
 
 
 def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBroker) -> None:
@@ -295,4 +295,4 @@ def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBro
     base = offset - offset % part.segment_bytes
     head = _read(part.segments[base], offset - base, 12)
     if int.from_bytes(head[8:12], "big") != crc:
-        found.add(path, 0, f"the record at {offset}, with which it says it ends, is another one in the log")
+        found.add(path, 0, f"the record at {offset}, named as its last, differs from the one in the log")

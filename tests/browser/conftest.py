@@ -9,8 +9,8 @@ import pytest
 
 from cluster.console.playground import appending, open_console, trading
 from cluster.console.server import ConsoleServer
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from tests.browser.chromium import Page, browser, why_not
 
 HERE = Path(__file__).parent

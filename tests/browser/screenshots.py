@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 from cluster.console.playground import open_console, trading
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST
 from tests.browser.chromium import Page, browser, why_not
 
 BYTES_MAX = 200_000

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from cluster.console.server import ConsoleServer
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 from tests.browser.chromium import Page
@@ -98,7 +98,7 @@ def test_a_killed_leader_is_replaced_on_the_page_within_three_seconds(
     assert took_s < SHOWN_WITHIN_S
     assert page.text("verdict-level") == "! degraded"
     page.wait(
-        lambda: "leads in term" in page.text("announcer") or "answers no more" in page.text("announcer"), "it is told"
+        lambda: "leads in term" in page.text("announcer") or "stopped answering" in page.text("announcer"), "it is told"
     )
 
 

@@ -16,8 +16,8 @@ from cluster.connection import GroupTarget
 from cluster.console.guard import ConsoleRules
 from cluster.console.playground import open_console
 from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 

@@ -17,7 +17,7 @@ from docker.models.containers import Container
 from cluster.containers.compose import compose_command
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import PROJECT
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from tests.support.waiting import wait_until
 
 UP_TIMEOUT_S = 120.0

@@ -201,7 +201,7 @@ def _stamp(body: Body, position: int) -> Body:
 def test_a_batch_hook_must_keep_lengths(log: HookedLog) -> None:
     """Positions were fixed before it ran."""
     log.add_batch_hook(lambda _positions, bodies: [*bodies, b""])
-    with pytest.raises(InvariantError, match="keeps the length"):
+    with pytest.raises(InvariantError, match="must not change the length"):
         log.append_as_leader(Term(1), [b"a"])
 
 

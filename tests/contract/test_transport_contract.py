@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.messages import (
     Envelope,
@@ -243,7 +243,7 @@ def test_transport_refuses_an_unknown_sender(group: Group, caplog: pytest.LogCap
     stranger = group.start(NodeId("x"), members=(replace(n0, node_id=NodeId("x")), n1))
     node = group.start(N1)
 
-    _assert_refused(stranger, node, caplog, "sender 'x' is no peer of 'n1'")
+    _assert_refused(stranger, node, caplog, "sender 'x' is not a peer of 'n1'")
 
 
 @pytest.mark.parametrize(

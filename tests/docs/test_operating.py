@@ -13,7 +13,7 @@ import pytest
 
 from cluster import reporting
 from cluster.cli import main
-from cluster.local_group import LocalGroup, LocalGroupError, wait_until
+from cluster.local.group import LocalGroup, LocalGroupError, wait_until
 from dledger.runtime.supervisor import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
 from tests.docs.documents import ROOT, table_below

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cluster.demo import read_entries, spark_lines
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient, ReadMode
 from dledger.types import LogIndex, Magic
 from tests.docs.documents import ROOT

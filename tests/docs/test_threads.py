@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import CLIENT_PORT_OFFSET, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer

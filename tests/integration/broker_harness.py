@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from cluster.cli import main
 from cluster.drill.detours import ProxyNetwork
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST, LocalNode
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST, LocalNode
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
 from rocketstore.client.connection import BrokerConnection

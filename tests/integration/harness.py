@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.demo import digest_of
 from cluster.drill.detours import ProxyNetwork
-from cluster.local_group import HOST, LocalGroup, LocalNode
+from cluster.local.group import HOST, LocalGroup, LocalNode
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Term
 from tests.support.history import AppendOp, History, Outcome, check
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log
 
 SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
-FATAL_WORDS: Final = ("node stops:", "Traceback (most recent call last)")
+FATAL_WORDS: Final = ("stopping the node:", "Traceback (most recent call last)")
 APPEND_BATCH: Final = 100
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.local_group import LocalNode
+from cluster.local.group import LocalNode
 from dledger.client import ClientSecurity
 from dledger.types import NodeId
 from tests.integration.harness import Group

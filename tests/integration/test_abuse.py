@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 import grpc
 import pytest
 
-from cluster.local_group import HOST
+from cluster.local.group import HOST
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.pb import client_pb2, raft_pb2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from cluster.local_group import HOST
+from cluster.local.group import HOST
 from rocketstore.client import TopicInfo
 from rocketstore.client.methods import Method
 from rocketstore.message.message import Message

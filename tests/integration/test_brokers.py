@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import free_ports
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import free_ports
 from rocketstore.client import Consumer, Producer
 from rocketstore.message.message import Message
 from tests.support.waiting import wait_until

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster.cli import main
-from cluster.local_group import READY_WORDS, LocalGroup, free_ports
+from cluster.local.group import READY_WORDS, LocalGroup, free_ports
 from dledger.types import NodeId
 
 SMALL = {"segment_bytes": "64k", "index_segment_bytes": "16k"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import LocalGroupError, free_ports
+from cluster.local.group import LocalGroupError, free_ports
 from dledger.errors import DiskFullError, DLedgerError
 from dledger.types import NodeId, Role
 from tests.integration.harness import N0, Group

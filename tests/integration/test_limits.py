@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local_group import HOST
+from cluster.local.group import HOST
 from dledger.client.security import ChannelMaker
 from dledger.errors import DLedgerError, PendingFullError
 from dledger.rpc import options
@@ -163,7 +163,7 @@ def test_an_account_cannot_take_all_streams(make: MakeGroup) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             next(_watch(alice))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "alice has 6 open watch streams, the most that one " in (refused.value.details() or "")
+        assert "alice has 6 open watch streams, the limit per " in (refused.value.details() or "")
         assert next(_watch(root))
 
 

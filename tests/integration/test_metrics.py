@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup, LocalGroupError, wait_until
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup, LocalGroupError, wait_until
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
 from rocketstore.message.message import Message

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.local_group import HOST
+from cluster.local.group import HOST
 from dledger.rpc import options, tls
 from dledger.rpc.peers.listener import RELAYED_MAX, UNKNOWN_MAX
 from dledger.rpc.peers.push_frames import TLS_PREAMBLE

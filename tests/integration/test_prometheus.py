@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from cluster.metrics.catalog import SPECS, MetricKind
 from rocketstore.client import TopicInfo
 from rocketstore.message.message import Message

@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from cluster import certs
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import HOST
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import HOST
 from dledger.client import ClientSecurity, DLedgerClient, TlsFiles
 from dledger.errors import ConfigError, DLedgerError, TlsError
 from dledger.rpc import options, tls
@@ -76,7 +76,7 @@ def test_clients_without_the_right_certificate_are_refused(secured: Group, tmp_p
         ),
         "of a CA that we do not know": (
             ClientSecurity(files(other, "stranger")),
-            "is not to be trusted: unable to get",
+            "is not trusted: unable to get",
         ),
         "expired": (ClientSecurity(files(here, "late")), "late.crt: certificate has expired"),
     }
@@ -97,7 +97,7 @@ def test_a_certificate_must_name_what_is_dialled(secured: Group) -> None:
         certs.make_node(certs_of(secured), node, ["elsewhere.example"], force=True)
     wait_until(lambda: isinstance(refusal(secured, secured.security), TlsError), "the new certificates are shown")
 
-    assert "is for another name" in str(refusal(secured, secured.security))
+    assert "does not match: its subjectAltName" in str(refusal(secured, secured.security))
 
 
 def test_without_client_certificates_only_peers_need_one(make_group: Callable[..., Group]) -> None:
@@ -247,7 +247,7 @@ def test_only_a_member_speaks_in_its_name(secured: Group, tmp_path: Path) -> Non
     }
     assert true is not None
     assert true[0] is FrameType.HANDSHAKE_ANSWER
-    for name, words in (("another", f"is not {sender}'s"), ("a client", "is no member's")):
+    for name, words in (("another", f"does not belong to {sender}"), ("a client", "belongs to no member")):
         refused = pushes.pop(name)
         assert refused is not None
         assert refused[0] is FrameType.REFUSAL
@@ -308,8 +308,8 @@ def test_a_node_with_a_bad_certificate_does_not_start(make_group: Callable[..., 
     expired = start_refused(group, N0)
 
     assert "n0.crt: cannot be read: No such file" in missing
-    assert "n0.key: is not the key of the certificate in" in mismatch
-    assert "is not n0's: its subjectAltName has n1, localhost, and must have DNS:n0" in wrong_name
+    assert "n0.key: does not match the certificate in" in mismatch
+    assert "does not belong to n0: its subjectAltName has n1, localhost, but must have DNS:n0" in wrong_name
     assert "unable to get local issuer certificate" in wrong_ca
     assert "unsuitable certificate purpose" in clients
     assert "certificate has expired" in expired
@@ -364,12 +364,12 @@ def test_a_node_without_tls_stays_outside(secured: Group) -> None:
     wait_until(
         lambda: (
             f"{leader} does not talk to {odd}: {odd} at" in secured.logs(leader)
-            and "no TLS: give all members certificates, or none" in secured.logs(leader)
+            and "not use TLS: configure certificates on all members, or on none" in secured.logs(leader)
         ),
         "the leader says why",
         20,
     )
-    wait_until(lambda: "this node has no TLS" in secured.logs(odd), "the odd one says why", 20)
+    wait_until(lambda: "this node does not use TLS" in secured.logs(odd), "the odd one says why", 20)
     secured.append(10)
     secured.stop(odd)
     secured.start(odd)
@@ -430,7 +430,7 @@ def test_certificates_are_renewed_under_load(secured: Group) -> None:
         assert secured.term() == term
         assert {node: secured.pid(node) for node in secured.nodes} == pids
         for node in secured.nodes:
-            wait_until(partial(says, secured, node, "uses its new TLS certificate"), "it says so", 20)
+            wait_until(partial(says, secured, node, "switched to its new TLS certificate"), "it says so", 20)
         leader = secured.leader()
         secured.kill(leader)
         secured.leader(other_than=leader)
@@ -450,13 +450,13 @@ def test_files_that_do_not_fit_change_nothing(secured: Group) -> None:
     with undisturbed(secured):
         for bad, words in (
             (good[: len(good) // 2], "cannot be used"),
-            (b"", "holds no PEM certificate"),
-            (certs.Pair.named(here, "client").cert.read_bytes(), "is not the key of the certificate in"),
+            (b"", "contains no PEM certificate"),
+            (certs.Pair.named(here, "client").cert.read_bytes(), "does not match the certificate in"),
         ):
             pair.cert.write_bytes(bad)
             assert serial_at(one.client_port, client) == before
             assert serial_at(one.peer_port, client) == before
-            wait_until(partial(says, secured, node, "goes on with its old", words), f"a line about {words}", 20)
+            wait_until(partial(says, secured, node, "keeps its old", words), f"a line about {words}", 20)
         pair.cert.write_bytes(good)
         certs.renew(here, node)
         after = serial_of(pair.cert)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer

@@ -103,7 +103,7 @@ def test_a_log_that_java_has_used_in_between_is_imported_again_or_refused(ledger
         (ledger.directory / "checkpoint").write_text(f"committedIndex={last}\nendIndex={last}\n")
     else:
         (ledger.directory / "currterm.bak").write_text("voteLeader=n0\ncurrTerm=6\n")
-    with pytest.raises(IdentityError, match="Java line since"):
+    with pytest.raises(IdentityError, match="has since been used by a Java node"):
         ledger.open(import_unchecked=False)
     with closing(ledger.open()) as log:
         ledger.check(log)

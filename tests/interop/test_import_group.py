@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId, Role, Standing

@@ -69,7 +69,7 @@ def read(path: Path) -> Mutant:
         raise MutantError(f"{path.name}: there is no {', '.join(lost)}")
     seeds = fields.get("Seeds", "0")
     if not seeds.isdigit():
-        raise MutantError(f"{path.name}: Seeds: {seeds} is no number")
+        raise MutantError(f"{path.name}: Seeds: invalid number {seeds}")
     return Mutant(path.stem, fields["Bug"], fields["Harm"], tests, int(seeds), patch)
 
 

@@ -75,7 +75,7 @@ def test_ten_are_chosen_by_the_commit() -> None:
         ("Bug: x\nTests: tests/unit\n\ndiff --git a/x b/x\n", "Harm missing"),
         ("Bug: x\nHarm: y\nTests: tests/nowhere\n\ndiff --git a/x b/x\n", "there is no tests/nowhere"),
         ("Bug: x\nBug: y\n\ndiff --git a/x b/x\n", "or there twice"),
-        ("Bug: x\nHarm: y\nTests: tests\nSeeds: few\n\ndiff --git a/x b/x\n", "few is no number"),
+        ("Bug: x\nHarm: y\nTests: tests\nSeeds: few\n\ndiff --git a/x b/x\n", "invalid number few"),
     ],
 )
 def test_a_file_that_is_no_planted_bug_says_why(tmp_path: Path, text: str, complaint: str) -> None:

@@ -297,7 +297,7 @@ def leading(size: int = 3) -> Solo:
 
 def append(solo: Solo, body: bytes) -> Outcome[object]:
     outcome: Outcome[object] = Outcome()
-    solo.node.append([body], solo.now_ms, outcome)
+    solo.node.quorum_ack.append([body], solo.now_ms, outcome)
     solo.take()
     return outcome
 

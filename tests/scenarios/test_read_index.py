@@ -58,7 +58,7 @@ def test_reads_that_wait_together_share_one_round() -> None:
     _commit_noop(solo)
     outcomes: list[Outcome[object]] = [Outcome() for _ in range(100)]
     for outcome in outcomes:
-        solo.node.read_index(solo.now_ms, outcome)
+        solo.node.reads.submit(solo.now_ms, outcome)
 
     rounds = [message for _, message in solo.tick() if isinstance(message, HeartbeatRequest)]
     solo.beat(N1, rounds[0].read_sequence)
@@ -75,7 +75,7 @@ def test_an_answer_to_an_earlier_round_confirms_nothing() -> None:
     _commit_noop(solo)
     earlier = solo.node.reads.round
     outcome: Outcome[object] = Outcome()
-    solo.node.read_index(solo.now_ms, outcome)
+    solo.node.reads.submit(solo.now_ms, outcome)
     solo.tick()
 
     solo.beat(N1, earlier)
@@ -130,8 +130,8 @@ def test_too_many_waiting_reads_are_refused() -> None:
     solo.lead()
     first, second = Outcome[object](), Outcome[object]()
 
-    solo.node.read_index(0, first)
-    solo.node.read_index(0, second)
+    solo.node.reads.submit(0, first)
+    solo.node.reads.submit(0, second)
     solo.take()
 
     assert first.pending
@@ -162,13 +162,13 @@ def test_a_read_of_a_new_term_survives_the_failure_of_older_ones() -> None:
     solo = Solo()
     solo.lead()
     old, new = Outcome[object](), Outcome[object]()
-    solo.node.read_index(solo.now_ms, old)
+    solo.node.reads.submit(solo.now_ms, old)
     solo.node.receive(N1, HeartbeatResponse(Term(2)), solo.now_ms)
     state = solo.state
     state.become_candidate(solo.now_ms, pre_vote=False)
     solo.vote(N1)
     assert isinstance(state.role, Leader)
-    solo.node.read_index(solo.now_ms, new)
+    solo.node.reads.submit(solo.now_ms, new)
 
     solo.tick()
 

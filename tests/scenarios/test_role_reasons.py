@@ -65,7 +65,7 @@ def test_a_hand_over_is_told_from_an_election_after_silence() -> None:
     cluster.elect()
     told(cluster, N1)
 
-    cluster[N0].node.transfer(N1, cluster.now_ms)
+    cluster[N0].node.elector.transfer(N1, cluster.now_ms)
     cluster.advance(500)
 
     assert cluster.leader() == N1

@@ -60,14 +60,14 @@ def test_only_members_with_standing_count_for_anything(standing: Standing) -> No
     solo.dispatch(N1)
     solo.respond(N1, PushKind.COMPARE, verified=0, standing=standing)
     read: Outcome[object] = Outcome()
-    solo.node.read_index(solo.now_ms, read)
+    solo.node.reads.submit(solo.now_ms, read)
     solo.tick()
 
     solo.beat(N1, 2, standing=standing)
     solo.settle_quorum()
     solo.tick()
     handed: Outcome[object] = Outcome()
-    solo.node.transfer(N1, solo.now_ms, handed)
+    solo.node.elector.transfer(N1, solo.now_ms, handed)
     solo.take()
     refused = not handed.pending and isinstance(handed.error, TransferFailedError)
     for _ in range(11):

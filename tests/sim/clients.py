@@ -28,7 +28,7 @@ class Append:
 
     def ask(self, core: Node, now_ms: int) -> None:
         """Submit it."""
-        core.append(self.bodies, now_ms, self.done)
+        core.quorum_ack.append(self.bodies, now_ms, self.done)
 
     def done(self, result: AppendedBatch | DLedgerError) -> None:
         """Hear the answer, exactly once."""
@@ -58,7 +58,7 @@ class Read:
 
     def ask(self, core: Node, now_ms: int) -> None:
         """Submit it."""
-        core.read_index(now_ms, self.done)
+        core.reads.submit(now_ms, self.done)
 
     def done(self, result: LogIndex | DLedgerError) -> None:
         """Hear the answer, exactly once."""

@@ -362,7 +362,7 @@ class Nemesis:
         target = None if self._random.random() < 0.3 else self._random.choice(self._nodes).name
 
         def question(core: Node, now_ms: int) -> None:
-            core.transfer(target, now_ms)
+            core.elector.transfer(target, now_ms)
 
         node.ask(question, node.boots)
         return node.core is not None

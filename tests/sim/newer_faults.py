@@ -129,7 +129,7 @@ class NewerFaults:
         if self.random.random() < 0.2:
             self._simulation.crash(successor, self._nemesis.duration_us())
             return
-        successor.ask(lambda core, now_ms: core.transfer(node.name, now_ms), successor.boots)
+        successor.ask(lambda core, now_ms: core.elector.transfer(node.name, now_ms), successor.boots)
         if times:
             self._simulation.scheduler.after(self._timeouts_us(0.3), self._offer_again, node, boot, times - 1)
 

@@ -37,7 +37,7 @@ class Request:
 
     def ask(self, core: Node, now_ms: int) -> None:
         """Submit it."""
-        core.append(self.bodies, now_ms, self.done, ProducerBatch(self._session.name, self.first))
+        core.quorum_ack.append(self.bodies, now_ms, self.done, ProducerBatch(self._session.name, self.first))
 
     def done(self, result: AppendedBatch | DLedgerError) -> None:
         """Hear the answer, exactly once."""

@@ -74,7 +74,7 @@ class Request:
         if self._stream.has_refused and self._producer is None:
             self.done(EarlierRequestFailedError("an earlier request of this stream was refused"))
         else:
-            core.append(self._bodies, now_ms, self.done, self._producer)
+            core.quorum_ack.append(self._bodies, now_ms, self.done, self._producer)
 
     def done(self, result: AppendedBatch | DLedgerError) -> None:
         """Hear the answer, exactly once."""

@@ -136,7 +136,7 @@ class MemoryTransport:
                 if envelope.target in self._streams_from and (peer := self._peer(envelope)) is not None:
                     peer.take(envelope, self.node_id)
             case _:
-                raise InvariantError(f"{type(envelope.message).__name__} is not sent by itself")
+                raise InvariantError(f"{type(envelope.message).__name__} is not sent on its own")
 
     def close(self) -> None:
         """As ``Transport.close``."""

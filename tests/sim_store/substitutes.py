@@ -24,7 +24,7 @@ from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import GrpcTransport
 from dledger.store.fs import FileSystem
-from tests.sim_store import members, threads
+from tests.sim_store import members, memory_transport, threads
 from tests.sim_store.disk import SimFs
 from tests.sim_store.threads import Scheduler
 
@@ -102,7 +102,7 @@ def _modules() -> list[ModuleType]:
     return [
         module
         for name, module in sorted(sys.modules.items())
-        if name.partition(".")[0] in _PRODUCT and isinstance(module, ModuleType)
+        if (name.partition(".")[0] in _PRODUCT or module is memory_transport) and isinstance(module, ModuleType)
     ]
 
 

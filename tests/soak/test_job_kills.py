@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger_spark.rebuild.install import STAGING
 from rocketstore.client import Admin, Consumer, Producer, TopicInfo
 from rocketstore.message.message import Message

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger_spark.errors import JavaMissingError
 from dledger_spark.session import java_version
 from tests.spark.jobs.logs import bodies, write_log
@@ -82,4 +82,4 @@ def test_spark_connect_gives_what_a_classic_session_gives(tmp_path: Path) -> Non
     assert jobs["stats"]["summary"]["messages"] == messages
     assert jobs["audit"]["summary"]["verdict"] == "equal"
     assert jobs["replay"]["summary"]["stored_now"] == found["paced"] == messages
-    assert "follow does not run on Spark Connect" in jobs["follow"]
+    assert "follow does not support Spark Connect" in jobs["follow"]

@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from rocketstore.client import TopicInfo
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, counted, end_of, is_begun, is_staging, seen, start_export, start_follow

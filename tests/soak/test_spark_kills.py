@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from rocketstore.client import TopicInfo
 from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
 from dledger.types import NodeId

@@ -154,7 +154,7 @@ def test_a_broken_record_names_its_place_or_is_a_row(spark: SparkSession, tmp_pa
         file.seek(offset + 48 + 89)
         file.write(b"X")
 
-    with pytest.raises(Exception, match=f"segment {path.name}, offset {offset}: the record there is damaged"):
+    with pytest.raises(Exception, match=f"segment {path.name}, offset {offset}: damaged record"):
         load(spark, broken, "index bigint", verifyCrc="fail").count()
 
     marked = load(spark, broken, "index bigint, crcOk boolean", verifyCrc="column").where("NOT crcOk").collect()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from cluster.local_brokers import LocalBrokers
+from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
 from rocketstore.client import Admin, TopicInfo
 from tests.support.spark_copy import CopyProcess

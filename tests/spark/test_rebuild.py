@@ -192,7 +192,7 @@ def test_what_workers_write_to_disks_of_their_own_is_missed_in_a_sentence(tmp_pa
     assert isinstance(elsewhere, Attempt)
     shutil.rmtree(elsewhere.directory)
 
-    with pytest.raises(PipelineError, match=r"what 1 of 2 tasks wrote is not in .* must be on a file system"):
+    with pytest.raises(PipelineError, match=r"the output of 1 of 2 tasks is not in .* must be on a file system"):
         writer.commit([here, elsewhere])
 
     assert not (tmp_path / "made").exists()

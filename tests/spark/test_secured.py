@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from cluster.local_brokers import LocalBrokers
-from cluster.local_group import LocalGroup
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import LocalGroup
 from dledger.client import ClientSecurity
 from tests.integration.access_harness import ALICE, BOB, ROOT, Rules, SecuredGroup
 

@@ -217,9 +217,9 @@ def test_mistakes_are_told_before_a_row_is_written(spark: SparkSession, broker: 
         write(numbers(spark).selectExpr("body", "body AS keyz"), broker, topic="t")
     with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'other'"):
         write(numbers(spark), broker, topic="t", group="other")
-    with pytest.raises(PySparkException, match="make topic nowhere first"):
+    with pytest.raises(PySparkException, match="create topic nowhere first"):
         write(numbers(spark), broker, topic="nowhere", partitioner="keys")
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         numbers(spark).write.format("dledger").mode("overwrite").options(**broker.options, topic="t").save()
-    with entry_node(tmp_path / "log") as node, pytest.raises(PySparkException, match="is no broker"):
+    with entry_node(tmp_path / "log") as node, pytest.raises(PySparkException, match="is not a broker"):
         write(numbers(spark), node, topic="t")

@@ -14,6 +14,7 @@ import pytest
 from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.core.ports import Log
+from dledger.instruments import SILENT, Instruments
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.types import EntryRun, LogIndex, Term
@@ -77,11 +78,18 @@ def small_config(base_dir: Path, **changes: Any) -> StoreConfig:  # noqa: ANN401
 
 
 def open_store(
-    config: StoreConfig, fs: FileSystem | None = None, clock: FakeClock | None = None, *, mend: bool = False
+    config: StoreConfig,
+    fs: FileSystem | None = None,
+    clock: FakeClock | None = None,
+    *,
+    mend: bool = False,
+    instruments: Instruments = SILENT,
 ) -> FileStore:
     """Open node n0 of group g."""
     clock, fs = clock or FakeClock(), fs or UnsyncedFs()
-    return FileStore.open(config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs, mend=mend)
+    return FileStore.open(
+        config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs, mend=mend, instruments=instruments
+    )
 
 
 def abandon(store: FileStore) -> None:

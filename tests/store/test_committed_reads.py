@@ -138,7 +138,6 @@ def test_ends_below_the_begin_are_the_begin(tmp_path: Path) -> None:
 
 def test_a_store_tells_of_batches_and_flushes_and_of_no_single_entry(tmp_path: Path) -> None:
     """The port is called once per batch and once per flush, with what they held."""
-    store = open_store(small_config(tmp_path))
     told: list[tuple[object, ...]] = []
 
     class Noting(Instruments):
@@ -149,7 +148,7 @@ def test_a_store_tells_of_batches_and_flushes_and_of_no_single_entry(tmp_path: P
             assert took_s >= 0
             told.append(("flushed", size_bytes))
 
-    store.instruments = Noting()
+    store = open_store(small_config(tmp_path), instruments=Noting())
     store.append_as_leader(Term(1), [b"a" * 52, b"b" * 52])
     store.append_as_leader(Term(1), [b"c" * 52])
     store.flush()

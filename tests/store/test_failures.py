@@ -208,7 +208,7 @@ def test_a_thin_volume_that_is_full_is_a_full_disk_until_it_has_room(config: Sto
         store.append_as_leader(Term(1), [b"y" * 500] * 4)
     assert left.value.outcome == "unknown", "a crash now would bring back what the first segment got"
     store.clean(LogIndex(-1))  # the file system says that there is room
-    with pytest.raises(DiskFullError, match="writing zeros") as refused:
+    with pytest.raises(DiskFullError, match="zeroing") as refused:
         fill(store, 1)
     assert refused.value.outcome == "not_applied"
     assert bodies_of(store) == bodies
@@ -279,7 +279,7 @@ def test_a_flush_without_room_on_a_thin_volume_says_what_is_full(config: StoreCo
     fill(store, 3)
     fs.fails = lambda call, path: NO_SPACE if call == "sync" and "/data/" in path else None
 
-    with pytest.raises(DiskError, match=r"thin or copy-on-write volume below is full.*make room there"):
+    with pytest.raises(DiskError, match=r"thin or copy-on-write volume underneath is full.*free space there"):
         store.flush()
     abandon(store)
 

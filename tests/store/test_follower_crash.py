@@ -142,9 +142,10 @@ class Node:
         self.config = config
         self.log = _open_log(config, fs)
         self.bulk = self.log.bulk
-        self.keep_from: Callable[[], int | None] = lambda: None
-        self.held_back: Callable[[int], None] = lambda _end: None
         self._listener: Callable[[NodeEvent], None] = lambda _event: None
+
+    def keep_from(self, *_: object) -> None:
+        """It removes nothing."""
 
     def wrap_noops(self, wrap: object) -> None:
         """It leads never."""

@@ -134,7 +134,7 @@ def test_scan_names_why_it_stopped() -> None:
         (next_one[:-1], "does not fit"),
         (next_one[:-1] + b"x", "bodyCrc of entry 1"),
         (next_one[:36] + b"zzzz" + next_one[40:], "chainCrc of entry 1"),
-        (records.encode_record(1, 2, len(good), b"abc", chain)[0], "index 2 found where 1 is due"),
+        (records.encode_record(1, 2, len(good), b"abc", chain)[0], "index 2 found where 1 was expected"),
         (records.encode_record(0, 1, len(good), b"abc", chain)[0], "term 0 after term 1"),
         (records.encode_record(1, 1, 7, b"abc", chain)[0], "pos 7 found at position 51"),
     ]:

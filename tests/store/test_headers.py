@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from dledger.store.file_store import FileStore
 from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, HEADERS, EntryHeader, header_chain_crc
 from dledger.store.headers import chain_crcs
 from dledger.types import LogIndex, Position, Term
-from tests.store.support import INDEX_SEGMENT_BYTES, SEGMENT_BYTES, FakeClock, fill, open_store, small_config
+from tests.store.support import (
+    INDEX_SEGMENT_BYTES,
+    SEGMENT_BYTES,
+    FakeClock,
+    UnsyncedFs,
+    fill,
+    open_store,
+    small_config,
+)
 
 ENTRIES = 60
 _MIDDLE = 25
@@ -267,3 +276,52 @@ def test_chain_crcs_of_many_headers_are_those_of_each(rows: list[tuple[int, ...]
     found = chain_crcs(np.frombuffer(packed, HEADERS), seeds).tolist()
 
     assert found == [header_chain_crc(header, row[9]) for header, row in zip(headers, rows, strict=True)]
+
+
+class _KeepsNoIndex(UnsyncedFs):
+    """Writes of an index unit succeed, and the disk has what it had: once ``on``."""
+
+    on = False
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        if not (self.on and len(data) == INDEX_UNIT_BYTES):
+            super().write(fd, data, offset)
+
+
+@pytest.mark.parametrize("look_up", LOOK_UPS.values(), ids=LOOK_UPS)
+def test_an_index_that_does_not_keep_what_is_written_is_told_and_not_written_for_ever(
+    tmp_path: Path, look_up: LookUp
+) -> None:
+    """A read ends, with an error that names the file, or with what the data alone says."""
+    _filled(tmp_path).close()
+    fs = _KeepsNoIndex()
+    with closing(open_store(small_config(tmp_path), fs=fs)) as store:
+        for path in sorted((store.directory / "index").iterdir()):
+            _turn(path, 8 + 3 * INDEX_UNIT_BYTES)
+        fs.on = True
+
+        with suppress(CorruptLogError):
+            look_up(store)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+@pytest.mark.parametrize("kind", ["index", "data"])
+def test_two_segments_that_are_one_file_never_give_other_entries(
+    tmp_path: Path, kind: str, link: Callable[[Path, Path], None]
+) -> None:
+    """What is written to one would be in the other: the index is made again, damage in data is told."""
+    before = _filled(tmp_path)
+    bodies = [before.read(LogIndex(index)).body for index in range(ENTRIES)]
+    before.close()
+    first, second = sorted((before.directory / kind).iterdir())[1:3]
+    second.unlink()
+    link(first, second)
+
+    if kind == "data":
+        with pytest.raises(CorruptLogError, match=second.name):
+            open_store(small_config(tmp_path))
+        return
+    for _ in range(2):
+        with closing(open_store(small_config(tmp_path))) as store:
+            assert [store.read(LogIndex(index)).body for index in range(ENTRIES)] == bodies
+            assert [store.term_at(LogIndex(index)) for index in (0, 24, 59)] == [1, 2, 3]

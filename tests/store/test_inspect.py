@@ -60,7 +60,7 @@ def test_every_record_blank_and_unit_is_shown(directory: Path) -> None:
         (148 * 3, bytes(48), "zeros, although 00000000000000008192 holds more"),
         (0, b"!", "magic"),
         (27 * 148 + 4, b"\x7f", "blank of"),
-        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes where 100 are left"),
+        (27 * 148 + 7, bytes((101,)), "blank of 101 bytes, but 100 bytes are left"),
     ],
 )
 def test_the_first_bad_offset_is_found(directory: Path, offset: int, data: bytes, reason: str) -> None:
@@ -137,12 +137,12 @@ def test_a_file_that_cannot_be_mapped_is_a_problem(directory: Path, monkeypatch:
     paths = segment_paths(directory / "data")
     monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
     data = list(inspect_data(paths))
-    assert data[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert data[0] == ProblemItem(paths[0], 0, "cannot read the file: Cannot allocate memory")
     assert {one.path for one in data[1:]} == set(paths[1:])
     paths = segment_paths(directory / "index")
     monkeypatch.setattr("dledger.store.inspect.mmap.mmap", full)
     index = list(inspect_index(paths))
-    assert index[0] == ProblemItem(paths[0], 0, "the file cannot be read: Cannot allocate memory")
+    assert index[0] == ProblemItem(paths[0], 0, "cannot read the file: Cannot allocate memory")
     assert {one.path for one in index[1:]} == set(paths[1:])
 
 

@@ -108,4 +108,4 @@ def test_a_directory_of_somebody_else_is_left_with_a_warning(
     monkeypatch.setattr(Path, "chmod", refuse)
     keep_private(tmp_path)
 
-    assert "can be read by other users (mode 755)" in caplog.text
+    assert "is readable by other users (mode 755)" in caplog.text

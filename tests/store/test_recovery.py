@@ -39,18 +39,18 @@ _ABOVE = replace(_WHOLE, checkpoint=LogCheckpoint(flushed=Mark(10, 1100, 6)))
         pytest.param(replace(_ABOVE, bad_files=(_BEFORE, _AFTER)), Refuse(_BEFORE), id="the oldest bad file is named"),
         pytest.param(
             replace(_WHOLE, bad_files=(_AFTER,)),
-            Cut(_END, "unflushed remains behind the last whole entry"),
+            Cut(_END, "unflushed remains after the last whole entry"),
             id="short last file above the mark",
         ),
         pytest.param(replace(_UNFLUSHED, stopped_at_bad=True), Cut(_END, _STOP.reason), id="bad record above the mark"),
         pytest.param(
             replace(_UNFLUSHED, rest_in_use=True),
-            Cut(_END, "unflushed remains behind the last whole entry"),
+            Cut(_END, "unflushed remains after the last whole entry"),
             id="zeros, then remains",
         ),
         pytest.param(
             replace(_UNFLUSHED, checkpoint=replace(_UNFLUSHED.checkpoint, clean_stop=True)),
-            Cut(Mark(7, 800, 4), "2 entries behind the end of a log that was stopped cleanly"),
+            Cut(Mark(7, 800, 4), "2 entries after the end of a cleanly stopped log"),
             id="entries behind a clean stop",
         ),
     ],

@@ -224,7 +224,7 @@ def test_a_copy_of_a_directory_is_in_doubt_once(tmp_path: Path, *, clean: bool) 
 
     assert standing is Standing.DOUBTFUL
     assert doubt == (
-        "the directory was copied or restored (checkpoint, hard_state, identity: not the files of its last start)"
+        "the directory was copied or restored (checkpoint, hard_state, identity changed since its last start)"
     )
     restored = open_store(copy)
     restored.hard_state.save(_VOTER)
@@ -316,7 +316,7 @@ def test_a_single_file_that_was_restored_is_a_reason_for_doubt(tmp_path: Path) -
     standing, doubt = _standing(open_store(config))
 
     assert standing is Standing.DOUBTFUL
-    assert "(hard_state: not the files" in doubt
+    assert "(hard_state changed since" in doubt
 
 
 def test_a_directory_of_an_earlier_version_is_believed_and_leaves_traces_from_then_on(tmp_path: Path) -> None:

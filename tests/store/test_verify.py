@@ -241,7 +241,7 @@ def test_directories_of_two_groups_are_not_compared(directory: Path, tmp_path: P
     (said,) = compare_nodes([verify_node(directory), verify_node(tmp_path / "x" / "dledger-n0")])
 
     assert isinstance(said, str)
-    assert "not of the same group" in said
+    assert "belong to different groups" in said
 
 
 class _Clock(Clock):

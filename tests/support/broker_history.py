@@ -123,7 +123,7 @@ def _check_outcomes(sends: Sequence[SendOp], queues: Queues, where: Mapping[byte
     return [
         *_some("acknowledged messages are lost", (one for one in acked if one.body not in times)),
         *_some(
-            "messages are not where they were acknowledged",
+            "messages are not at their acknowledged positions",
             (one for one in acked if one.body in times and where[one.body] != (one.queue_id, one.queue_offset)),
         ),
         *_some("messages are stored more than once", (body for body, count in times.items() if count > 1)),
@@ -207,7 +207,7 @@ def _check_session(name: str, session: Session, queues: Queues) -> list[str]:
     expected = dict(session.starts)
     for queue_id, offset, body in session.got:
         if offset != expected[queue_id]:
-            found.append(f"{name}: queue {queue_id} goes on at {offset} instead of {expected[queue_id]}")
+            found.append(f"{name}: queue {queue_id} continues at {offset} instead of {expected[queue_id]}")
         expected[queue_id] = offset + 1
         stored = queues.get(queue_id, ())
         if offset >= len(stored) or stored[offset] != body:

@@ -422,21 +422,21 @@ class Cluster:
     def append(self, node_id: NodeId, *bodies: bytes) -> Outcome[AppendedBatch]:
         """Append a batch through a member."""
         outcome: Outcome[AppendedBatch] = Outcome()
-        self[node_id].node.append(bodies, self.now_ms, outcome)
+        self[node_id].node.quorum_ack.append(bodies, self.now_ms, outcome)
         self.act(node_id)
         return outcome
 
     def read(self, node_id: NodeId) -> Outcome[LogIndex]:
         """Ask a member for a linearizable read."""
         outcome: Outcome[LogIndex] = Outcome()
-        self[node_id].node.read_index(self.now_ms, outcome)
+        self[node_id].node.reads.submit(self.now_ms, outcome)
         self.act(node_id)
         return outcome
 
     def transfer(self, node_id: NodeId, target: NodeId | None) -> Outcome[LeaderHint]:
         """Ask a member to hand over leadership."""
         outcome: Outcome[LeaderHint] = Outcome()
-        self[node_id].node.transfer(target, self.now_ms, outcome)
+        self[node_id].node.elector.transfer(target, self.now_ms, outcome)
         self.act(node_id)
         return outcome
 

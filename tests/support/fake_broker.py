@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.producer_names import MEMORY_KEY

@@ -44,7 +44,7 @@ class FakeBulkLog:
         self._note_read()
         node = self._node
         if first_index < node.begin_index:
-            raise IndexBeforeBeginError(f"entry {first_index} is gone: the log begins at {node.begin_index}")
+            raise IndexBeforeBeginError(f"entry {first_index} is no longer kept: the log starts at {node.begin_index}")
         if first_index > node.committed:
             raise IndexOutOfRangeError(
                 f"entry {first_index} is not committed: the last one that is, is {node.committed}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
 from dledger.rpc.clients.server import ClientServer

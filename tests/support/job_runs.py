@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-from cluster.local_group import LocalGroup
+from cluster.local.group import LocalGroup
 from dledger_spark.jobs.batches import MANIFEST
 from tests.support.spark import ROOT
 

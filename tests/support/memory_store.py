@@ -118,16 +118,16 @@ class MemoryStore:
         if self._closed:
             raise ShutdownError("the store is closed")
         if index > self._last.index or index < -1:
-            raise IndexOutOfRangeError(f"entry {index} does not exist: the last one is {self._last.index}")
+            raise IndexOutOfRangeError(f"entry {index} does not exist: the last entry is {self._last.index}")
         if index < self._begin.index:
             raise IndexBeforeBeginError(
-                f"entry {index} is no longer kept here: the first one kept is {self._begin.index + 1}"
+                f"entry {index} is no longer kept here: the first entry kept is {self._begin.index + 1}"
             )
 
     def _offset_of(self, index: int) -> int:
         self._check_index(index)
         if index == self._begin.index:
-            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first one kept is {index + 1}")
+            raise IndexBeforeBeginError(f"entry {index} is no longer kept here: the first entry kept is {index + 1}")
         return index - self._begin.index - 1
 
     def first_index_of_term(self, term: Term) -> LogIndex:
@@ -179,7 +179,7 @@ class MemoryStore:
             position, size = run.position + offset, len(run.data) - offset
             problem = records.run_place_problem(position, size, self._end, self._segment_bytes)
         if problem:
-            raise MisplacedRunError(f"the run does not continue the log: {problem}")
+            raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         for number in range(from_index, checked.last.index + 1):
             index = LogIndex(number)
             start = checked.offset_of(index)
@@ -259,7 +259,7 @@ class MemoryStore:
         first, last = self._offset_of(first_index), self._offset_of(last_index)
         position, size = self._positions[first], self._segment_bytes
         if last < first or position // size != self._positions[last] // size:
-            raise InvalidRequestError(f"entries {first_index} to {last_index} are no run within one segment")
+            raise InvalidRequestError(f"entries {first_index} to {last_index} do not lie within one segment")
         previous = LogIndex(first_index - 1)
         return EntryRun(
             previous=EntryId(self.term_at(previous), previous),
@@ -278,7 +278,7 @@ class MemoryStore:
 
     def read_range(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         if last_index < first_index:
-            raise IndexOutOfRangeError(f"no entry lies between {first_index} and {last_index}")
+            raise IndexOutOfRangeError(f"no entry between {first_index} and {last_index}")
         entries = [self.read(first_index)]
         used = len(entries[0].body) + ENTRY_HEADER_BYTES
         for number in range(first_index + 1, min(last_index, self._last.index) + 1):
@@ -292,7 +292,9 @@ class MemoryStore:
     def read_at(self, position: Position) -> Entry:
         self._check_open()
         if 0 <= position < self._begin.position:
-            raise IndexBeforeBeginError(f"position {position} is gone: the log begins at {self._begin.position}")
+            raise IndexBeforeBeginError(
+                f"position {position} is no longer kept: the log starts at {self._begin.position}"
+            )
         offset = bisect_left(self._positions, position)
         if offset == len(self._positions) or self._positions[offset] != position:
             raise IndexOutOfRangeError(f"no entry starts at position {position}")

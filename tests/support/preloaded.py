@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import IO, Final
 
-from cluster.local_group import LocalGroup, NodeProcess
+from cluster.local.group import LocalGroup, NodeProcess
 
 MODULES: Final = (
     "cluster.cli",

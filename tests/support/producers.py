@@ -25,7 +25,7 @@ def leading(**changes: Any) -> Solo:  # noqa: ANN401  # settings by name
 def append(solo: Solo, name: str, sequence: int, *bodies: bytes) -> Outcome[AppendedBatch]:
     """Append under a name."""
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append(bodies, solo.now_ms, outcome, ProducerBatch(name, sequence))
+    solo.node.quorum_ack.append(bodies, solo.now_ms, outcome, ProducerBatch(name, sequence))
     solo.take()
     return outcome
 

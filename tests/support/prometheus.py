@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 import yaml
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from tests.support.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "cluster" / "deploy"

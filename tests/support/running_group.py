@@ -6,7 +6,7 @@ import queue
 from pathlib import Path
 from typing import Any
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer

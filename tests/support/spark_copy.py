@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from cluster.local_brokers import LocalBrokers
+    from cluster.local.brokers import LocalBrokers
     from rocketstore.client import Admin
 
 ROOT: Final = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer

@@ -95,8 +95,8 @@ def test_check_shows_what_the_rules_allow(rules: Path) -> None:
     assert result.output.splitlines() == [
         "alice: topic default=PUB|SUB; other topics=DENY; other groups=DENY",
         "root: an administrator; without a signature from 10.0.0.*",
-        "everything is allowed, without a key, from 10.1.0.1",
-        f"{rules} is good: 2 accounts",
+        "full access without a key from 10.1.0.1",
+        f"{rules} is valid: 2 accounts",
     ]
 
 
@@ -134,8 +134,8 @@ def test_commands_take_keys_from_the_environment_or_a_file(rules: Path, tmp_path
 @pytest.mark.parametrize(
     ("words", "environment", "problem"),
     [
-        (("--access-key", "alice"), {}, "--access-key needs its secret: set DLEDGER_SECRET_KEY"),
-        ((), {"DLEDGER_SECRET_KEY": "alice-secret"}, "a secret key was given without its access key"),
+        (("--access-key", "alice"), {}, "--access-key requires its secret: set DLEDGER_SECRET_KEY"),
+        ((), {"DLEDGER_SECRET_KEY": "alice-secret"}, "secret key without access key"),
         (("--secret-key-file", "/nonexistent"), {}, "/nonexistent cannot be read"),
     ],
 )

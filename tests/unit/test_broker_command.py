@@ -68,7 +68,7 @@ def test_settings_without_effect_are_warned_of(
         (("--set", "nonsense"), "NAME=VALUE"),
         (("--port", "1", "--set", "listen_port=2"), "more than once"),
         (("--set", "listenPrt=2"), "did you mean listenPort?"),
-        (("--port", "many"), "no whole number"),
+        (("--port", "many"), "invalid whole number"),
         (("-c", "/no/such/file"), "cannot be read"),
     ],
 )

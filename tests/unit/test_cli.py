@@ -466,7 +466,7 @@ def test_status_fails_without_a_leader_and_counts_only_the_newest_one(
     two_leaders = run("status", "--json")
 
     assert leaderless.exit_code == 1
-    assert "no member leads" in leaderless.stderr
+    assert "no leader" in leaderless.stderr
     assert json.loads(two_leaders.output)["leader"] == "n1"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
@@ -137,7 +137,7 @@ def test_a_limit_is_told_by_the_setting_that_its_refusal_names() -> None:
     """The last one in brackets; it ends by itself when nothing was refused for a minute."""
     clock = ManualClock()
     conditions = Conditions("n0", clock)
-    conditions.limit("(x) 5 pulls are waiting, the most that may (pulls_waiting_max)")
+    conditions.limit("(x) 5 pulls are waiting, the limit (pulls_waiting_max)")
     conditions.limit("no room")
 
     assert [(one.kind, one.subject) for one in conditions.now()] == [

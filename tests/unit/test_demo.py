@@ -11,7 +11,7 @@ import click
 import pytest
 
 from cluster import demo
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 
@@ -38,10 +38,10 @@ def test_the_proof_accepts_exactly_the_lines() -> None:
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        (GOOD[:-1], "1 lines are not where they were acknowledged, the first is line 3"),
+        (GOOD[:-1], "1 lines are not at their acknowledged positions; the first is line 3"),
         ((*GOOD, entry(5, b"c")), "4 lines that are not the 3 lines"),
         ((*GOOD[:2], entry(2, b"x"), *GOOD[3:]), "the first is line 2"),
-        ((*GOOD[:1], entry(1, b"b"), entry(2, b"a"), *GOOD[3:]), "2 lines are not where"),
+        ((*GOOD[:1], entry(1, b"b"), entry(2, b"a"), *GOOD[3:]), "2 lines are not at"),
         ((*GOOD[:3], *GOOD[4:]), "gaps"),
     ],
 )

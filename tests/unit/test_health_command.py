@@ -17,7 +17,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from cluster.certs import make_authority, make_node
 from cluster.cli import main
 from cluster.commands.health import own_server
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from tests.support.fake_group import fake_group
 
 INSECURE = {"DLEDGER_INSECURE": "true"}

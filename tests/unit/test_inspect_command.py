@@ -58,7 +58,7 @@ def test_a_sound_directory_is_summed_up(base_dir: Path, inspect: Callable[..., R
     lines = shown.output.splitlines()
     assert lines[0].split() == ["file", "entries", "first", "index", "last", "index", "bytes", "first", "bad", "offset"]
     assert lines[1].startswith("data/00000000000000000000")
-    assert lines[-1] == "everything checks out"
+    assert lines[-1] == "no problems found"
     assert inspect(base_dir / "dledger-n0").output == shown.output
 
 
@@ -190,7 +190,7 @@ def test_a_directory_of_another_kind_with_a_nodes_prefix_is_no_node(
     shown = inspect(tmp_path)
 
     assert shown.exit_code == 2
-    assert "is no node's directory" in shown.output
+    assert "is not a node's directory" in shown.output
 
 
 def test_segments_that_are_elsewhere_must_be_named(base_dir: Path, inspect: Callable[..., Result]) -> None:

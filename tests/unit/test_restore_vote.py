@@ -108,7 +108,7 @@ def test_a_directory_in_use_or_of_nobody_is_left_alone(base_dir: Path, tmp_path:
     assert used.exit_code == 1
     assert "is in use by process" in used.output
     assert renamed.exit_code == 2
-    assert "is no node's directory" in renamed.output
+    assert "is not a node's directory" in renamed.output
 
 
 def test_a_copy_that_is_vouched_for_before_its_first_start_is_believed(base_dir: Path, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
 from dledger.core.outbox import Outbox, RoleChange
 from dledger.core.read_index import _PendingRead
 from dledger.errors import DiskError, IdentityError, ShutdownError
+from dledger.retention import protected_index
 from dledger.runtime.supervisor import EXIT_FATAL
-from dledger.server import DLedgerServer, _protected_index
+from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N1, N2, Outcome
 from tests.support.solo import Solo
@@ -130,15 +131,15 @@ def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch
 def test_retention_waits_for_live_followers_only() -> None:
     """A dead follower must not fill the disks of those that live: it is given a newer begin when it returns."""
     solo = Solo(terms=[1] * 9, committed=8)
-    assert _protected_index(solo.node, solo.now_ms) == 8, "a follower keeps what is not committed"
+    assert protected_index(solo.node, solo.now_ms) == 8, "a follower keeps what is not committed"
     solo.lead()
     solo.leader_role.match |= {N1: LogIndex(8), N2: LogIndex(3)}
-    assert _protected_index(solo.node, solo.now_ms) == 3
+    assert protected_index(solo.node, solo.now_ms) == 3
 
     solo.now_ms += solo.config.election.election_timeout_ms_max + 1
     solo.beat(N1)
 
-    assert _protected_index(solo.node, solo.now_ms) == 8
+    assert protected_index(solo.node, solo.now_ms) == 8
 
 
 def test_repair_looks_at_the_whole_log(config: ServerConfig) -> None:
@@ -170,7 +171,7 @@ def test_repair_never_gives_up_a_log_for_a_damaged_identity(config: ServerConfig
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"node_id"', b'"nodd_id"'))
 
-    with pytest.raises(IdentityError, match="cannot be read, so nothing is touched here") as caught:
+    with pytest.raises(IdentityError, match="so nothing was changed") as caught:
         DLedgerServer(config, repair=True)
     message = str(caught.value)
     path.write_text(message[message.index("{") :])

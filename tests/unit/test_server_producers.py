@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import click
+import numpy as np
 import pytest
 
-from dledger.flag_values import Seconds, Size
-from dledger.limits import Range, Unit
+from dledger.flag_values import Number, Seconds, Size
+from dledger.limits import FieldLimits, Range, Unit
 from dledger.values import (
     parse_address,
     parse_addresses,
@@ -16,6 +18,7 @@ from dledger.values import (
     parse_duration_ms,
     parse_integer,
     parse_millis,
+    parse_number,
     parse_size,
 )
 
@@ -54,7 +57,7 @@ def test_durations_have_units_and_bare_ones_are_milliseconds(text: str, ms: int)
     assert parse_millis(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1w", "0.5ms", "0.5", "s"])
+@pytest.mark.parametrize("text", ["", "soon", "1w", "0.5ms", "0.5", "s", f"1{'0' * 30}s", f"1{'0' * 400}.5"])
 def test_what_is_not_a_whole_number_of_milliseconds_is_refused(text: str) -> None:
     """Nothing is rounded unseen."""
     with pytest.raises(ValueError, match=f"invalid duration '{text}'"):
@@ -66,6 +69,13 @@ def test_a_bare_number_counts_what_the_flag_says() -> None:
     assert parse_duration_ms("5", unit="s") == 5000
     with pytest.raises(ValueError, match="invalid duration '5'"):
         parse_duration_ms("5", unit="")
+
+
+def test_a_number_is_finite() -> None:
+    """More digits than a float takes are not infinitely many."""
+    assert parse_number("0.5") == 0.5
+    with pytest.raises(ValueError, match="invalid number"):
+        parse_number("9" * 400)
 
 
 def test_switches_and_numbers_are_written_in_many_ways() -> None:
@@ -104,12 +114,19 @@ def test_a_server_may_listen_on_any_port() -> None:
 def test_flags_read_the_same_and_tell_their_limits() -> None:
     """Sizes and durations."""
     assert Size(min=1).convert("4g", None, None) == 4 << 30
+    assert (Number().convert("5", None, None), Seconds().convert("1e-3", None, None)) == (5.0, 0.001)
     assert (Seconds().convert("0.5", None, None), Seconds().convert("2m", None, None)) == (0.5, 120.0)
     for flag, text, words in (
         (Size(min=1), "0", "x>=1"),
         (Size(min=1), "big", "invalid size"),
         (Seconds(min=0, min_open=True), "0s", "x>0"),
         (Seconds(), "soon", "invalid duration"),
+        (Seconds(), "9" * 400, "invalid duration"),
+        (Seconds(), "nan", "invalid duration"),
+        (Seconds(), "inf", "invalid duration"),
+        (Number(min=0, min_open=True), "0", "x>0"),
+        (Number(min=0), "nan", "finite"),
+        (Number(min=0), "1e999", "finite"),
     ):
         with pytest.raises(click.BadParameter, match=words):
             flag.convert(text, None, None)
@@ -123,3 +140,13 @@ def test_a_range_says_what_it_allows() -> None:
     assert Range(0.2).text() == "at least 0.2"
     assert [Range(above=0).allows(one) for one in (0, 0.1, math.nan)] == [False, True, False]
     assert [Range(8, multiple_of=8).allows(one) for one in (0, 8, 12)] == [False, True, False]
+
+
+@pytest.mark.parametrize("number", [np.int64(8), np.float32(8), Fraction(8)])
+def test_a_number_of_any_kind_may_be_in_range(number: float) -> None:
+    """Options of clients are computed, with numpy too."""
+    limits = FieldLimits(Range(1, 16))
+
+    assert limits.complaint(number) == ""
+    assert limits.complaint(number * 3).endswith(" must be between 1 and 16")
+    assert limits.complaint("8") == "8 must be between 1 and 16"

@@ -76,7 +76,7 @@ def test_a_sound_broker_checks_out(root: Path, verify: Verify) -> None:
     shown = verify(root)
 
     assert shown.exit_code == 0, shown.output
-    assert shown.output.splitlines()[-1] == "everything checks out"
+    assert shown.output.splitlines()[-1] == "no problems found"
     found = document(verify, root)
     assert found["ok"] is True
     assert found["brokers"][0]["messages"] >= 300
@@ -213,7 +213,7 @@ def test_two_nodes_of_a_group_are_compared(tmp_path: Path, verify: Verify) -> No
     assert shown.exit_code == 2  # the conf file is beside the root
     shown = CliRunner().invoke(main, ["verify", str(node), str(other)])
     assert shown.exit_code == 0, shown.output
-    assert shown.output.splitlines()[-1] == "everything checks out, and the logs are equal"
+    assert shown.output.splitlines()[-1] == "no problems found, and the logs are equal"
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:

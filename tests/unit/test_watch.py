@@ -185,7 +185,7 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
     """Wrong bytes, an old version, a full disk: each is named."""
     one = world()
     one.log.damage = damaged()
-    one.peers.answers = {N1: WrongBytesError("what came is wrong"), N2: UnavailableError("n2 does not answer")}
+    one.peers.answers = {N1: WrongBytesError("the fetched part is wrong"), N2: UnavailableError("n2 does not answer")}
     one.watch.note_damage(damaged())
     one.watch.note_damage(damaged(200))
 
@@ -196,7 +196,7 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
         waits.append(due - one.clock.now_ms)
         one.clock.now_ms = due
     assert waits == [500, 1000, 500]  # the last one is the comparison's
-    assert one.held()[f"damaged {SEGMENT}"].endswith("n1: what came is wrong; n2 does not answer")
+    assert one.held()[f"damaged {SEGMENT}"].endswith("n1: the fetched part is wrong; n2 does not answer")
     assert not one.watch.is_whole
 
     one.peers.answers[N1] = DiskFullError("no room for another copy")
@@ -238,7 +238,7 @@ def test_a_member_that_may_hold_it_keeps_this_one_from_being_whole() -> None:
     """Its answer was no good this time, but it did not say that it lacks it."""
     one = world()
     one.log.damage = damaged()
-    one.peers.answers = {N1: None, N2: WrongBytesError("what came is wrong")}
+    one.peers.answers = {N1: None, N2: WrongBytesError("the fetched part is wrong")}
     one.watch.note_damage(damaged())
 
     one.watch.step()
@@ -283,7 +283,7 @@ def test_without_auto_repair_damage_is_told_only() -> None:
     one.watch.step()
 
     assert one.peers.asked == []
-    assert "nobody to fetch it from" in one.held()[f"damaged {SEGMENT}"]
+    assert "no peer to fetch it from" in one.held()[f"damaged {SEGMENT}"]
 
 
 def test_damage_of_another_file_is_told_for_a_while() -> None:
@@ -342,11 +342,11 @@ def test_the_one_that_differs_from_the_majority_is_fenced() -> None:
     """Where it began is named."""
     one = compared(SAME, OTHER, OTHER)
 
-    assert one.diverged == ["2 members hold another entry 40, or another one before it"] or one.diverged == [
-        "2 members hold another entry 32, or another one before it"
+    assert one.diverged == ["2 members hold a different entry 40, or a different one before it"] or one.diverged == [
+        "2 members hold a different entry 32, or a different one before it"
     ]
     assert set(one.held()) == {"diverged n1", "diverged n2"}
-    assert one.held()["diverged n1"].startswith("n1 holds another entry 32")
+    assert one.held()["diverged n1"].startswith("n1 holds a different entry 32")
 
 
 @pytest.mark.parametrize("third", [SAME, {}, UnavailableError("away")], ids=["equal", "behind", "away"])

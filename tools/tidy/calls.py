@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from types import CodeType, FrameType
 from typing import Final
 
@@ -80,7 +79,10 @@ def record() -> Iterator[Recorder]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one operation: the median of its calls, and the files that at least half of its repetitions went through."""
+    """Of one operation: its calls, and the files that at least half of its repetitions went through.
+
+    The calls are those of the repetition with the fewest: what else comes depends on how busy the machine is.
+    """
 
     calls: int
     files: tuple[str, ...]
@@ -90,4 +92,4 @@ def cost(repetitions: Sequence[Sequence[NotedCall]]) -> Cost:
     """Of the calls of each repetition."""
     seen = [{call.file for call in calls} for calls in repetitions]
     often = sorted(file for file in set().union(*seen) if 2 * sum(file in one for one in seen) >= len(seen))
-    return Cost(round(median(map(len, repetitions))), tuple(often))
+    return Cost(min(map(len, repetitions)), tuple(often))

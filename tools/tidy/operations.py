@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
 from rocketstore.broker.server import BrokerServer
-from rocketstore.client import Consumer, Producer
+from rocketstore.client import Consumer, Producer, ReceivedMessage
 from rocketstore.message.message import Message
 from rocketstore.settings import load_broker_settings
 from tools.tidy.calls import NotedCall, Recorder, record
@@ -73,18 +72,25 @@ def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
         return [[call for call in one if not call.thread.startswith("rocketstore-")] for one in calls]
 
 
-def watch_delivery(directory: Path) -> list[NotedCall]:
-    """Send one message and wait until a consumer, which asks for it already, has it."""
+def watch_deliveries(directory: Path, count: int) -> list[list[NotedCall]]:
+    """Send a message and wait until a consumer, which asks for it already, has it; ``count`` times."""
     with _brokered(directory) as (recorder, producer, consumer):
+        left = _SETTLED_AFTER
+        while left:
+            left -= len(_polled(consumer))
 
         def deliver() -> None:
-            receipt = producer.send(Message(TOPIC, b"the one"))
-            deadline = time.monotonic() + TIMEOUT_S
-            while not any(message.body == b"the one" for message in consumer.poll(timeout_s=TIMEOUT_S)):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{receipt} was not delivered")
+            producer.send(Message(TOPIC, b"the one"))
+            _polled(consumer)
 
-        return recorder.during(deliver)
+        return [recorder.during(deliver) for _ in range(count)]
+
+
+def _polled(consumer: Consumer) -> list[ReceivedMessage]:
+    messages = consumer.poll(timeout_s=TIMEOUT_S)
+    if not messages:
+        raise TimeoutError("a message was not delivered")
+    return messages
 
 
 def _group(directory: Path) -> list[ServerConfig]:
@@ -118,7 +124,9 @@ def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, Consumer]]:
             server.start()
             with (
                 Producer([server.address], timeout_s=TIMEOUT_S) as producer,
-                Consumer([server.address], group="walkers", topic=TOPIC, timeout_s=TIMEOUT_S) as consumer,
+                Consumer(
+                    [server.address], group="walkers", topic=TOPIC, start="first", timeout_s=TIMEOUT_S
+                ) as consumer,
             ):
                 for _ in range(_SETTLED_AFTER):
                     producer.send(Message(TOPIC, b"x" * 100))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from dledger.config import ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
@@ -152,13 +153,18 @@ class QuorumAckChecker:
         self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: str = "", plan: Plan | None = None
     ) -> AppendedBatch | None:
         size = sum(map(len, bodies))
-        written = self._refuse(len(bodies), size) or self._write(bodies, now_ms, producer, plan)
+        count = len(bodies)
+        if plan is None:
+            refusal = self._refuse(count, size)
+        else:  # it was not refused when that was made; only its size was not known
+            refusal = _refuse_size(count, size) or self._refuse_more(count, size)
+        written = refusal or self._write(bodies, now_ms, producer, plan)
         if isinstance(written, DLedgerError):
             self._finish(done, written)
             return None
         due_ms = now_ms + self._config.ack_timeout_ms
-        self._pending.append(_PendingAppend(written, written.last_index, len(bodies), size, due_ms, done))
-        self.pending_entries += len(bodies)
+        self._pending.append(_PendingAppend(written, written.last_index, count, size, due_ms, done))
+        self.pending_entries += count
         self.pending_bytes += size
         state = self._state
         state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
@@ -238,17 +244,17 @@ class QuorumAckChecker:
         leader = self._state.role
         if not isinstance(leader, Leader):
             return self._not_leader()
-        if count > BATCH_ENTRIES_MAX or (size > BATCH_BYTES_MAX and count > 1):
-            return InvalidRequestError(
-                f"a batch of {count} entries and {size} bytes is too large: a batch holds at most {BATCH_ENTRIES_MAX} "
-                f"entries and {BATCH_BYTES_MAX} bytes"
-            )
+        if refusal := _refuse_size(count, size):
+            return refusal
         if leader.transferring:
             return LeaderTransferringError("leadership is being transferred: retry shortly")
         if full := full_members(self._state, leader):
             return DiskFullError(
                 f"nothing was appended: the disks of {', '.join(full)} are full, and without them there is no quorum"
             )
+        return self._refuse_more(count, size)
+
+    def _refuse_more(self, count: int, size: int) -> PendingFullError | None:
         config = self._config
         if self.pending_entries and (
             self.pending_entries + count > config.pending_entries_max
@@ -318,4 +324,13 @@ class QuorumAckChecker:
         self._finish(pending.done, result)
 
     def _finish(self, done: AppendDone, result: AppendedBatch | DLedgerError) -> None:
-        self._state.outbox.completions.append(lambda: done(result))
+        self._state.outbox.completions.append(partial(done, result))
+
+
+def _refuse_size(count: int, size: int) -> InvalidRequestError | None:
+    if count > BATCH_ENTRIES_MAX or (size > BATCH_BYTES_MAX and count > 1):
+        return InvalidRequestError(
+            f"a batch of {count} entries and {size} bytes is too large: a batch holds at most {BATCH_ENTRIES_MAX} "
+            f"entries and {BATCH_BYTES_MAX} bytes"
+        )
+    return None

@@ -40,14 +40,14 @@ class Leases:
         self._size = size
         if self._connection is not None and self._connection.hung_up:
             self.end()
-            raise TooManyWaitsError(f"{self._quota.name} was hung up on")
+            raise TooManyWaitsError(f"{self._quota.name} was disconnected")
 
     def take_now(self, size: int) -> None:
         """The same, if there is some now. Raises ``TooManyWaitsError``."""
         if not self._quota.try_answer(size):
             raise TooManyWaitsError(
-                f"{self._quota.name} has {self._quota.answer_bytes} bytes of answers that were not taken yet: no room "
-                f"for another one of {size} (answer_bytes_max)"
+                f"{self._quota.name} has {self._quota.answer_bytes} bytes of unread answers: no room for another "
+                f"{size} (answer_bytes_max)"
             )
         self._size = size
 

@@ -90,7 +90,7 @@ def decode_fetch(data: bytes) -> FetchLog:
     wire = parse(pb.FetchLogRequest, data)
     _check_not_negative(wire, "first_index", "end_index", "max_bytes", "chunk_bytes")
     if 0 < wire.end_index <= wire.first_index:
-        raise InvalidRequestError(f"no entry lies between {wire.first_index} and {wire.end_index} (exclusive)")
+        raise InvalidRequestError(f"no entry between {wire.first_index} and {wire.end_index} (exclusive)")
     return FetchLog(
         wire.group,
         index(wire.first_index, "first_index"),
@@ -158,7 +158,7 @@ def decode_locate(data: bytes) -> Locate:
     wire = parse(pb.LocateRequest, data)
     count = len(wire.indexes) + len(wire.positions) + len(wire.store_times_ms)
     if count > PLACES_MAX:
-        raise InvalidRequestError(f"{count} places asked for at once: at most {PLACES_MAX} are allowed")
+        raise InvalidRequestError(f"{count} places requested at once: at most {PLACES_MAX} are allowed")
     if min((*wire.indexes, *wire.positions), default=0) < 0:
         raise InvalidRequestError("indexes and positions must not be negative")
     return Locate(wire.group, tuple(wire.indexes), tuple(wire.positions), tuple(wire.store_times_ms))

@@ -129,7 +129,7 @@ class BulkService:
         known = self._log.committed_range()
         if first > known.end.index:
             raise IndexOutOfRangeError(
-                f"entry {first} is not committed here: the last one that is, is {known.end.index - 1}"
+                f"entry {first} is not committed here: the last committed entry is {known.end.index - 1}"
             )
         place = self._log.place_of_index(first)
         return LogChunk(first, 0, place.position, place.position, b"", LogIndex(known.end.index - 1), known.begin.index)

@@ -133,7 +133,7 @@ class Connections:
             one = self._new(peer)
         if 0 < self._calls_max <= self._calls[one.host]:
             raise TooManyWaitsError(
-                f"{one.host} has {self._calls[one.host]} calls under way, the most that one address may have "
+                f"{one.host} has {self._calls[one.host]} calls in progress, the limit per address "
                 "(account_share_percent)"
             )
         self._calls[one.host] += 1
@@ -196,7 +196,7 @@ class Connections:
         for one in tuple(self._known.values()):
             if one.awaited > 0 and one.taken_at < too_old:
                 _LOG.warning(
-                    "hanging up on a client at %s that has taken none of %d answers for %d ms (call_ms_max)",
+                    "closing the connection of a client at %s: none of %d answers read for %d ms (call_ms_max)",
                     one.host,
                     one.awaited,
                     self._limits.call_ms_max,
@@ -220,8 +220,9 @@ class Connections:
         if leaving:
             (host, number), *_ = Counter(one.place[0] for one in leaving).most_common(1)
             why = (
-                f"hanging up on {len(leaving)} of {len(links)} connections, {number} of them from {host}: {total_max} "
-                f"may be open, {self._share}% of them from one address, account_share_percent (connections_max)"
+                f"closing {len(leaving)} of {len(links)} connections, {number} of them from {host}: at most "
+                f"{total_max} may be open, {self._share}% of them from one address (connections_max, "
+                "account_share_percent)"
             )
             _LOG.warning("%s", why)
             self._conditions.limit(why)

@@ -204,7 +204,7 @@ class LogService:
                 return self._read_answer([])
             if not 0 <= first_index <= last_index:
                 raise IndexOutOfRangeError(
-                    f"index {first_index} is not readable: the last readable index is {last_index}"
+                    f"index {first_index} is not readable yet: the last readable index is {last_index}"
                 )
             if request.count:
                 last_index = LogIndex(min(last_index, first_index + request.count - 1))
@@ -320,8 +320,8 @@ class LogService:
     def _check_appends_served(self) -> None:
         if not self._config.client_appends:
             raise AppendsNotServedError(
-                f"the log of group {self._config.group!r} belongs to an application (client_appends=false): reads are "
-                "served here, appends are not; send to the application, for example as a producer to its broker"
+                f"the log of group {self._config.group!r} belongs to an application (client_appends=false) and "
+                "takes reads only: send to the application, for example as a producer to its broker"
             )
 
     def _check_bodies(self, request: codec.Append) -> None:
@@ -330,8 +330,9 @@ class LogService:
         largest = max(map(len, request.bodies))
         if largest > self._body_bytes_max:
             raise EntryTooLargeError(
-                f"an entry of {largest} bytes is too large: at most {self._body_bytes_max} bytes are allowed "
-                f"(max_entry_bytes={self._config.store.max_entry_bytes}, {ENTRY_HEADER_BYTES} of them for the header)"
+                f"an entry of {largest} bytes is too large: the limit is {self._body_bytes_max} bytes "
+                f"(max_entry_bytes={self._config.store.max_entry_bytes}, less {ENTRY_HEADER_BYTES} for the "
+                "header)"
             )
 
     def _note_waiting(self) -> None:
@@ -454,10 +455,9 @@ class LogService:
                                 limit.reschedule(min(now() + self._call_s, ends_at))
             except TimeoutError:
                 why = (
-                    f"the stream took longer than {bulk.bulk_stream_ms_max} ms, the most that is allowed "
-                    "(bulk_stream_ms_max)"
+                    f"the stream exceeded {bulk.bulk_stream_ms_max} ms (bulk_stream_ms_max)"
                     if now() >= ends_at
-                    else f"nothing was read, or taken by the client, for {limits.call_ms_max} ms (call_ms_max)"
+                    else f"no data read from the log, or by the client, for {limits.call_ms_max} ms (call_ms_max)"
                 )
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
             except _GRPC_ERRORS as error:

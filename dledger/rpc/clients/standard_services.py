@@ -72,7 +72,7 @@ class StandardServices:
     def _stream(self, context: _Context) -> Iterator[None]:
         """Around a stream. Raises ``TooManyWaitsError``."""
         if self._streams >= self._streams_max:
-            raise TooManyWaitsError(f"{self._streams} streams for health and reflection are open, the most that may be")
+            raise TooManyWaitsError(f"{self._streams} health and reflection streams are open, which is the limit")
         with self._connections.call(context):
             self._streams += 1
             try:

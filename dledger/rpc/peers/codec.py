@@ -363,7 +363,7 @@ def _committed_to_proto(entries: Iterable[CommittedEntry]) -> list[pb.ChainCrc]:
 def _committed(wire: Sequence[pb.ChainCrc]) -> tuple[CommittedEntry, ...]:
     """Whoever states more than there are powers of two states nonsense."""
     if len(wire) > CHAIN_CRCS_MAX:
-        raise InvalidRequestError(f"a vote states {len(wire)} entries; at most {CHAIN_CRCS_MAX} are looked at")
+        raise InvalidRequestError(f"vote lists {len(wire)} entries; at most {CHAIN_CRCS_MAX} are allowed")
     return tuple(CommittedEntry(index(one.index, "committed"), one.chain_crc) for one in wire)
 
 
@@ -376,7 +376,7 @@ def decode_heartbeat_request(data: bytes) -> Envelope:
     """A leader's heartbeat."""
     wire = parse(pb.HeartbeatRequest, data)
     if len(wire.watermarks) > MEMBERS_MAX:
-        raise InvalidRequestError(f"heartbeat speaks of {len(wire.watermarks)} members; at most {MEMBERS_MAX} exist")
+        raise InvalidRequestError(f"heartbeat names {len(wire.watermarks)} members; at most {MEMBERS_MAX} are possible")
     readmit_index = index(wire.readmit_index, "readmit_index")
     message = HeartbeatRequest(
         term=_term(wire.term),
@@ -439,7 +439,7 @@ def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelo
             position = Position(_count(install.position, "position"))
             push = PushInstall(term, epoch, before, install.chain_crc, position)
         case _:
-            raise InvalidRequestError("push request holds no push")
+            raise InvalidRequestError("empty push request")
     return _envelope(wire.header, push, connection)
 
 
@@ -487,7 +487,7 @@ def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
     wire = parse(pb.ReadLogRequest, data)
     position, length = _count(wire.position, "position"), _count(wire.length, "length")
     if length > READ_LOG_BYTES_MAX:
-        raise InvalidRequestError(f"{length} bytes of log are asked for at once; at most {READ_LOG_BYTES_MAX} are sent")
+        raise InvalidRequestError(f"{length} bytes of log requested at once; the limit is {READ_LOG_BYTES_MAX}")
     return _header(wire.header), Position(position), length
 
 
@@ -501,7 +501,7 @@ def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogInd
     """Who asks, and for which entries. Raises ``InvalidRequestError``."""
     wire = parse(pb.ChainCrcsRequest, data)
     if len(wire.indexes) > CHAIN_CRCS_MAX:
-        raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs are asked for; at most {CHAIN_CRCS_MAX} are sent")
+        raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs requested; the limit is {CHAIN_CRCS_MAX}")
     return _header(wire.header), tuple(index(one, "index") for one in wire.indexes)
 
 
@@ -524,13 +524,13 @@ def parse(kind: type[_ProtoT], data: bytes | memoryview) -> _ProtoT:
     try:
         return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is taken, too, whatever the stubs say
     except DecodeError as error:
-        raise InvalidRequestError(f"{len(data)} bytes are not a {kind.DESCRIPTOR.name}") from error
+        raise InvalidRequestError(f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from error
 
 
 def index(value: int, field: str) -> LogIndex:
     """An entry index or -1."""
     if not -1 <= value < NUMBER_LIMIT:
-        raise InvalidRequestError(f"{field}={value} is no index")
+        raise InvalidRequestError(f"{field}={value} is not a valid index")
     return LogIndex(value)
 
 
@@ -545,9 +545,9 @@ def _run(append: pb.Append, data: bytes) -> EntryRun:
     first, last = index(append.first_index, "first_index"), index(append.last_index, "last_index")
     previous = _entry_id(append.previous, append.HasField("previous"), "previous")
     if first < 0 or last < first or previous.index != first - 1:
-        raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is no contiguous run")
+        raise InvalidRequestError(f"append of entries {first}..{last} after {previous.index} is not contiguous")
     if not data:
-        raise InvalidRequestError(f"append of entries {first}..{last} carries no bytes")
+        raise InvalidRequestError(f"append of entries {first}..{last} carries no data")
     position = Position(_count(append.position, "position"))
     return EntryRun(previous, append.previous_chain_crc, first, last, position, data)
 
@@ -560,7 +560,7 @@ def _envelope(header: pb.Header, message: Message, connection: int = 0) -> Envel
 def _header(wire: pb.Header) -> EnvelopeHeader:
     sender, target = name(wire.sender, "sender"), name(wire.target, "target")
     if not sender or not target:
-        raise InvalidRequestError("message without a header: sender and target must be named")
+        raise InvalidRequestError("message without a header: sender and target are required")
     return EnvelopeHeader(
         name(wire.cluster_id, "cluster_id"), name(wire.group, "group"), NodeId(sender), NodeId(target)
     )
@@ -571,7 +571,7 @@ def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
     if not present:
         raise InvalidRequestError(f"{field} is missing")
     if not -1 <= wire.term < NUMBER_LIMIT:
-        raise InvalidRequestError(f"{field}.term={wire.term} is no term")
+        raise InvalidRequestError(f"{field}.term={wire.term} is not a valid term")
     return EntryId(Term(wire.term), index(wire.index, f"{field}.index"))
 
 
@@ -589,7 +589,7 @@ def _standing(value: int) -> Standing:
 
 def _term(value: int) -> Term:
     if not 0 <= value < NUMBER_LIMIT:
-        raise InvalidRequestError(f"term={value} is no term")
+        raise InvalidRequestError(f"term={value} is not a valid term")
     return Term(value)
 
 

@@ -151,7 +151,7 @@ class ControlLink:
             case TakeLeadership():
                 call, decode = "TakeLeadership", None
             case _:
-                raise InvariantError(f"{type(envelope.message).__name__} is no control message")
+                raise InvariantError(f"{type(envelope.message).__name__} is not a control message")
         go = partial(self._go, budget, partial(self._send, budget, call, decode, codec.encode(envelope)))
         with self._lock:
             if self._closed:

@@ -57,14 +57,14 @@ class PeerIdentity:
             )
         if message.sender not in self.members or message.sender == self.node_id:
             raise UnknownMemberError(
-                f"sender {message.sender!r} is no peer of {self.node_id!r} (members: {', '.join(self.member_ids)})"
+                f"sender {message.sender!r} is not a peer of {self.node_id!r} (members: {', '.join(self.member_ids)})"
             )
 
     def check_answer(self, answer: Envelope, peer: NodeId) -> None:
         """As ``check``, for an answer that must come from ``peer``."""
         self.check(answer)
         if answer.sender != peer:
-            raise IdentityError(f"answer of {answer.sender!r} where {peer!r} was asked: check its address")
+            raise IdentityError(f"answer from {answer.sender!r}, but {peer!r} was asked: check its address")
 
     def handshake(self, peer: NodeId, client_address: str) -> Handshake:
         """What we tell a peer before our first push."""

@@ -110,7 +110,7 @@ class PeerListener:
         except (BlockingIOError, ConnectionAbortedError):  # the caller hung up already
             return
         except OSError as error:  # out of descriptors: it stays acceptable, so look away for a while
-            _LOG.warning("a connection to the peer port was not accepted: %s", error)
+            _LOG.warning("cannot accept a connection to the peer port: %s", error)
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
             return
@@ -193,7 +193,7 @@ class PeerListener:
                 data = await _receive(link, _HANDSHAKE_BYTES)
                 received_bytes += len(data)
                 if received_bytes > _HANDSHAKE_BYTES_MAX:
-                    raise EOFError("no end of a TLS handshake")
+                    raise EOFError("TLS handshake timed out")
                 await asyncio.get_running_loop().sock_sendall(link, stream.shake_hands(data))
         except ssl.SSLError as error:
             self._complain(tls.explain(error, f"a peer at {_host_of(link)}"))
@@ -204,9 +204,11 @@ class PeerListener:
     def _refuse_unlike(self, link: socket.socket) -> None:
         """One side speaks TLS and the other does not: say so in the clear."""
         if self._tls is not None:
-            reason = "this node takes only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
+            reason = (
+                "this node accepts only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
+            )
         else:
-            reason = "this node has no TLS: give all members certificates, or none"
+            reason = "this node does not use TLS: configure certificates on all members, or on none"
         self._refuse(link, reason)
 
     def _refuse(self, link: socket.socket, reason: str) -> None:
@@ -250,7 +252,7 @@ async def _receive(link: socket.socket, bytes_max: int) -> bytes:
     """Some bytes. Raises ``EOFError`` at the end."""
     data = await asyncio.get_running_loop().sock_recv(link, bytes_max)
     if not data:
-        raise EOFError("the connection was ended")
+        raise EOFError("connection closed")
     return data
 
 

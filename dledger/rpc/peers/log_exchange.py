@@ -63,7 +63,7 @@ class PeerLogService:
     @contextmanager
     def _only(self) -> Iterator[None]:
         if not self._turn.acquire(blocking=False):
-            raise PeerBusyError("another member reads the log here: try again later")
+            raise PeerBusyError("another member is already reading the log here: retry later")
         try:
             yield
         finally:

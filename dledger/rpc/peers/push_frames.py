@@ -152,7 +152,7 @@ def parse_header(header: bytes | bytearray, bytes_max: int) -> tuple[FrameType, 
     try:
         kind = FrameType(code)
     except ValueError as error:
-        raise InvalidRequestError(f"frame type {code} is unknown: this is no push connection") from error
+        raise InvalidRequestError(f"frame type {code} is unknown: not a push connection") from error
     if length > bytes_max:
-        raise InvalidRequestError(f"a {kind.name} frame of {length} bytes; at most {bytes_max} are allowed")
+        raise InvalidRequestError(f"{kind.name} frame of {length} bytes: at most {bytes_max} are allowed")
     return kind, length

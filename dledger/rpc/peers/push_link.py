@@ -15,6 +15,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 
+from dledger.backoff import Backoff
 from dledger.config import Member
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
@@ -60,7 +61,7 @@ class PushLink:
         self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
         self._wanted = asyncio.Event()  # there is something to send
         self._connection: _Connection | None = None
-        self._backoff_ms = options.RECONNECT_MS_MIN
+        self._backoff = Backoff(options.RECONNECT_MS_MIN / 1000, options.RECONNECT_MS_MAX / 1000)
         self._task: asyncio.Task[None] | None = None
 
     def send(self, envelope: Envelope) -> None:
@@ -92,7 +93,7 @@ class PushLink:
             except DLedgerError as error:
                 self.on_refusal(error)
             except RuntimeError as error:  # no thread could be had to look up the peer's name: later, perhaps
-                self._refusals.log(f"{self.address} cannot be connected to: {error}; it is tried again")
+                self._refusals.log(f"cannot connect to {self.address}: {error}; retrying")
             self.dropped += len(self._queue)
             self._queue.clear()
             self._overflowed = False
@@ -101,8 +102,7 @@ class PushLink:
                 self._receiver.connection_lost(self.peer)
             except DLedgerError as error:  # the node has stopped itself; its transport is closed next
                 self._refusals.log(str(error))
-            await asyncio.sleep(self._backoff_ms / 1000)
-            self._backoff_ms = min(2 * self._backoff_ms, options.RECONNECT_MS_MAX)
+            await asyncio.sleep(self._backoff.pause())
 
     async def _connect(self) -> None:
         """Returns when the connection has ended, or could not be made."""
@@ -156,7 +156,7 @@ class PushLink:
                 answer = codec.decode_push_response(payload)
                 self._identity.check_answer(answer, self.peer)
                 self._receiver.receive(answer)
-                self._backoff_ms = options.RECONNECT_MS_MIN
+                self._backoff.succeeded()
                 return False
             case FrameType.HANDSHAKE_ANSWER:
                 consent = codec.decode_handshake_answer(payload)
@@ -167,11 +167,11 @@ class PushLink:
             case FrameType.REFUSAL:
                 raise InvalidRequestError(payload.decode(errors="replace"))
             case _:
-                raise InvalidRequestError(f"{kind.name} where an answer was due")
+                raise InvalidRequestError(f"expected an answer, got {kind.name}")
 
     def on_refusal(self, error: DLedgerError) -> None:
         """The two do not understand each other, which needs a person: say so once, and do not hurry."""
-        self._backoff_ms = options.RECONNECT_MS_MAX
+        self._backoff.calm_down()
         self._refusals.log(str(error))
 
 

@@ -85,7 +85,7 @@ class PushServer:
             try:
                 connection.thread.start()
             except RuntimeError as error:  # no more threads: the peer will try again
-                _LOG.warning("%s has no thread for a push connection: %s", self._identity.node_id, error)
+                _LOG.warning("%s cannot start a thread for a push connection: %s", self._identity.node_id, error)
                 link.close()
                 return
             self._connections.add(connection)
@@ -112,14 +112,14 @@ class PushServer:
             if sender is not None:
                 self._read(sender, connection, self._register(sender, connection))
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
-            _LOG.warning("%s refuses a push connection: %s", self._identity.node_id, error)
+            _LOG.warning("%s refused a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
         except (
             DLedgerError,
             OSError,
             EOFError,
         ) as error:  # the node stops, or the connection broke: the peer tries again
-            _LOG.debug("%s ends a push connection: %s", self._identity.node_id, error)
+            _LOG.debug("%s closed a push connection: %s", self._identity.node_id, error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
@@ -133,7 +133,7 @@ class PushServer:
             return None
         kind, payload = frame
         if kind is not FrameType.HANDSHAKE:
-            raise InvalidRequestError(f"a push connection begins with a handshake, not with {kind.name}")
+            raise InvalidRequestError(f"expected a handshake first on a push connection, got {kind.name}")
         handshake = codec.decode_handshake(payload)
         self._identity.check(handshake.header)
         connection.check_name(handshake.header.sender)
@@ -159,11 +159,11 @@ class PushServer:
         while (frame := connection.receive(self._push_bytes_max)) is not None:
             kind, payload = frame
             if kind is not FrameType.PUSH:
-                raise InvalidRequestError(f"{kind.name} where a push was due")
+                raise InvalidRequestError(f"expected a push, got {kind.name}")
             envelope = codec.decode_push_request(payload, number)
             self._identity.check(envelope)
             if envelope.sender != sender:
-                raise IdentityError(f"the connection of {sender!r} carries a message of {envelope.sender!r}")
+                raise IdentityError(f"the connection of {sender!r} carried a message from {envelope.sender!r}")
             self._receiver.receive(envelope)
 
 
@@ -192,7 +192,7 @@ class _Connection:
         def hurry() -> None:
             left_s = end_at - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError("no handshake came in time")
+                raise TimeoutError("no handshake in time")
             self.link.settimeout(left_s)
 
         return hurry

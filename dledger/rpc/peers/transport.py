@@ -82,7 +82,7 @@ class GrpcTransport:
     def start(self, receiver: Receiver) -> None:
         """Listen, then connect as messages come. Raises ``ConfigError`` if the address cannot be had."""
         if self._server is not None:
-            raise InvariantError("the transport is started only once")
+            raise InvariantError("the transport can be started only once")
         server = PeerServer(
             self._config,
             self._identity,
@@ -142,7 +142,7 @@ class GrpcTransport:
                 if self._server is not None:
                     self._server.respond(envelope)
             case _:
-                raise InvariantError(f"{type(envelope.message).__name__} is not sent by itself")
+                raise InvariantError(f"{type(envelope.message).__name__} is not sent on its own")
 
     def close(self) -> None:
         """As ``Transport.close``."""

@@ -157,11 +157,11 @@ def test_follow_never_takes_batches_of_another_stream_for_its_own(spark: SparkSe
         end = node.log_end() + 1
 
         shutil.move(checkpoint, tmp_path / "newest")
-        with pytest.raises(JobError, match=f"Put it back as it was; .*--from-index {end}"):
+        with pytest.raises(JobError, match=f"Restore it, .*--from-index {end}"):
             follow.run(spark, options)
         shutil.copytree(tmp_path / "older", checkpoint)
         node.send("orders", 25, 5)
-        with pytest.raises(StreamingQueryException, match="Put it back as it was"):
+        with pytest.raises(StreamingQueryException, match="Restore it"):
             follow.run(spark, options)
         shutil.rmtree(checkpoint)
         shutil.copytree(tmp_path / "newest", checkpoint)

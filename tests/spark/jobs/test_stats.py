@@ -75,7 +75,7 @@ def test_what_a_broker_writes_for_itself_is_no_message(spark: SparkSession, tmp_
 
     assert (usual.fact("messages"), all_.fact("messages")) == (10, 40)
     assert (usual.fact("topics"), all_.fact("topics")) == (3, 4)
-    left_out = "bytes of the broker's own topics, not counted"
+    left_out = "bytes in the broker's own topics, not counted"
     assert usual.fact(left_out) == int(str(all_.fact("bytes"))) - int(str(usual.fact("bytes"))) > 0
     assert all_.fact(left_out) == 0
 

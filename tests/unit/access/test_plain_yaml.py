@@ -129,6 +129,9 @@ def test_lists_may_stand_in_brackets_and_texts_take_several_lines() -> None:
         ("a: 1\n  b: 2", 2, "mapping values are not allowed"),
         ("a:\n  b: 1\n c: 2", 3, "expected"),
         ("a: 1\nb: \a", 2, "unprintable character"),
+        ("a: 1\n# b\u2028c: 1", 2, "U+2028 looks like no line break"),
+        ("a: 1\n# b\u2029c: 1", 2, "U+2029 looks like no line break"),
+        ("a: 1\n# b\x85c: 1", 2, "U+0085 looks like no line break"),
     ],
 )
 @pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
@@ -174,6 +177,8 @@ def test_depth_is_bounded() -> None:
     """A file cannot exhaust the stack."""
     assert problems_of("".join(f"{' ' * n}a:\n" for n in range(2000))) == ["line 10: nested too deeply"]
     assert problems_of("[" * 100_000) == ["line 1: nested too deeply"]
+    for names in ("{", "? "):
+        assert problems_of(names * 2000) == ["line 1: a name must be text"]
 
 
 def test_an_empty_text_is_an_empty_mapping() -> None:

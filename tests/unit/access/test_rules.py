@@ -84,7 +84,13 @@ def test_a_secret_is_in_no_representation() -> None:
             "line 3: secretKey: a secret key must have at least 8 characters, this one has 7",
         ),
         ("accounts:\n- accessKey: ü", "line 2: accessKey: an access key must be 1 to 128 letters"),
-        ("accounts:\n- accessKey: a\n  admin: maybe", "line 3: admin: invalid boolean 'maybe': use true or false"),
+        *(
+            (
+                f"accounts:\n- accessKey: a\n  admin: {text}",
+                f"line 3: admin: invalid boolean '{text}': use true or false",
+            )
+            for text in ("maybe", "1", "on", "yes")
+        ),
         (
             "accounts:\n- accessKey: a\n  defaultTopicPerm: ALL",
             "line 3: defaultTopicPerm: invalid permission 'ALL': use DENY, PUB, SUB or PUB|SUB",

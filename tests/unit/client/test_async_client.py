@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import AsyncDLedgerClient, ReadMode
 from dledger.client.aio_channels import AsyncChannels, AsyncSeeker
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX

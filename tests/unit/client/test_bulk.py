@@ -148,7 +148,7 @@ def test_what_is_lost_is_said_at_once(group: FakeGroup, client: DLedgerClient) -
     """By all who could have it, each asked once: trying again brings nothing back."""
     for node in group.nodes:
         node.begin_index = 5
-    with pytest.raises(IndexBeforeBeginError, match="begins at 5"):
+    with pytest.raises(IndexBeforeBeginError, match="starts at 5"):
         next(client.fetch_log(4))
     assert reads(group) == [1, 1, 1]
 

@@ -135,7 +135,7 @@ def test_the_client_for_asyncio_signs_alike(guarded: GuardedNode) -> None:
 def test_keys_are_given_together_and_never_shown() -> None:
     """Half a key would send unsigned requests."""
     for half in ({"access_key": "a"}, {"secret_key": "s"}):
-        with pytest.raises(ConfigError, match="are given together"):
+        with pytest.raises(ConfigError, match="must be given together"):
             ClientSecurity(**half)  # type: ignore[arg-type]
     assert "alice-secret" not in repr(ALICE)
     assert "alice-secret" not in repr(Signer("alice", "alice-secret"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.client.shared import Deadline
 from dledger.config import ServerConfig
@@ -464,7 +464,7 @@ def test_a_node_that_hangs_leaves_the_others_time_to_answer_a_read(monkeypatch: 
         assert not changes
         times_s.append(deadline.remaining_s)
         if len(times_s) < 3:
-            raise RequestTimeoutError(f"no answer of {address} in time")
+            raise RequestTimeoutError(f"no answer from {address} in time")
         raise IndexOutOfRangeError("there is no such entry")
 
     with DLedgerClient(["n0:1", "n1:1", "n2:1"], timeout_s=1000, security=ClientSecurity(insecure=True)) as client:

@@ -151,14 +151,14 @@ def test_nothing_is_replaced_unasked(directory: Path) -> None:
 def test_names_lead_nowhere_else(directory: Path, name: str) -> None:
     """A name becomes a file name; the CA's own is taken."""
     for make in (certs.make_node, certs.make_client):
-        with pytest.raises(ConfigError, match="is no name for a certificate"):
+        with pytest.raises(ConfigError, match="invalid certificate name"):
             make(directory, name)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1:20911", "a b", "-x", "http://n0", ""])
 def test_hosts_are_hosts(directory: Path, host: str) -> None:
     """An address with a port in a certificate fits nothing, and nobody would see why."""
-    with pytest.raises(ConfigError, match="no host name"):
+    with pytest.raises(ConfigError, match="invalid host"):
         certs.make_node(directory, "n0", [host])
 
 
@@ -195,13 +195,13 @@ def test_what_cannot_be_done_is_told(directory: Path, tmp_path: Path) -> None:
     (directory / "bad.crt").write_text("garbage")
     (directory / "bad.key").write_text("garbage")
     attempts: tuple[tuple[Callable[[], object], str], ...] = (
-        (lambda: certs.make_node(tmp_path / "none", "n0"), "has no CA yet: make one with `dledger certs init"),
-        (lambda: certs.make_node(directory, "n0", days=4000), "before 4000 days are over"),
+        (lambda: certs.make_node(tmp_path / "none", "n0"), "has no CA yet: create one with `dledger certs init"),
+        (lambda: certs.make_node(directory, "n0", days=4000), "in less than 4000 days"),
         (lambda: certs.make_node(directory, "n0", days=0), "0 days"),
         (lambda: certs.renew(directory, "absent"), "absent.crt: cannot be read"),
-        (lambda: certs.renew(directory, "bad"), "holds no PEM certificate"),
-        (lambda: certs.look_at(directory / "bad.crt"), "holds no PEM certificate"),
-        (lambda: certs.look_at(directory / "ca.key"), "holds no PEM certificate"),
+        (lambda: certs.renew(directory, "bad"), "contains no PEM certificate"),
+        (lambda: certs.look_at(directory / "bad.crt"), "contains no PEM certificate"),
+        (lambda: certs.look_at(directory / "ca.key"), "contains no PEM certificate"),
     )
     for attempt, words in attempts:
         with pytest.raises(ConfigError, match=words):
@@ -267,4 +267,4 @@ def test_half_a_pair_is_not_taken_for_what_is_wanted(run: Callable[..., Result],
     ended = run("node", "n0", "--dir", str(tmp_path), "--if-missing")
 
     assert ended.exit_code == 2
-    assert "is there already: say --force" in ended.output
+    assert "already exists: pass --force" in ended.output

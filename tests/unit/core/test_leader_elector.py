@@ -259,7 +259,7 @@ def test_take_leadership_is_sent_once_the_target_holds_everything(ready: bool) -
     if not ready:
         solo.log.append_as_leader(Term(1), [b"x"])
     outcome: Outcome[object] = Outcome()
-    solo.node.transfer(N1, solo.now_ms, outcome)
+    solo.node.elector.transfer(N1, solo.now_ms, outcome)
 
     early = [message for _, message in solo.tick() if isinstance(message, TakeLeadership)]
     solo.beat(N2, 2)

@@ -104,10 +104,10 @@ def test_users_requests_reach_their_parts() -> None:
     solo = Solo()
     append, read, transfer = Outcome[object](), Outcome[object](), Outcome[object]()
 
-    solo.node.append([b""], 0, append)
-    solo.node.read_index(0, read)
-    solo.node.transfer(N1, 0, transfer)
-    solo.node.transfer(N1, 0)
+    solo.node.quorum_ack.append([b""], 0, append)
+    solo.node.reads.submit(0, read)
+    solo.node.elector.transfer(N1, 0, transfer)
+    solo.node.elector.transfer(N1, 0)
     solo.take()
 
     assert [one.error.code.name for one in (append, read, transfer)] == ["NOT_LEADER"] * 3

@@ -123,7 +123,7 @@ def test_a_refusal_that_no_quorum_confirms_has_written_nothing() -> None:
     late, stopped = append(solo, "q", 1, b"x"), Outcome[AppendedBatch]()
     solo.now_ms += 60_000
     solo.tick()
-    solo.node.append([b"x"], solo.now_ms, stopped, ProducerBatch("q", 1))
+    solo.node.quorum_ack.append([b"x"], solo.now_ms, stopped, ProducerBatch("q", 1))
     solo.node.abandon(ShutdownError("this node stops"))
     solo.take()
 
@@ -289,7 +289,7 @@ def test_a_log_without_producers_has_plain_no_ops() -> None:
     """Nothing is told where there is nothing to tell: such logs stay what they were, byte for byte."""
     solo = leading()
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append([b"x"], 0, outcome)
+    solo.node.quorum_ack.append([b"x"], 0, outcome)
     other = successor(solo)
 
     assert told(other) == []
@@ -301,7 +301,7 @@ def test_an_append_without_a_producer_has_channel_0_and_others_the_slot() -> Non
     solo = leading()
     append(solo, "p", 0, b"a")
     append(solo, "q", 0, b"b")
-    solo.node.append([b"c"], 0, Outcome[AppendedBatch]())
+    solo.node.quorum_ack.append([b"c"], 0, Outcome[AppendedBatch]())
 
     channels = [run[0] for run in solo.log.channel_runs(LogIndex(0), solo.log.last.index)]
 
@@ -313,10 +313,10 @@ def test_a_snapshot_is_written_after_so_many_entries_while_there_are_producers()
     """So that no later leader has to look far back."""
     solo = leading(producer_snapshot_entries=40)
     for _ in range(100):
-        solo.node.append([b"x"], 0, Outcome[AppendedBatch]())
+        solo.node.quorum_ack.append([b"x"], 0, Outcome[AppendedBatch]())
     append(solo, "p", 0, b"a")
     for _ in range(100):
-        solo.node.append([b"x"], 0, Outcome[AppendedBatch]())
+        solo.node.quorum_ack.append([b"x"], 0, Outcome[AppendedBatch]())
 
     kinds = [type(payload).__name__ for payload in told(solo)]
 
@@ -505,7 +505,7 @@ def step(solo: Solo, random: Random, name: str, expected: int) -> None:
     """One append, new, repeated or wrong; without a producer now and then."""
     bodies = [b""] * random.randint(1, 3)
     if random.random() < 0.2:
-        solo.node.append(bodies, solo.now_ms, Outcome[AppendedBatch]())
+        solo.node.quorum_ack.append(bodies, solo.now_ms, Outcome[AppendedBatch]())
     else:
         append(solo, name, max(0, expected - random.choice((0, 0, 1, 2))), *bodies)
 
@@ -572,7 +572,7 @@ def test_a_registration_is_flushed_though_its_entries_found_no_room(monkeypatch:
 
     monkeypatch.setattr(solo.log, "append_as_leader", append_noops_only)
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append([b"1"], solo.now_ms, outcome, ProducerBatch("p", 0))
+    solo.node.quorum_ack.append([b"1"], solo.now_ms, outcome, ProducerBatch("p", 0))
 
     assert solo.state.outbox.wake & Wake.FLUSH
     assert solo.state.outbox.wake & Wake.DISPATCHERS
@@ -613,7 +613,9 @@ class Prepared:
 
 def append_prepared(solo: Solo, prepared: Prepared, sequence: int) -> Outcome[AppendedBatch]:
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append_prepared(prepared, solo.now_ms, outcome, ProducerBatch("p", sequence, len(prepared.all)))
+    solo.node.quorum_ack.append_prepared(
+        prepared, solo.now_ms, outcome, ProducerBatch("p", sequence, len(prepared.all))
+    )
     solo.take()
     return outcome
 

@@ -26,7 +26,7 @@ def test_an_empty_queue_has_nothing_due() -> None:
 def test_a_read_asks_for_a_round_and_wakes_the_elector() -> None:
     """The round begins when the elector steps, not at the next heartbeat."""
     solo = leading()
-    solo.node.read_index(5, Outcome[object]())
+    solo.node.reads.submit(5, Outcome[object]())
     solo.take()
 
     assert solo.woken & Wake.ELECTOR
@@ -39,7 +39,7 @@ def test_a_round_needs_a_quorum_of_answers() -> None:
     """Five members: the leader and two answers."""
     solo = leading(5)
     outcome: Outcome[object] = Outcome()
-    solo.node.read_index(solo.now_ms, outcome)
+    solo.node.reads.submit(solo.now_ms, outcome)
     solo.tick()
     number = solo.node.reads.round
 
@@ -58,7 +58,7 @@ def test_late_answers_do_not_lower_what_was_confirmed() -> None:
     for _ in range(3):
         solo.tick(100)
     outcome: Outcome[object] = Outcome()
-    solo.node.read_index(solo.now_ms, outcome)
+    solo.node.reads.submit(solo.now_ms, outcome)
     solo.tick()
 
     solo.beat(N1, solo.node.reads.round)
@@ -75,7 +75,7 @@ def test_answers_wake_the_elector_only_while_reads_wait() -> None:
     solo.take()
     assert not solo.woken & Wake.ELECTOR
 
-    solo.node.read_index(0, Outcome[object]())
+    solo.node.reads.submit(0, Outcome[object]())
     solo.take()
     solo.beat(N1, 1)
     solo.take()

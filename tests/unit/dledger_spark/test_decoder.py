@@ -282,14 +282,14 @@ def test_a_damaged_magic_does_not_make_a_record_a_noop() -> None:
 
 
 def test_a_broken_length_is_an_error_even_unchecked_and_a_row_when_marked() -> None:
-    """Lengths that do not add up never lead outside the record: an error, or a row of nulls in its place."""
+    """Lengths that inconsistent lengths never lead outside the record: an error, or a row of nulls in its place."""
     stretch = Stretch()
     for number in range(3):
         stretch.add_message(Message("t", b"body", number))
     stretch.data[stretch.starts[1] + 48 + 84] = 0x7F  # the body's length
     data, starts = bytes(stretch.data), np.array(stretch.starts, np.int64)
 
-    with pytest.raises(BrokenRecordError, match=f"offset {stretch.starts[1]}.*do not add up"):
+    with pytest.raises(BrokenRecordError, match=f"offset {stretch.starts[1]}.*inconsistent lengths"):
         decode(data, starts, ("queueId", "body"), DecodeContext())
     rows = plain(decode(data, starts, ("position", "queueId", "crcOk", "topic"), DecodeContext(verify_crc="column")))
 

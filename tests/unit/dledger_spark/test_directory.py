@@ -289,7 +289,7 @@ def test_a_broker_that_begins_a_new_log_in_dledger_mode_has_two(tmp_path: Path) 
     with master(replace(config, enable_dledger_commit_log=True)) as store:
         fill(store, 4, first=40)
 
-    with pytest.raises(LogDirectoryError, match="two different logs: name the directory of one of them"):
+    with pytest.raises(LogDirectoryError, match="belong to different logs: name the directory of one of them"):
         open_directory(tmp_path)
 
     old, new = (rows_of(open_directory(tmp_path / name), SplitSizes(8192)) for name in ("commitlog", "dledger-n0"))
@@ -312,7 +312,7 @@ def test_what_is_not_committed_yet_cannot_be_asked_for(disk_log: DiskLog) -> Non
     """``endingOffsets`` beyond the committed end is told, or cut when data loss is to be borne."""
     log = open_directory(disk_log.directory)
 
-    with pytest.raises(DataLossError, match="entry 99999 was asked for"):
+    with pytest.raises(DataLossError, match="entry 99999 was requested"):
         range_of(log, ReadOptions(path="x", ending=99999))
 
     assert range_of(log, ReadOptions(path="x", ending=99999, fail_on_data_loss=False)) == (log.begin, log.end)
@@ -329,7 +329,7 @@ def test_a_record_that_cannot_be_stepped_over_is_told_with_its_offset(tmp_path: 
         file.seek(place + 4)
         file.write(b"\x7f")
 
-    with pytest.raises(BrokenRecordError, match=f"segment {0:020d}, offset {place}: a record reaches beyond"):
+    with pytest.raises(BrokenRecordError, match=f"segment {0:020d}, offset {place}: a record extends beyond"):
         rows_of(open_directory(disk_log.directory), SplitSizes(1 << 20))
 
 
@@ -372,7 +372,7 @@ def test_a_segment_that_is_cut_short_while_it_is_read_is_told(tmp_path: Path) ->
     with log.segments[0].path.open("r+b") as file:
         file.truncate(64 * 1024)
 
-    with pytest.raises(BrokenRecordError, match=r"segment 0+, from offset \d+: the file has become shorter"):
+    with pytest.raises(BrokenRecordError, match=r"segment 0+, from offset \d+: the file was shortened"):
         list(found)
     assert len(first.starts) > 10
 

@@ -16,12 +16,12 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
     [
         ({"path": "/x", "failOnDataLos": "true"}, "failOnDataLos is unknown: did you mean failOnDataLoss"),
         ({"path": "/x", "zzzz": "1"}, "zzzz is unknown: there are: path, bootstrap.servers"),
-        ({"path": "/x", "writerId": "w"}, "writerId is not one for reads"),
-        ({"path": "/x", "bootstrap.servers": "a:1"}, "one of the two"),
-        ({}, "nothing to read is named"),
+        ({"path": "/x", "writerId": "w"}, "writerId does not apply to reads"),
+        ({"path": "/x", "bootstrap.servers": "a:1"}, "not both"),
+        ({}, "nothing to read"),
         ({"bootstrap.servers": "a"}, "invalid address 'a'"),
         ({"bootstrap.servers": "a:1", "nameServer": "b:1"}, "bootstrap.servers and nameServer mean the same"),
-        ({"path": "hdfs://x/y"}, "no local file system"),
+        ({"path": "hdfs://x/y"}, "not on a local file system"),
         ({"path": "/x", "splitBytes": "5"}, "splitBytes: 5 must be between 1 KiB and 1 GiB"),
         ({"path": "/x", "splitBytes": "much"}, "invalid size 'much'"),
         ({"path": "/x", "verifyCrc": "yes"}, "invalid value 'yes': use one of false, fail, column, skip"),
@@ -29,16 +29,19 @@ from dledger_spark.schema import COLUMNS, columns_of, ddl_of, default_columns
         ({"path": "/x", "startingOffsets": '{"t":{"0":1}}'}, "one log with one index"),
         ({"path": "/x", "startingOffsets": "soon"}, "use earliest, latest"),
         ({"path": "/x", "endingOffsets": "earliest"}, "use latest"),
-        ({"path": "/x", "startingOffsets": "1", "startingTimestamp": "5"}, "one of the two"),
-        ({"path": "/x", "subscribe": "a", "subscribePattern": "b"}, "one of the two"),
+        ({"path": "/x", "startingOffsets": "1", "startingTimestamp": "5"}, "not both"),
+        ({"path": "/x", "subscribe": "a", "subscribePattern": "b"}, "not both"),
         ({"path": "/x", "subscribePattern": "("}, "invalid regular expression"),
         ({"path": "/x", "maxTriggerDelay": "soon"}, "invalid duration"),
         ({"path": "/x", "minPartitions": "0"}, "minPartitions: 0 must be between 1"),
         ({"path": "/x", "minPartitions": "4097"}, "4097 must be between 1 and 4096"),
         ({"bootstrap.servers": "a:1", "startingOffsetsByTimestamp": "{}"}, "is not supported: use startingTimestamp"),
-        ({"bootstrap.servers": "a:1", "groupIdPrefix": "x"}, "groupIdPrefix is not supported: a stream's position"),
+        (
+            {"bootstrap.servers": "a:1", "groupIdPrefix": "x"},
+            "groupIdPrefix is not supported: a stream keeps",
+        ),
         ({"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}, "a group's are tlsCa"),
-        ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "mean nothing here: leave it out"),
+        ({"bootstrap.servers": "a:1", "kafka.fetch.min.bytes": "1"}, "have no effect here: leave it out"),
         ({"bootstrap.servers": "a:1", "assign": '{"t":[0]}'}, "use subscribe, and filter by the column queueId"),
     ],
 )
@@ -89,10 +92,10 @@ def test_sizes_durations_and_paths_are_read_as_people_write_them() -> None:
 
 def test_a_write_needs_servers_and_knows_no_path() -> None:
     """The sink writes into running groups only."""
-    with pytest.raises(OptionError, match=r"path is not one for writes.*bootstrap\.servers is missing"):
+    with pytest.raises(OptionError, match=r"path does not apply to writes.*bootstrap\.servers is missing"):
         WriteOptions.parse({"path": "/x"})
 
-    with pytest.raises(OptionError, match="queueId and partitioner=keys are both given"):
+    with pytest.raises(OptionError, match="give either queueId"):
         WriteOptions.parse({"bootstrap.servers": "a:1", "queueId": "1", "partitioner": "keys"})
 
     assert WriteOptions.parse({"bootstrap.servers": "a:1", "partitioner": "roundRobin"}).partitioner == "roundrobin"

@@ -84,7 +84,7 @@ def test_new_leader_that_knows_less_to_be_committed_is_waited_for() -> None:
 
 def test_leader_whose_log_ends_before_the_checkpoint_stops_the_stream() -> None:
     """Another log under the same name: its entries are not the ones that come next."""
-    with pytest.raises(DataLossError, match="committed ends at 5"):
+    with pytest.raises(DataLossError, match="committed log ends at 5"):
         progress(FakeGroupLog([100] * 5)).next_end(at(8), limited=False)
 
 
@@ -93,9 +93,9 @@ def test_stream_cannot_begin_behind_the_end() -> None:
     log = FakeGroupLog([100] * 5)
     options = {"startingOffsets": '{"index": 8}'}
 
-    with pytest.raises(DataLossError, match="begins with entry 8, but all that is committed in group g ends before"):
+    with pytest.raises(DataLossError, match="starts at entry 8, but the committed log of group g ends before"):
         progress(log, None, **options).initial()
-    with pytest.raises(DataLossError, match="begins with entry 8"):
+    with pytest.raises(DataLossError, match="starts at entry 8"):
         progress(log, None, **options).next_end(at(8, 8), limited=False)
 
     assert progress(log, None, **options, failOnDataLoss="false").initial() == at(5, 5)
@@ -119,7 +119,7 @@ def test_batch_cannot_begin_behind_the_end(index: int) -> None:
     texts = {"bootstrap.servers": "h:1", "startingOffsets": f'{{"index": {index}}}'}
 
     if index == 6:
-        with pytest.raises(DataLossError, match="begins with entry 6"):
+        with pytest.raises(DataLossError, match="starts at entry 6"):
             planned_range(ReadOptions.parse(texts), log, log.committed())
     else:
         assert planned_range(ReadOptions.parse(texts), log, log.committed()) == IndexRange(5, 5)

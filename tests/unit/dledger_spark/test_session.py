@@ -82,7 +82,7 @@ def test_a_java_that_will_do_is_recognised(tmp_path: Path, says: str, version: i
 
 @pytest.mark.parametrize(
     ("says", "message"),
-    [('openjdk version "1.8.0_412"', "is Java 8"), ('openjdk version "11.0.2"', "is Java 11"), ("", "does not tell")],
+    [('openjdk version "1.8.0_412"', "is Java 8"), ('openjdk version "11.0.2"', "is Java 11"), ("", "does not report")],
 )
 def test_a_java_that_is_too_old_is_told_with_what_to_install(tmp_path: Path, says: str, message: str) -> None:
     """Not a stack trace of class file versions."""

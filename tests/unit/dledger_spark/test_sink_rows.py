@@ -84,9 +84,9 @@ def test_columns_of_the_source_are_left_out() -> None:
         ([("body", "int")], "column body is int: cast it to binary or string"),
         ([("body", "binary"), ("key_", "string")], "column key_ cannot be written: did you mean keys?"),
         ([("body", "binary"), ("price", "double")], "column price cannot be written: drop it"),
-        ([("body", "binary"), ("value", "binary")], "column value means body"),
+        ([("body", "binary"), ("value", "binary")], "columns value and body mean the same"),
         ([("body", "binary"), ("properties", "string")], "cast it to map<string,string>"),
-        ([("body", "binary"), ("properties", "map<string,string>"), ("headers", HEADERS)], "drop one of the two"),
+        ([("body", "binary"), ("properties", "map<string,string>"), ("headers", HEADERS)], "drop one of them"),
     ],
 )
 def test_schema_that_cannot_be_written_is_refused(columns: list[tuple[str, str]], problem: str) -> None:

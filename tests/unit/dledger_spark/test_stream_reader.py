@@ -35,4 +35,4 @@ def test_a_publication_that_fails_is_told_once_until_it_works_again(caplog: pyte
             reader.commit(LogOffset("c", "g", index, 0).to_dict())
 
     assert asked == [1, 2, 3, 4, 5]
-    assert [record.getMessage().count("group spark are not published") for record in caplog.records] == [1, 1]
+    assert [record.getMessage().count("group spark cannot be published") for record in caplog.records] == [1, 1]

@@ -148,7 +148,7 @@ def test_a_record_that_seems_to_reach_over_all_others_does_not_hide_them(tmp_pat
         file.seek(start)
         file.write((end % FILE_BYTES - start + 64).to_bytes(4, "big"))
 
-    with pytest.raises(BrokenRecordError, match=f"offset {start}: a record reaches beyond"):
+    with pytest.raises(BrokenRecordError, match=f"offset {start}: a record extends beyond"):
         read(tmp_path, "false")
 
 
@@ -157,7 +157,7 @@ def test_a_plain_log_that_lost_its_last_file_is_refused(tmp_path: Path) -> None:
     places, _ = write_plain(tmp_path, durable=COUNT)
     places[-1][0].unlink()
 
-    with pytest.raises(LogDirectoryError, match="allowUncommitted=true reads what is there"):
+    with pytest.raises(LogDirectoryError, match="set allowUncommitted=true to read what is there"):
         open_directory(tmp_path)
 
     left = sum(place[0] != places[-1][0] for place in places)
@@ -223,7 +223,7 @@ def test_a_node_that_lost_its_last_segment_is_refused(tmp_path: Path) -> None:
     assert found.committed == found.flushed.index
     places[-1][0].unlink()
 
-    with pytest.raises(LogDirectoryError, match="the copy is not complete"):
+    with pytest.raises(LogDirectoryError, match="the copy is incomplete"):
         open_directory(directory)
 
 

@@ -190,7 +190,7 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         "environment variable DLEDGER_BROKER_NMAE: unknown setting: did you mean DLEDGER_BROKER_NAME?",
         f"{conf}:2: flushDiskType: invalid value 'never': use one of SYNC_FLUSH, ASYNC_FLUSH",
         f"{conf}:4: file_reserved_time=4 contradicts fileReservedTime=3 ({conf}:3): keep one of them",
-        f"{conf}:5: deleteWhen: deleteWhen=25 must be between 0 and 23",
+        f"{conf}:5: deleteWhen: 25 must be between 0 and 23",
         "flag autoCreateTopicEnable: autoCreateTopicEnable: invalid boolean 'perhaps': use true or false",
     )
 
@@ -206,7 +206,7 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be at least 1"),
         ("brokerPermission=9", "broker_permission=9 must be between 0 and 7"),
         ("brokerRole=SLAVE", "classic master-slave"),
-        ("dLegerPeers=n0-h:1", "but not enableDLegerCommitLog"),
+        ("dLegerPeers=n0-h:1", "but enableDLegerCommitLog is not"),
         ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
 )
@@ -244,7 +244,7 @@ def test_members_left_in_a_file_with_the_switch_off_are_a_warning(tmp_path: Path
     config, warnings = load_broker_settings(file, {}, {})
 
     assert config.dledger is None
-    assert warnings == (f"settings that change nothing without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
+    assert warnings == (f"settings that have no effect without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
 
 
 def test_a_sync_master_without_slaves_is_told_that_it_does_not_wait(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from cluster import certs
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.client.security import ChannelMaker, ClientSecurity, TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
@@ -71,12 +71,12 @@ def test_what_is_wrong_with_which_file_is_told(here: Path, tmp_path: Path) -> No
     locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nxx\n-----END ENCRYPTED PRIVATE KEY-----\n")
     for bad, words in (
         (replace(good, ca=tmp_path / "none"), "none: cannot be read: No such file"),
-        (replace(good, ca=good.key), "holds no PEM certificate"),
+        (replace(good, ca=good.key), "contains no PEM certificate"),
         (replace(good, ca=garbage), "garbage.pem: cannot be used"),
         (replace(good, cert=garbage), "garbage.pem and .*n0.key: cannot be used"),
-        (replace(good, key=good.cert), "holds no PEM private key"),
+        (replace(good, key=good.cert), "contains no PEM private key"),
         (replace(good, key=locked), "the key is encrypted"),
-        (replace(good, key=files(here, "n1").key), "n1.key: is not the key of the certificate in .*n0.crt"),
+        (replace(good, key=files(here, "n1").key), "n1.key: does not match the certificate in .*n0.crt"),
     ):
         with pytest.raises(ConfigError, match=words):
             tls.read(bad)
@@ -93,7 +93,7 @@ def test_a_certificate_needs_its_key(here: Path) -> None:
 @pytest.mark.parametrize("names", [(), ("n1",), ("*",), ("n0.example",), ("N0",)])
 def test_a_name_is_exact(names: tuple[str, ...]) -> None:
     """Who is almost n0 is somebody else."""
-    with pytest.raises(TlsError, match="is not n0's"):
+    with pytest.raises(TlsError, match="does not belong to n0"):
         tls.check_name(names, "n0", "of a test")
 
 
@@ -215,7 +215,7 @@ def test_a_changed_pair_is_taken_into_use(here: Path, caplog: pytest.LogCaptureF
     assert keeper.version == 1
     assert keeper.expires_at is not None
     assert keeper.expires_at - datetime.now(UTC) < timedelta(days=31)
-    assert "n0 uses its new TLS certificate, valid until" in caplog.text
+    assert "n0 switched to its new TLS certificate, valid until" in caplog.text
 
 
 def test_a_moment_between_two_files_is_not_worth_a_line(here: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,8 +231,8 @@ def test_a_moment_between_two_files_is_not_worth_a_line(here: Path, caplog: pyte
         old(path)
     keeper.refresh()
     keeper.refresh()
-    assert caplog.text.count("goes on with its old TLS certificate") == 1
-    assert "is not the key of the certificate" in caplog.text
+    assert caplog.text.count("keeps its old TLS certificate") == 1
+    assert "does not match the certificate" in caplog.text
     key.write_bytes(good)
     assert keeper.accepting() is not before
 
@@ -282,7 +282,7 @@ def test_a_server_without_peers_may_have_a_public_certificate(
     keeper = TlsKeeper(security_of(here, "n0", tls_trust_cert_path=other / "ca.crt"), name="broker", member=None)
 
     assert keeper.expires_at is None
-    assert "clients may not take its TLS certificate" in caplog.text
+    assert "clients may reject its TLS certificate" in caplog.text
 
 
 def test_plaintext_needs_no_keeper(here: Path) -> None:
@@ -364,7 +364,9 @@ def test_tls_and_plaintext_do_not_mix(here: Path, secured: tuple[bool, bool], ca
     """Each side hears why, in words, whichever of them has TLS; nothing is delivered."""
     with transports(configs(here, secured=secured)) as ((sending, _), (_, receiver)):
         sending.send(COMMIT)
-        words = "no TLS: give all members certificates" if secured[0] else "takes only TLS from its peers"
+        words = (
+            "not use TLS: configure certificates on all members" if secured[0] else "accepts only TLS from its peers"
+        )
         wait_until(lambda: caplog.text.count(words) >= 2, "both sides say why")
 
     assert not receiver.received
@@ -381,8 +383,8 @@ def test_who_answers_at_a_member_s_address_must_be_it(here: Path, caplog: pytest
         sending.start(RecordingReceiver())
         sending.send(COMMIT)
         sending.send(envelope(VoteRequest(Term(1), NO_ENTRY, pre_vote=True, transfer=False)))
-        wait_until(lambda: "is not n1's" in caplog.text, "the push link says so")
-        wait_until(lambda: "is for another name" in caplog.text, "the control link says so")
+        wait_until(lambda: "does not belong to n1" in caplog.text, "the push link says so")
+        wait_until(lambda: "does not match: its subjectAltName" in caplog.text, "the control link says so")
     finally:
         sending.close()
         receiving.close()
@@ -407,12 +409,12 @@ def test_a_member_speaks_in_its_own_name_only(here: Path, caplog: pytest.LogCapt
         receiving.start(receiver)
         sending.start(RecordingReceiver())
         sending.send(COMMIT)
-        wait_until(lambda: "is not n0's" in caplog.text, "the push is refused")
+        wait_until(lambda: "does not belong to n0" in caplog.text, "the push is refused")
         with grpc.secure_channel(f"127.0.0.1:{receiving.port}", credentials) as channel:
             for name, message in calls.items():
                 path = options.method(options.RAFT_SERVICE, name)
                 call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
-                with pytest.raises(grpc.RpcError, match="is not n0's"):
+                with pytest.raises(grpc.RpcError, match="does not belong to n0"):
                     call(codec.encode(message), timeout=10)
     finally:
         sending.close()

@@ -279,7 +279,7 @@ def test_a_single_member_elects_itself_and_acknowledges_after_its_flush() -> Non
         flushed_when_done.append(bench.log.flushed.index)
         results.append(result)
 
-    bench.driver.call(lambda now: bench.node.append([b"one", b"two"], now, done))
+    bench.driver.call(lambda now: bench.node.quorum_ack.append([b"one", b"two"], now, done))
     wait_until(lambda: bool(results), "an acknowledgement")
     bench.driver.stop()
 
@@ -333,7 +333,7 @@ def test_asynchronous_flushing_flushes_once_per_period_however_much_is_appended(
     results: list[AppendedBatch | DLedgerError] = []
 
     for _ in range(3):
-        bench.driver.call(lambda now: bench.node.append([b"x"], now, results.append))
+        bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, results.append))
         assert bench.driver._flush_in_time() == due_ms
 
     assert len(results) == 3
@@ -345,7 +345,7 @@ def test_asynchronous_flushing_reaches_everything_and_then_sleeps() -> None:
     """What was written in a period is flushed at its end; an idle node wakes nobody."""
     bench, flushes = _leading_async(flush_interval_ms=1)
     bench.driver._flush_in_time()
-    bench.driver.call(lambda now: bench.node.append([b"x", b"y"], now, lambda _result: None))
+    bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x", b"y"], now, lambda _result: None))
 
     wait_until(lambda: bench.driver._flush_in_time() is None, "the end of the last period")
 
@@ -364,7 +364,7 @@ def test_asynchronous_flushing_sees_a_write_that_comes_while_it_goes_to_sleep() 
     def look_just_before_a_write() -> bool:
         looks.append(look())
         if len(looks) == 1:
-            bench.driver.call(lambda now: bench.node.append([b"x"], now, lambda _result: None))
+            bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, lambda _result: None))
         return looks[-1]
 
     bench.driver._is_flush_wanted = look_just_before_a_write  # type: ignore[method-assign]  # the writer's moment
@@ -378,7 +378,7 @@ def test_asynchronous_flushing_is_woken_by_a_write_after_a_pause() -> None:
     bench, flushes = _leading_async(flush_interval_ms=1)
     bench.driver.start()
     for index in range(1, 200):
-        bench.driver.call(lambda now: bench.node.append([b"x"], now, lambda _result: None))
+        bench.driver.call(lambda now: bench.node.quorum_ack.append([b"x"], now, lambda _result: None))
         wait_until(lambda last=index: bench.log.flushed.index == last, "the flush of the last append")  # type: ignore[misc]
     bench.driver.stop()
 
@@ -577,7 +577,7 @@ def test_a_failed_flush_stops_the_node_without_an_acknowledgement() -> None:
 
     bench.log.flush = broken  # type: ignore[assignment, method-assign]  # the disk dies
     results: list[AppendedBatch | DLedgerError] = []
-    bench.driver.call(lambda now: bench.node.append([b"lost"], now, results.append))
+    bench.driver.call(lambda now: bench.node.quorum_ack.append([b"lost"], now, results.append))
     wait_until(lambda: bool(bench.failures), "the failure to be reported")
     bench.driver.stop()
 

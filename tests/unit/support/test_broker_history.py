@@ -99,7 +99,7 @@ def test_the_truth_is_believed() -> None:
     ("lie", "words"),
     [
         (lost, "acknowledged messages are lost"),
-        (moved, "not where they were acknowledged"),
+        (moved, "not at their acknowledged positions"),
         (doubled, "stored more than once"),
         (refused_and_stored, "were refused"),
         (never_sent, "never sent"),
@@ -108,7 +108,7 @@ def test_the_truth_is_believed() -> None:
         (out_of_its_senders_order, "order of their sender"),
         (skipped, "skips queue 0 from 2 to 3"),
         (gone_back, "goes back from 1 to 0"),
-        (hole, "goes on at 1 instead of 0"),
+        (hole, "continues at 1 instead of 0"),
         (another_body, "offset 0 of queue 0 was b'c'"),
         (never_consumed, "never consumed"),
     ],

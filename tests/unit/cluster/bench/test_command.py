@@ -141,7 +141,10 @@ def test_ctrl_c_prints_what_was_measured(bench: Bench) -> None:
         (["--in-flight", "0"], "0 is not in the range 1<=x<=100000"),
         (["--clients", "x"], "'x' is not a valid integer range"),
         (["--records", "3", "--clients", "4"], "--records 3 is less than --clients 4"),
-        (["--size", "1000000", "--in-flight", "2000"], "holds 2,000,000,000 bytes in memory: at most 1,073,741,824"),
+        (["--size", "1000000", "--in-flight", "2000"], "holds 2,002,048,000 bytes in memory: at most 1,073,741,824"),
+        (["--size", "1", "--in-flight", "100000", "--clients", "256"], "bytes in memory: at most 1,073,741,824"),
+        (["--seconds", "nan"], "invalid duration 'nan'"),
+        (["--rate", "nan"], "'nan' is not a finite number"),
         (["--topic", "t"], "No such option"),
     ],
 )

@@ -27,8 +27,8 @@ def run(*words: str, **environment: str) -> Result:
         (("--listen", "192.0.2.1:80"), "--allow-remote"),
         (("--listen", "8080"), "HOST:PORT"),
         (("--listen", "localhost:70000"), "HOST:PORT"),
-        (("--https-cert", "x"), "belong together"),
-        (("--nodes", "nowhere"), "no address"),
+        (("--https-cert", "x"), "must be given together"),
+        (("--nodes", "nowhere"), "invalid address 'nowhere'"),
     ],
 )
 def test_words_that_are_wrong_or_unsafe_are_refused(words: tuple[str, ...], told: str) -> None:

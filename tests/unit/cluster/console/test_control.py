@@ -8,7 +8,7 @@ import pytest
 
 from cluster.connection import GroupTarget
 from cluster.console.control import Action, ActionRefusedError, GroupControl, LocalControl
-from cluster.local_group import LocalGroupError
+from cluster.local.group import LocalGroupError
 from dledger.types import NodeId
 
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -62,13 +62,13 @@ def control(processes: FakeProcesses) -> LocalControl:
 
 def test_each_button_does_what_it_says(control: LocalControl, processes: FakeProcesses) -> None:
     """In the order of a demonstration."""
-    assert control.act(Action.PAUSE, N0) == "n0 is paused: it got SIGSTOP"
+    assert control.act(Action.PAUSE, N0) == "n0 is paused (SIGSTOP)"
     assert control.processes() == {N0: "paused", N1: "running"}
-    assert control.act(Action.RESUME, N0) == "n0 goes on: it got SIGCONT"
+    assert control.act(Action.RESUME, N0) == "n0 is running again (SIGCONT)"
     assert control.act(Action.KILL, N0) == "n0 got SIGKILL"
     assert control.processes() == {N0: "ended", N1: "running"}
-    assert control.act(Action.RESTART, N0) == "n0 was started again"
-    assert control.act(Action.RESTART, N0) == "n0 was stopped gracefully and started again"
+    assert control.act(Action.RESTART, N0) == "n0 was restarted"
+    assert control.act(Action.RESTART, N0) == "n0 was stopped gracefully and restarted"
     assert processes.calls == ["pause n0", "resume n0", "kill n0", "start n0", "stop n0", "start n0"]
 
 
@@ -96,10 +96,10 @@ def test_a_node_that_was_killed_while_paused_is_not_paused_when_it_runs_again(
 @pytest.mark.parametrize(
     ("before", "action", "why"),
     [
-        ((Action.KILL,), Action.KILL, "does not run"),
-        ((Action.KILL,), Action.PAUSE, "does not run"),
+        ((Action.KILL,), Action.KILL, "is not running"),
+        ((Action.KILL,), Action.PAUSE, "is not running"),
         ((), Action.RESUME, "not paused"),
-        ((Action.PAUSE,), Action.PAUSE, "paused already"),
+        ((Action.PAUSE,), Action.PAUSE, "already paused"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

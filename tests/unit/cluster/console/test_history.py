@@ -61,13 +61,13 @@ def test_a_killed_leader_is_unreachable_at_once_and_its_successor_tells_how_long
     known.answered("h:3", answer(facts("n2", NodeState.LEADER, term=2)), T0 + 900)
 
     assert present(known)["events"][-1]["gap_ms"] == 900
-    assert texts(known)[-2:] == ["n0 answers no more", "n2 leads in term 2"]
+    assert texts(known)[-2:] == ["n0 stopped answering", "n2 leads in term 2"]
 
 
 def test_a_leader_that_led_before_the_first_look_has_led_for_an_unknown_time(known: History) -> None:
     """The console's own start is not its begin."""
     assert present(known)["group"]["leader_began"] is False
-    assert texts(known)[0] == "n0 led in term 1 already"
+    assert texts(known)[0] == "n0 already led in term 1"
 
     known.answered("h:2", answer(facts("n1", NodeState.LEADER, term=2)), T0 + 500)
 
@@ -97,7 +97,7 @@ def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_e
     known.answered("h:2", answer(facts("n1")), T0 + 2000)
 
     assert texts(known)[-3:] == [
-        "n1 answers no more",
+        "n1 stopped answering",
         "n1 is no longer damaged (/data/00000000000000000000): entry 7 is wrong",
         "n1 answers again",
     ]
@@ -223,7 +223,7 @@ def test_an_update_tells_only_what_is_new(known: History) -> None:
     update: dict[str, Any] = known.update(number, T0 + 5000)
 
     assert [one[1:] for one in update["changes"]] == [["n2", T0 + 5000, "unreachable", 1]]
-    assert [one["text"] for one in update["events"]] == ["n2 answers no more"]
+    assert [one["text"] for one in update["events"]] == ["n2 stopped answering"]
     assert len(update["points"]) == 1
     assert update["number"] > number
 
@@ -261,7 +261,7 @@ def test_a_change_calls_back_and_a_repetition_does_not(known: History) -> None:
 
     known.answered("h:2", answer(facts("n1", NodeState.CANDIDATE)), T0 + 2)
     assert calls == [1]
-    assert texts(known)[-1] == "n1 stands for election (term 1)"
+    assert texts(known)[-1] == "n1 is a candidate (term 1)"
 
 
 def test_a_group_is_unsettled_without_a_leader_and_just_after_and_not_for_ever(known: History) -> None:

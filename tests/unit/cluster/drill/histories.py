@@ -92,7 +92,7 @@ def failover() -> Notes:
         events=[
             DrillEvent(0.0, EventKind.STEP, "the load begins"),
             DrillEvent(1.0, EventKind.FAULT, "SIGKILL to n0", N0),
-            DrillEvent(3.0, EventKind.HEAL, "n0 is started again", N0),
+            DrillEvent(3.0, EventKind.HEAL, "n0 is restarted", N0),
             DrillEvent(3.5, EventKind.RECOVERED, "all have caught up", N0),
         ],
         ended_s=4.0,
@@ -104,7 +104,7 @@ def result_of(notes: Notes, verdict: DrillVerdict | None, *problems: str, name: 
     rounds = (facts_of(Round(1, "SIGKILL to n0", N0, 1.0, 3.0, 3.5), notes),)
     return DrillResult(
         name=name,
-        summary="SIGKILL for the leader",
+        summary="SIGKILL to the leader",
         target="containers",
         notes=("a note <of the target>",),
         nodes=NODES,

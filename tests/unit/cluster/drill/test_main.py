@@ -50,7 +50,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
         if drill.name == "fill-disk":
             history.change_queue(0, history.queue(0)[:-1])
         if drill.name == "restart-all":
-            raise DrillError("the group takes no topic")
+            raise DrillError("the group cannot create the topic")
         return result_of(failover(), history.verdict(), name=drill.name)
 
     monkeypatch.setattr(drill_main, "run_drill", run_drill)
@@ -85,7 +85,7 @@ def test_a_group_that_does_not_start_ends_with_1_and_the_others_run(ran: Ran) ->
     result = drill("restart-all", "kill-leader", "--on", "processes")
 
     assert result.exit_code == 1
-    assert "✗ restart-all: the group takes no topic" in result.stderr
+    assert "✗ restart-all: the group cannot create the topic" in result.stderr
     assert [name for name, _ in ran] == ["restart-all", "kill-leader"]
 
 
@@ -112,7 +112,7 @@ def test_json_is_one_document_and_nothing_else(ran: Ran) -> None:
     document = json.loads(result.stdout)
     assert [one["name"] for one in document["drills"]] == ["kill-leader"]
     assert any("processes" in note for note in document["notes"])
-    assert document["not_run"] == ["restart-all: the group takes no topic"]
+    assert document["not_run"] == ["restart-all: the group cannot create the topic"]
     assert document["passed"] is False
 
 
@@ -129,7 +129,7 @@ def test_without_containers_it_runs_on_processes_and_says_so_and_why(ran: Ran, m
     """Loudly: a result on processes is not one of containers."""
 
     def no_engine(*, keep: bool = False) -> NoReturn:
-        raise EngineUnavailableError("no Docker engine answers, and only root can start one")
+        raise EngineUnavailableError("no Docker engine is running, and only root can start one")
 
     monkeypatch.setattr("cluster.containers.engine.engine", no_engine)
 
@@ -163,5 +163,5 @@ def test_a_disk_cannot_be_filled_without_root(monkeypatch: pytest.MonkeyPatch) -
     """A clear sentence instead of a full disk of the host."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
-    with pytest.raises(NotPossibleError, match="mounting one needs root"):
+    with pytest.raises(NotPossibleError, match="requires root"):
         ProcessTarget(size=3, small_disks=True)

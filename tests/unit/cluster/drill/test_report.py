@@ -22,7 +22,7 @@ def test_a_passed_drill_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     report.print_result(result_of(failover(), perfect().verdict()))
 
     said = capsys.readouterr().out
-    assert "kill-leader: SIGKILL for the leader" in said
+    assert "kill-leader: SIGKILL to the leader" in said
     assert "note: a note <of the target>" in said
     assert re.search(r"1\.00 +FAULT +n0 +SIGKILL to n0", said)
     assert re.search(r"1 \(n0\) +1\.10 s +1 +n0 → n1 +1 → 2 +2\.50 s", said)
@@ -46,10 +46,10 @@ def test_a_failed_drill_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_was_not_read_back_is_not_proved() -> None:
     """No verdict is no pass."""
-    result = result_of(failover(), None, "n1 does not give back what it holds")
+    result = result_of(failover(), None, "cannot read back what n1 holds")
 
     assert not result.passed
-    assert report.verdict_lines(result)[-1] == "✗ the messages could not be read back: nothing is proved"
+    assert report.verdict_lines(result)[-1] == "✗ cannot read the messages back: no verdict"
 
 
 def test_the_document_is_json_and_says_the_same() -> None:
@@ -134,7 +134,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 def test_a_page_of_passed_drills_says_so_and_one_of_none_does_not() -> None:
     """Nothing run is nothing passed."""
     assert "✓ The drill passed: 10 messages" in html.page([result_of(failover(), perfect().verdict())], [])
-    assert "No drill was run to its end" in html.page([])
+    assert "No drill finished" in html.page([])
     partly = html.page([result_of(failover(), perfect().verdict())], not_run=["fill-disk: no root"])
     assert "✗ Failed: fill-disk: no root" in partly
     assert "<title>Drills: FAILED</title>" in partly
@@ -158,8 +158,8 @@ def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
     """It was never healed, nothing was acknowledged again, and many faults have no room for all their words."""
     notes = failover()
     notes.sends = [one for one in notes.sends if one.ended_s < 1.0]
-    notes.events.append(DrillEvent(3.9, EventKind.PROBLEM, "no node leads"))
-    result = result_of(notes, None, "no node leads")
+    notes.events.append(DrillEvent(3.9, EventKind.PROBLEM, "no leader that accepts messages"))
+    result = result_of(notes, None, "no leader that accepts messages")
     rounds = tuple(facts_of(Round(n, "x", N0, 1.0 + n / 100), notes) for n in range(1, 5))
     broken = type(result)(**{name: getattr(result, name) for name in result.__slots__} | {"rounds": rounds})
 

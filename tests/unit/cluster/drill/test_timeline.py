@@ -66,7 +66,7 @@ def test_the_timeline_is_in_order_and_tells_of_roles() -> None:
     assert [event.text for event in events if event.kind is EventKind.ROLE] == [
         "n0 does not answer",
         "n1 is a candidate in term 2",
-        "n1 leads and takes messages in term 2",
+        "n1 leads and accepts messages in term 2",
         "n0 follows in term 2",
     ]
     kinds = [event.kind for event in events if event.kind is not EventKind.ROLE]

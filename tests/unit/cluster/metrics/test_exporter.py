@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from cluster.metrics import metered
 from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter
@@ -191,7 +191,7 @@ def test_probes_follow_the_node_through_its_life(exporter: Exporter, tmp_path: P
     )
     node = DLedgerServer(config, instruments=exporter.instruments)
     exporter.watch_node(node)
-    assert page(exporter, "/readyz") == (503, "no leader is known here\n")
+    assert page(exporter, "/readyz") == (503, "no known leader\n")
     node.start()
     try:
         wait_until(lambda: page(exporter, "/readyz") == (200, "ready\n"), "it knows a leader")

@@ -77,7 +77,7 @@ def test_a_port_in_use_is_a_clear_error(port: int) -> None:
 
 def test_a_host_of_another_machine_is_a_clear_error() -> None:
     """So is an address that cannot be listened on."""
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0 .*not this machine's"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0 .*this machine does not have that address"):
         MetricsPort("192.0.2.1", 0, {})
 
 

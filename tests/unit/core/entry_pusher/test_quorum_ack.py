@@ -29,7 +29,7 @@ def leading(size: int = 3, *, pending_entries_max: int = 100, pending_bytes_max:
 
 def append(solo: Solo, *bodies: bytes) -> Outcome[AppendedBatch]:
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append(bodies, solo.now_ms, outcome)
+    solo.node.quorum_ack.append(bodies, solo.now_ms, outcome)
     solo.take()
     return outcome
 
@@ -186,7 +186,7 @@ def test_a_commit_wakes_the_elector_only_for_reads_that_wait_for_it() -> None:
         solo.flush()
         solo.matches(N1, 0)
         if reading:
-            solo.node.read_index(solo.now_ms, Outcome[object]())
+            solo.node.reads.submit(solo.now_ms, Outcome[object]())
         solo.take()
 
         solo.settle_quorum()
@@ -212,7 +212,7 @@ class _Numbered:
 
 def append_prepared(solo: Solo, prepared: _Numbered) -> Outcome[AppendedBatch]:
     outcome: Outcome[AppendedBatch] = Outcome()
-    solo.node.append_prepared(prepared, solo.now_ms, outcome)
+    solo.node.quorum_ack.append_prepared(prepared, solo.now_ms, outcome)
     solo.take()
     return outcome
 

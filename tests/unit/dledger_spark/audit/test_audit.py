@@ -235,7 +235,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         open_replicas(nodes[:1])
     with pytest.raises(ConfigError, match="given twice"):
         open_replicas([nodes[0], nodes[0]])
-    with pytest.raises(ConfigError, match="no node's directory"):
+    with pytest.raises(ConfigError, match="not a node's directory"):
         open_replicas([nodes[0], tmp_path / "nothing"])
 
 

@@ -122,5 +122,5 @@ def test_what_a_member_says_of_itself_is_told(audited: Audited) -> None:
     (told,) = said(audited.client, before)
     (told_again,) = said(audited.client, look(audited.client))
 
-    assert told.startswith("n1 says of itself: damaged: damaged at offset")
+    assert told.startswith("n1 reports: damaged: damaged at offset")
     assert told_again.startswith(told), "by then it may say that nobody can repair it"

@@ -51,7 +51,7 @@ def test_a_published_batch_is_never_replaced(tmp_path: Path) -> None:
     with open_batches(tmp_path, ABOUT) as out:
         out.publish(0, _stage(out, 5), {"rows": 5})
 
-        with pytest.raises(JobBusyError, match="another run writes"):
+        with pytest.raises(JobBusyError, match="another run is writing"):
             out.publish(0, _stage(out, 7), {"rows": 7})
 
         assert _visible(tmp_path) == 5
@@ -106,14 +106,17 @@ def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
     """Parquet that is there already is not ours to add to."""
     (tmp_path / "theirs.parquet").write_bytes(b"PAR1")
 
-    with pytest.raises(ConfigError, match="neither empty nor made by such a job"), open_batches(tmp_path, ABOUT):
+    with pytest.raises(ConfigError, match="not empty and was not written by such a job"), open_batches(tmp_path, ABOUT):
         pass
     assert not (tmp_path / STATE).exists()
 
 
 def test_a_place_without_renames_is_refused() -> None:
     """An object store cannot make a batch appear at once."""
-    with pytest.raises(ConfigError, match="s3a is no mounted file system"), open_batches(Path("s3a://bucket/x"), ABOUT):
+    with (
+        pytest.raises(ConfigError, match="s3a is not a mounted file system"),
+        open_batches(Path("s3a://bucket/x"), ABOUT),
+    ):
         pass
 
 
@@ -124,5 +127,5 @@ def test_a_batch_without_a_readable_manifest_stops_the_job(tmp_path: Path) -> No
         with pytest.raises(JobError, match="cannot be read"):
             out.manifest(0)
         (out.place(0) / "_manifest.json").write_text("[]")
-        with pytest.raises(JobError, match="no manifest"):
+        with pytest.raises(JobError, match="not a manifest"):
             out.manifest(0)

@@ -160,7 +160,7 @@ def test_a_job_that_cannot_run_on_spark_connect_says_where_it_can(monkeypatch: p
     monkeypatch.setattr(command, "is_remote", lambda _: True)
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # another test's may still be there
 
-    with pytest.raises(JobError, match=r"follow does not run on Spark Connect.*--master"):
+    with pytest.raises(JobError, match=r"follow does not support Spark Connect.*--master"):
         job_session(Frame("sc://h", {}, False, None, "follow")).__enter__()
     with job_session(Frame("sc://h", {}, False, None, "stats")):
         assert session.ends == 1
@@ -222,8 +222,8 @@ def test_a_directory_wins_over_the_environments_group(frames: list[Frame], tmp_p
     [
         ({}, "name the log"),
         ({"path": "a", "bootstrap": "b"}, "name the log"),
-        ({"path": "a", "from_index": 9, "to_index": 9}, "nothing is between --from-index and --to-index"),
-        ({"path": "a", "from_time_ms": 2, "to_time_ms": 1}, "nothing is between --from-time and --to-time"),
+        ({"path": "a", "from_index": 9, "to_index": 9}, "empty range: --from-index"),
+        ({"path": "a", "from_time_ms": 2, "to_time_ms": 1}, "empty range: --from-time"),
     ],
 )
 def test_a_source_that_cannot_be_meant_is_refused(fields: dict[str, Any], said: str) -> None:

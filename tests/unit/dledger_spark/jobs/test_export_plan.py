@@ -132,7 +132,7 @@ def test_manifests_tell_all_of_a_batch(tmp_path: Path) -> None:
         assert (files[0].part("topic"), files[0].part("date"), files[1].part("topic")) == ("a/b", "2026-11-20", None)
 
         out.publish(2, out.staging(), ExportedBatch(2, 41, 50).to_manifest())
-        with pytest.raises(JobError, match="not where the batch before it ended"):
+        with pytest.raises(JobError, match="not where the previous batch ended"):
             batches_of(out)
 
 
@@ -140,7 +140,7 @@ def test_a_manifest_of_something_else_stops_the_job(tmp_path: Path) -> None:
     """Another version's, or none of ours."""
     with pytest.raises(JobError, match="another version"):
         ExportedBatch.of_manifest({"version": 99}, tmp_path)
-    with pytest.raises(JobError, match="no manifest of an export"):
+    with pytest.raises(JobError, match="not the manifest of an export"):
         ExportedBatch.of_manifest({"version": 1}, tmp_path)
 
 

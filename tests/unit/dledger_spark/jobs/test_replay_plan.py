@@ -124,7 +124,7 @@ def test_a_target_is_known_by_what_it_says_of_itself(
     for one in ("a:1", "b:2"):
         live = replace(source, bootstrap=one)
         if one in refused:
-            with pytest.raises(ConfigError, match=r"would read what it writes: .*--to-index, 1000 at most"):
+            with pytest.raises(ConfigError, match=r"would read its own output: .*--to-index, 1000 at most"):
                 check_loop(live, target, extent)
         else:
             check_loop(live, target, extent)

@@ -97,7 +97,7 @@ def test_units_of_a_deleted_topic_are_no_difference(sides: Sides, tmp_path: Path
 
     assert sides.compare(Bounds(0, 1 << 40, 1 << 40, deleted)).deleted == 20
     assert read_deleted(tmp_path / "nothing") == {}
-    assert "nothing; the log makes it offset 0" in sides.compare().differences[0].sentence()
+    assert "nothing; the log says offset 0" in sides.compare().differences[0].sentence()
 
 
 @pytest.mark.parametrize("byte", [0, 11, 19])

@@ -39,11 +39,11 @@ def test_a_query_that_a_damaged_index_cannot_answer_may_be_asked_again(
     """Another member may answer it, or the same one a little later: no short answer, and no loss of data."""
 
     def query(*_args: object, **_named: object) -> list[bytes]:
-        raise IndexDamagedError("the index is built again: ask again")
+        raise IndexDamagedError("the index is being rebuilt: retry later")
 
     monkeypatch.setattr(broker.store, "query", query)
 
-    with failing(grpc.StatusCode.UNAVAILABLE, "ask again"):
+    with failing(grpc.StatusCode.UNAVAILABLE, "retry later"):
         broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k2"), pb.RecordsResponse)
 
 
@@ -120,7 +120,7 @@ def test_groups_are_deleted_with_their_offsets(broker: Harness) -> None:
     broker.call("DeleteGroup", pb.DeleteGroupRequest(name="g"), pb.DeleteGroupResponse)
 
     assert broker.state.committed == {("h", "T", 0): 2}
-    with failing(grpc.StatusCode.NOT_FOUND, "the group 'g' does not exist"):
+    with failing(grpc.StatusCode.NOT_FOUND, "group 'g' does not exist"):
         broker.call("DeleteGroup", pb.DeleteGroupRequest(name="g"), pb.DeleteGroupResponse)
 
 

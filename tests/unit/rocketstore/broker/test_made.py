@@ -15,7 +15,7 @@ def test_each_client_has_its_own_share() -> None:
     shares = MadeByClients("queues", "queues_max", 10, lambda name: name not in gone)
     shares.take("alice", "A", 8)
     shares.take("alice", "A", 8)
-    with pytest.raises(LimitReachedError, match=r"alice has made 8 queues .* may make 10 \(queues_max"):
+    with pytest.raises(LimitReachedError, match=r"alice has made 8 queues .* is 10 \(queues_max"):
         shares.take("alice", "B", 3)
     shares.take("bob", "B", 10)
     shares.take("alice", "C", 2)

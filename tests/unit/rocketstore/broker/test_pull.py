@@ -196,7 +196,7 @@ def test_only_what_exists_and_may_be_read_is_served(broker: Harness) -> None:
         broker.pull(topic=BROKER_STATE_TOPIC)
     with failing(grpc.StatusCode.PERMISSION_DENIED):
         broker.pull(topic="W")
-    with failing(grpc.StatusCode.OUT_OF_RANGE, "4 queues"):
+    with failing(grpc.StatusCode.OUT_OF_RANGE, "4 read queues"):
         broker.pull(queue_id=4)
 
 

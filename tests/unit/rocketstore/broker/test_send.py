@@ -85,7 +85,7 @@ def test_a_refused_message_does_not_take_its_neighbours_along(broker: Harness) -
     assert [one.outcome for one in results[1:-1]] == ["not_applied"] * 7
     assert [one.queue_id for one in (results[0], results[-1])] == [1, 3]
     assert len(broker.store.log.records) == 2
-    assert "4 queues" in results[1].reason
+    assert "4 write queues" in results[1].reason
     assert "permission 4" in results[2].reason
 
 
@@ -280,9 +280,9 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
 
 def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:
     """INVALID_ARGUMENT, as for a single send."""
-    with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "not a valid SendRequest"):
         list(broker.stream("SendStream", iter([b"\xff\xff"])))
-    with failing(grpc.StatusCode.INVALID_ARGUMENT, "no SendRequest"):
+    with failing(grpc.StatusCode.INVALID_ARGUMENT, "not a valid SendRequest"):
         broker.call_bytes("Send", b"\xff\xff")
 
 

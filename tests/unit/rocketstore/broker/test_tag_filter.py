@@ -32,7 +32,7 @@ def test_tags_stand_between_double_bars() -> None:
 
 @pytest.mark.parametrize("expression", ["a ||", "a || *", "|| ||"])
 def test_what_is_no_expression_is_refused(expression: str) -> None:
-    with pytest.raises(InvalidRequestError, match="must look like"):
+    with pytest.raises(InvalidRequestError, match="must have the form"):
         TagFilter.parse(expression)
 
 

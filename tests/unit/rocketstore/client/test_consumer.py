@@ -648,4 +648,4 @@ def test_an_own_commit_without_an_answer_is_nobody_elses(
         source.commit()
 
     assert committed(brokers)[0] == 5
-    assert "somebody else" not in caplog.text
+    assert "changed elsewhere" not in caplog.text

@@ -264,7 +264,7 @@ def test_given_numbers_that_leave_something_out_fail(brokers: FakeBrokers) -> No
         with pytest.raises(DLedgerError, match="UNKNOWN_PRODUCER"):
             producer.send(order(b"5"), queue_id=0, sequence=5)
         producer.send(order(b"0"), queue_id=0, sequence=0)
-        with pytest.raises(OutOfOrderSequenceError, match="1 is next"):
+        with pytest.raises(OutOfOrderSequenceError, match="next is 1"):
             producer.send(order(b"2"), queue_id=0, sequence=2)
         producer.send(order(b"1"), queue_id=0, sequence=1)
 

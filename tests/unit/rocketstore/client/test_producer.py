@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client import Producer
 from rocketstore.client.errors import (

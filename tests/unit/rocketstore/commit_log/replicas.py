@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer

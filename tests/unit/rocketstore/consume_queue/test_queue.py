@@ -130,7 +130,7 @@ def test_a_queue_offset_that_comes_twice_keeps_its_first_record_and_raises_an_al
     assert queue.max_offset == 4
     assert told == [Repeated("T", 0, 2, 2, 3, 5100), Repeated("T", 0, 1, 1, 4, 6100)]
     assert [one.lost for one in told] == [1, 1]
-    assert "queue 0 of topic T: 1 messages cannot be read from it" in str(told[0])
+    assert "queue 0 of topic T: 1 messages are unreadable" in str(told[0])
 
 
 @pytest.mark.parametrize("first", [4, 7, 10, 5_000_000])

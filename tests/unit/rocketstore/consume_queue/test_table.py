@@ -177,7 +177,7 @@ def test_a_removal_that_cannot_be_made_durable_is_told_with_the_directory(tmp_pa
     table.load()
     table.recover(FOREVER)
 
-    with pytest.raises(DiskError, match=f"removing queues from {tmp_path}"):
+    with pytest.raises(DiskError, match=f"cannot remove queues from {tmp_path}"):
         table.destroy_all()
 
 

@@ -370,7 +370,7 @@ def test_nothing_lies_behind_the_ends_of_a_plain_log_that_lost_its_tail(
 
     assert state.offset("g", "T", 0) == 5
     assert (state.delay_offset(1), state.delay_offset(2)) == (3, 0)
-    assert "group g in T queue 0 goes on at 5, not at 9" in caplog.text
+    assert "group g in T queue 0 continues at 5, not at 9" in caplog.text
     assert commit(master, 5).outcome == "stored"
 
 

@@ -106,6 +106,8 @@ class Bench:
         self.fs = FailingFs()
         self.full: list[bool] = []
         self.may_delete = True
+        self.held_back_at: list[int] = []
+        """After how many deletions it was told that the log must not lose something."""
         config = MessageStoreConfig(store_path_root_dir=tmp_path, delete_when="")
         self.cleaner = Cleaner(
             self.log,
@@ -114,6 +116,7 @@ class Bench:
             self.fs,
             ManualClock(),
             may_delete=lambda: self.may_delete,
+            on_held_back=lambda: self.held_back_at.append(len(self.log.calls)),
             on_disk_full=self.full.append,
         )
 
@@ -133,8 +136,6 @@ def test_nothing_goes_without_a_reason(bench: Bench) -> None:
 
 def test_what_the_log_must_not_lose_is_written_down_before_it_goes(bench: Bench) -> None:
     """In the same round, and only then: the numbering of the queues would go with the files."""
-    before: list[int] = []
-    bench.cleaner.on_held_back = lambda: before.append(len(bench.log.calls))
     bench.use(80)
     bench.cleaner.clean()
     bench.log.held_back = True
@@ -142,7 +143,7 @@ def test_what_the_log_must_not_lose_is_written_down_before_it_goes(bench: Bench)
     bench.use(50)
     bench.cleaner.clean()
 
-    assert (before, bench.log.calls) == ([1], [False, False])
+    assert (bench.held_back_at, bench.log.calls) == ([1], [False, False])
 
 
 def test_queues_and_index_follow_the_log(bench: Bench) -> None:

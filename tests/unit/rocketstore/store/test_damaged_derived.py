@@ -311,7 +311,7 @@ def test_a_damaged_index_waits_for_a_log_that_may_not_be_read_yet(
             with pytest.raises(IndexDamagedError):
                 bench.store._index.contradicted(bench.offsets[-1])
             wait_until(
-                lambda: any("may not be read" in one.message for one in bench.conditions.now()), "it is told", WAIT_S
+                lambda: any("cannot be read" in one.message for one in bench.conditions.now()), "it is told", WAIT_S
             )
 
         assert bench.store.failure is None

@@ -249,7 +249,7 @@ def test_a_log_that_cannot_be_read_on_is_an_error(sink: FakeSink) -> None:
 
     service = DispatchService(Stuck(max_offset=100), [sink])
 
-    with pytest.raises(InvariantError, match="cannot be read on from 0"):
+    with pytest.raises(InvariantError, match="cannot be read from 0"):
         service.catch_up()
 
 

@@ -100,7 +100,7 @@ def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:
     store.allow_writing(allowed=False)
     assert refused() == "SERVICE_NOT_AVAILABLE this node is a slave"
     store.become_master(BrokerRole.SYNC_MASTER)
-    assert refused() == "SERVICE_NOT_AVAILABLE writing was switched off"
+    assert refused() == "SERVICE_NOT_AVAILABLE writing is disabled"
     store.allow_writing(allowed=True)
     assert store.put(message).status is PutMessageStatus.PUT_OK
     store.shutdown()
@@ -699,7 +699,7 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
         store.keep_for(lambda at: min(at, needed[0]))
         fill(store, 400, queues=1, first=100)
         disk.percent = 95
-        monkeypatch.setattr(store._cleaner, "on_held_back", lambda: None)
+        monkeypatch.setattr(store._cleaner, "_on_held_back", lambda: None)
 
         for _ in range(20):
             store._clean_round()
@@ -711,7 +711,7 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
 
         assert 0 < store.log.min_offset <= durable
         begin = store.log.min_offset
-        monkeypatch.setattr(store._cleaner, "on_held_back", store._durability.flush)
+        monkeypatch.setattr(store._cleaner, "_on_held_back", store._durability.flush)
         store._clean_round()
         assert store.log.min_offset > begin
         disk.percent = 50

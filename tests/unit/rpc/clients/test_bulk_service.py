@@ -148,7 +148,7 @@ def test_where_the_next_entry_will_be_there_is_an_empty_chunk(service: Service) 
 
     assert (nothing.first_index, nothing.count, nothing.data) == (10, 0, b"")
     assert (nothing.position, nothing.committed_index) == (1000, 9)
-    with pytest.raises(IndexOutOfRangeError, match="last one that is, is 9"):
+    with pytest.raises(IndexOutOfRangeError, match="the last committed entry is 9"):
         service.fetch(11)
 
 
@@ -161,7 +161,7 @@ def test_a_stream_ends_with_the_chunk_that_brings_enough_bytes(service: Service)
 def test_errors_arrive_as_what_they_are(service: Service) -> None:
     """Lost ranges, damage with its place, a group that is not served."""
     service.node.begin_index = 4
-    with pytest.raises(IndexBeforeBeginError, match="begins at 4"):
+    with pytest.raises(IndexBeforeBeginError, match="starts at 4"):
         service.fetch(3)
     damage = CorruptLogError(Path("/data/0"), 17, "bad", "repair it")
     service.node.bulk.fail_reads = [None, damage]

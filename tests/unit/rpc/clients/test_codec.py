@@ -199,7 +199,7 @@ def test_requests_survive_garbage(decode: Callable[[bytes], object], data: bytes
     [
         (pb.ReadRequest(count=-1), "count=-1"),
         (pb.ReadRequest(max_bytes=-1), "max_bytes=-1"),
-        (pb.ReadRequest(first_index=-2), "first_index=-2 is no index"),
+        (pb.ReadRequest(first_index=-2), "first_index=-2 is not a valid index"),
         (pb.ReadRequest(mode=9), "read mode 9"),  # type: ignore[arg-type]  # that is the point
     ],
 )

@@ -188,7 +188,7 @@ def test_an_address_has_a_share_of_all_calls(now: list[float]) -> None:
     watched._calls_max = 2
     first = Call(1)
     with watched.call(first), watched.call(Call(2)):  # type: ignore[arg-type]  # what is used of it
-        with pytest.raises(TooManyWaitsError, match="2 calls under way"), watched.call(Call(3)):  # type: ignore[arg-type]  # what is used of it
+        with pytest.raises(TooManyWaitsError, match="2 calls in progress"), watched.call(Call(3)):  # type: ignore[arg-type]  # what is used of it
             pass
         first.end(None)
         with watched.call(Call(3)):  # type: ignore[arg-type]  # what is used of it

@@ -159,7 +159,7 @@ def test_append_fails_with_the_nodes_error(service: Service) -> None:
     ("bodies", "group", "kind", "reason", "code"),
     [
         ((), "default", EmptyBatchError, "at least one entry", 420),
-        ((b"x" * 1000,), "default", EntryTooLargeError, "max_entry_bytes=1024, 48 of them", 411),
+        ((b"x" * 1000,), "default", EntryTooLargeError, "max_entry_bytes=1024, less 48", 411),
         ((b"x",), "other", IdentityError, "serves group 'default', not 'other'", 400),
     ],
 )
@@ -340,7 +340,7 @@ def test_read_gives_committed_entries_only(service: Service) -> None:
     assert (committed.committed_index, committed.begin_index, committed.end_index) == (1, 0, 2)
     assert [entry.body for entry in local.entries] == [b"a", b"b", b"c"]
     assert service.read(2).entries == []
-    with pytest.raises(IndexOutOfRangeError, match="index 3 is not readable: the last readable index is 1"):
+    with pytest.raises(IndexOutOfRangeError, match="index 3 is not readable yet: the last readable index is 1"):
         service.read(3)
     with pytest.raises(IndexOutOfRangeError):
         service.read(-1)

@@ -66,7 +66,7 @@ def test_a_torn_frame_is_no_frame(link: tuple[socket.socket, socket.socket], len
     ("garbage", "complaint"),
     [
         (b"\x09\x00\x00\x00\x01x", "frame type 9 is unknown"),
-        (push_frames.pack(FrameType.PUSH, bytes(1001)), "PUSH frame of 1001 bytes; at most 1000"),
+        (push_frames.pack(FrameType.PUSH, bytes(1001)), "PUSH frame of 1001 bytes: at most 1000"),
         (b"GET / HTTP/1.1\r\n", "frame type 71 is unknown"),
     ],
 )

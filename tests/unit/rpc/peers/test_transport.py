@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cluster.local_group import free_ports
+from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
@@ -128,12 +128,12 @@ def test_garbage_on_a_push_connection_is_refused(peer: Peer) -> None:
     """It ends with a sentence that says why, whatever the garbage is."""
     handshake = handshake_of(N0)
     for garbage, reason in (
-        (push_frames.pack(FrameType.PUSH, b""), "begins with a handshake, not with PUSH"),
-        (push_frames.pack(FrameType.HANDSHAKE, b"\xff\xff"), "2 bytes are not a HandshakeRequest"),
+        (push_frames.pack(FrameType.PUSH, b""), "expected a handshake first on a push connection, got PUSH"),
+        (push_frames.pack(FrameType.HANDSHAKE, b"\xff\xff"), "2 bytes are not a valid HandshakeRequest"),
         (b"\xff" * 100, "frame type 255 is unknown"),
-        (push_frames.pack(FrameType.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes; at most 65536"),
-        (handshake + push_frames.pack(FrameType.PUSH, b"\xff\xff"), "2 bytes are not a PushRequest"),
-        (handshake + push_frames.pack(FrameType.PUSH_ANSWER, b""), "PUSH_ANSWER where a push was due"),
+        (push_frames.pack(FrameType.HANDSHAKE, bytes(65 * 1024)), "HANDSHAKE frame of 66560 bytes: at most 65536"),
+        (handshake + push_frames.pack(FrameType.PUSH, b"\xff\xff"), "2 bytes are not a valid PushRequest"),
+        (handshake + push_frames.pack(FrameType.PUSH_ANSWER, b""), "expected a push, got PUSH_ANSWER"),
         (handshake + struct.pack(">BI", FrameType.PUSH, 1 << 31), "PUSH frame of 2147483648 bytes"),
     ):
         with peer.connect() as link:
@@ -158,7 +158,7 @@ def test_a_push_connection_carries_one_sender_only(peer: Peer) -> None:
 
     assert [kind for kind, _ in frames] == [FrameType.HANDSHAKE_ANSWER, FrameType.REFUSAL]
     for payload in (frames[1][1], refused[0][1]):
-        assert "'x' is no peer of 'n1'" in payload.decode()
+        assert "'x' is not a peer of 'n1'" in payload.decode()
 
 
 def test_a_newer_push_connection_replaces_the_older(peer: Peer) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_brokers import LocalBrokers
+from cluster.local.brokers import LocalBrokers
 from dledger.config import CLIENT_PORT_OFFSET
 from dledger.types import NodeId
 from rocketstore.settings import load_broker_settings
@@ -74,7 +74,7 @@ def test_a_plain_broker_is_alone(tmp_path: Path, flush: str, meant: FlushDiskTyp
     assert config.store.flush_disk_type is meant
     assert config.store.commit_log_dirs == (brokers.root_dir(N0) / "commitlog",)
     assert words[-1] == str(brokers.conf_file(N0))
-    with pytest.raises(ValueError, match="alone, not one of 3"):
+    with pytest.raises(ValueError, match="alone, not as one of 3"):
         LocalBrokers(tmp_path, plain=True)
 
 

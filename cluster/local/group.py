@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
-from cluster.local_tls import LocalTls
+from cluster.local.tls import LocalTls
 from dledger.errors import DLedgerError
 from dledger.types import NodeId, Role
 
@@ -174,7 +174,7 @@ class LocalGroup:
         try:
             return self._process(node).wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise LocalGroupError(f"{node} still runs after {timeout_s} s\n{self._log_end(node)}") from None
+            raise LocalGroupError(f"{node} is still running after {timeout_s} s\n{self._log_end(node)}") from None
 
     def pause(self, node: NodeId) -> None:
         """SIGSTOP: the process keeps its sockets and says nothing more."""
@@ -344,7 +344,7 @@ class LocalGroup:
             raise LocalGroupError(f"{error}\n{self._log_end(node)}") from None
         if not self.is_running(node):
             code = self._process(node).returncode
-            raise LocalGroupError(f"{node} ended with exit code {code} while starting\n{self._log_end(node)}")
+            raise LocalGroupError(f"{node} exited with code {code} during startup\n{self._log_end(node)}")
 
     def _process(self, node: NodeId) -> NodeProcess:
         if node not in self._processes:

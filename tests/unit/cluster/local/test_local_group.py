@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_group import LocalGroup, LocalGroupError, free_ports, wait_until
+from cluster.local.group import LocalGroup, LocalGroupError, free_ports, wait_until
 from dledger.types import NodeId
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
@@ -82,7 +82,7 @@ def test_nodes_end_with_a_maker_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL runs no handlers; the closed pipe does the work."""
     script = (
         "import os, pathlib, sys; sys.path.insert(0, '.')\n"
-        "from tests.unit.test_local_group import FakeGroup\n"
+        "from tests.unit.cluster.local.test_local_group import FakeGroup\n"
         f"group = FakeGroup(pathlib.Path({str(tmp_path)!r}), size=2); group.start_all()\n"
         "print(*(group.pid(node) for node in group.nodes), flush=True); os.kill(os.getpid(), 9)\n"
     )
@@ -130,7 +130,7 @@ def test_a_node_that_fails_to_start_shows_its_log(tmp_path: Path) -> None:
 
     group = Broken(tmp_path, size=2)
 
-    with pytest.raises(LocalGroupError, match=r"n0 ended with exit code 9 while starting\nthe disk is on fire"), group:
+    with pytest.raises(LocalGroupError, match=r"n0 exited with code 9 during startup\nthe disk is on fire"), group:
         pass
 
     assert not any(group.is_running(node) for node in group.nodes)
@@ -144,11 +144,11 @@ def test_a_node_that_ignores_sigterm_is_reported_and_killed_in_the_end(
     class Stubborn(FakeGroup):
         script = STUBBORN
 
-    monkeypatch.setattr("cluster.local_group.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("cluster.local.group.STOP_TIMEOUT_S", 0.2)
     with Stubborn(tmp_path, size=1) as group:
         with pytest.raises(LocalGroupError, match="n0 did not stop"):
             group.stop(N0, timeout_s=0.1)
-        with pytest.raises(LocalGroupError, match="n0 still runs"):
+        with pytest.raises(LocalGroupError, match="n0 is still running"):
             group.wait_exit(N0, timeout_s=0.1)
         pid = group.pid(N0)
 

@@ -1,7 +1,7 @@
 """Real ``dledger broker -c FILE`` processes on loopback: one broker, or a group of which one is the master.
 
 For the benchmarks and the integration tests. The conf files are in RocketMQ's own words, as its three-node example has
-them; everything else is as in ``cluster.local_group``.
+them; everything else is as in ``cluster.local.group``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cluster.local_group import HOST, LEADER_TIMEOUT_S, LocalGroup, wait_until
+from cluster.local.group import HOST, LEADER_TIMEOUT_S, LocalGroup, wait_until
 from dledger.config import CLIENT_PORT_OFFSET
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -48,7 +48,7 @@ class LocalBrokers(LocalGroup):
         tls: bool = False,
     ) -> None:
         if plain and size != 1:
-            raise ValueError(f"a plain broker is alone, not one of {size}")
+            raise ValueError(f"a plain broker runs alone, not as one of {size}")
         lines = {"flushDiskType": _FLUSH[flush], **(settings or {})}
         super().__init__(directory, size=size, name=name, settings=lines, detached=detached, tls=tls)
         self.plain = plain

@@ -1,0 +1,84 @@
+"""What leaves a node's log: what has expired, unless followers, producers or the application still need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dledger.config import ServerConfig
+from dledger.core.member_state import Leader
+from dledger.core.node import Node
+from dledger.core.producers import needed_from
+from dledger.errors import CorruptLogError
+from dledger.runtime.driver import NodeDriver
+from dledger.store import cleaner
+from dledger.store.cleaner import Room
+from dledger.store.file_store import FileStore
+from dledger.types import NO_INDEX, LogIndex
+
+
+class Retention:
+    """Of one node; one thread."""
+
+    def __init__(self, config: ServerConfig, node: Node, log: FileStore, driver: NodeDriver) -> None:
+        self._config = config
+        self._node = node
+        self._log = log
+        self._driver = driver
+        self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
+        """As of which commit index it last asked what the table of producers needs, and the answer."""
+        self._wanted: Callable[[], int | None] = lambda: None
+        self._held_back: Callable[[int], None] = lambda _end: None
+
+    def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None]) -> None:
+        """See ``DLedgerServer.keep_from``."""
+        self._wanted, self._held_back = wanted, held_back
+
+    def clean(self) -> Room:
+        """Remove what may go; gives what room there was before."""
+        room, keep_from = self._log.measure_room(), self._wanted()
+        kept: list[int] = []
+        if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from, kept.append)):
+            self._log.remove_retired()
+        if kept:
+            self._held_back(kept[-1])
+        return room
+
+    def _retire(
+        self, now_ms: int, room: Room, keep_from: int | None, held_back: Callable[[int], None]
+    ) -> tuple[Path, ...]:
+        """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
+        node, log = self._node, self._log
+        blocked = False
+
+        def may_go(last_index: LogIndex) -> LogIndex:
+            nonlocal blocked
+            committed, needed = self._needed
+            if committed != log.committed_index:
+                needed = needed_from(log, self._config)
+                self._needed = (log.committed_index, needed)
+            blocked = needed is not None and needed <= last_index
+            return last_index if needed is None else LogIndex(min(last_index, needed - 1))
+
+        try:
+            retired = log.retire(protected_index(node, now_ms), room, may_go, keep_from, held_back)
+        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
+            node.state.outbox.damage.append(damage)
+            return ()
+        if blocked:
+            node.quorum_ack.write_snapshot(now_ms)
+        return retired
+
+
+def protected_index(node: Node, now_ms: int) -> LogIndex:
+    """Entries above this index must not expire: not committed, or still needed by a follower that is alive.
+
+    Alive as check-quorum has it. One that only restarts needs recent entries, which do not expire.
+    """
+    state = node.state
+    leader = state.role
+    if not isinstance(leader, Leader):
+        return state.commit_index
+    limit = now_ms - state.election.election_timeout_ms_max
+    alive = (peer for peer, contact in leader.contact_ms.items() if contact > limit)
+    return cleaner.protected(state.commit_index, [leader.match[peer] for peer in alive])

@@ -1,0 +1,40 @@
+"""The examples that need no Spark, run as their docstrings say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster.local.brokers import LocalBrokers
+from cluster.local.group import free_ports
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 120.0
+
+
+def run(name: str, *words: str) -> str:
+    """What it prints; it must end well."""
+    command = [sys.executable, str(EXAMPLES / name), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_produced_is_consumed(tmp_path: Path) -> None:
+    """All of it; and a second run goes on behind the first."""
+    with LocalBrokers(tmp_path, size=1) as brokers:
+        brokers.master()
+        shown = [run("produce_and_consume.py", ",".join(brokers.addresses), "--count", "30") for _ in range(2)]
+
+    assert [text.splitlines()[0] for text in shown] == ["sent 30 messages"] * 2
+    assert [text.splitlines()[1].partition(",")[0] for text in shown] == ["received 30 messages"] * 2
+
+
+def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:
+    """Of all runs, the last assignment to each name."""
+    (port,) = free_ports(1)
+    words = (str(tmp_path / "map"), "--members", f"n0=127.0.0.1:{port}")
+
+    assert run("embedded_node.py", *words, "colour=blue", "size=7") == "colour=blue\nsize=7\n"
+    assert run("embedded_node.py", *words, "colour=red") == "colour=red\nsize=7\n"
