@@ -29,7 +29,7 @@ class Gate:
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when opened, or after ``timeout_s`` (None: never by time)."""
-        self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
 class Worker:

@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> LogCheckpoint:
     for slot in read_slots(path, _SLOTS):
         if len(slot.payload) == _RECORD.size:
             return decode_checkpoint(slot.payload)
-    raise CorruptLogError(path, 0, "neither slot of the checkpoint is readable", REPAIR_ADVICE)
+    raise CorruptLogError(path, 0, "no slot of the checkpoint is readable", REPAIR_ADVICE)
 
 
 def create_checkpoint(fs: FileSystem, path: Path, checkpoint: LogCheckpoint) -> None:

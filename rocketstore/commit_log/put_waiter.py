@@ -24,5 +24,5 @@ class PutWaiter:
     def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
         """The results; None if they did not come in time."""
         if self._results is None:
-            self._answered.acquire(timeout=timeout_s)
+            self._answered.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
         return self._results

@@ -29,6 +29,14 @@ def test_gate_remembers_a_wake_up_that_came_before_the_wait() -> None:
     assert not waiter.is_alive()
 
 
+def test_a_gate_may_be_waited_at_for_longer_than_the_machine_can_count() -> None:
+    """A setting of thousands of years is one of never."""
+    gate = Gate()
+    gate.open()
+
+    gate.wait(1e15)
+
+
 def test_gate_wait_ends_by_time() -> None:
     """A closed gate holds a waiter only as long as it said."""
     gate = Gate()
