@@ -50,19 +50,19 @@ class ElectionConfig:
     """Timers of the elector, in milliseconds."""
 
     heartbeat_interval_ms: Millis = 100
-    """How often a leader tells the others that it lives."""
+    """How often a leader sends heartbeats."""
     election_timeout_ms_min: Millis = 500
-    """Shortest silence after which a follower seeks leadership; within it nobody helps to depose a leader."""
+    """Shortest silence after which a follower starts an election; within it, no member votes against the leader."""
     election_timeout_ms_max: Millis = 1000
-    """Longest such silence, drawn anew each time; a leader that no quorum answers for so long steps down."""
+    """Longest such silence (drawn at random each time); a leader that no quorum answers for this long steps down."""
     transfer_timeout_ms: Millis = 1000
-    """How long a hand-over of leadership may take before the old leader goes on."""
+    """How long a leadership transfer may take before the old leader carries on."""
     transfer_max_lag_entries: int = 1000
-    """A member that lags further behind is not handed leadership."""
+    """Leadership is not transferred to a member that lags further behind than this."""
     preferred_leaders: tuple[NodeId, ...] = ()
-    """Members to which any other leader hands over as soon as they have caught up."""
+    """Members that should lead: any other leader hands over to one of them once it has caught up."""
     preferred_check_interval_ms: Millis = 1000
-    """How often a leader looks whether a preferred one, or one with room on its disk, should lead instead."""
+    """How often a leader checks whether a preferred member, or one with free disk space, should lead instead."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -85,33 +85,33 @@ class ReplicationConfig:
     """Limits of the entry pusher."""
 
     push_bytes_max: Bytes = MIB
-    """Bytes of log in one push; a push always carries at least one entry."""
+    """Maximum bytes of log per push; a push always carries at least one entry."""
     inflight_pushes_max: Positive = 16
-    """Pushes on their way to one follower: with ``push_bytes_max`` the limit of what a slow one can hold up."""
+    """Maximum pushes in flight to one follower; times ``push_bytes_max``, this limits what a slow follower holds up."""
     push_timeout_ms: Millis = 1000
-    """How long a push may stay unanswered before the dispatcher compares again."""
+    """How long a push may go unanswered before the dispatcher compares logs again."""
     retry_interval_ms: Millis = 100
-    """Pause before an unreachable or refusing follower is tried again."""
+    """Delay before retrying a follower that is unreachable or refused a push."""
     commit_push_delay_ms: Millis = 5
-    """How long an idle leader waits for an append to carry the commit index before it sends one alone."""
+    """How long an idle leader waits for an append to carry the commit index before sending the index on its own."""
     handler_queue_pushes_max: Positive = 256
-    """Pushes that a follower queues; beyond it they are refused, and the leader compares again."""
+    """Maximum pushes a follower queues; further ones are refused, and the leader compares logs again."""
     pending_entries_max: Positive = 10_000
-    """Entries that may wait for a quorum on the leader; beyond it appends are refused (``PendingFullError``)."""
+    """Maximum entries waiting for a quorum on the leader; further appends are refused (``PendingFullError``)."""
     pending_bytes_max: Bytes = 64 * MIB
-    """Bytes of them."""
+    """Maximum bytes of entries waiting for a quorum on the leader."""
     ack_timeout_ms: Millis = 2500
-    """How long an append or a linearizable read waits for a quorum; then an append's outcome is unknown."""
+    """How long an append or a linearizable read waits for a quorum; after that, the append's outcome is unknown."""
     noop_body: bytes = b""
-    """Body of the entry with which a leader begins its term; a broker gives its own."""
+    """Body of the entry that begins a leader's term; a broker sets its own."""
     noop_compatible: bool = False
-    """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; a broker does."""
+    """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; brokers do so."""
     max_producers: Annotated[int, Range(1, 65_536)] = 4096
-    """Producers whose repeated appends a leader knows; a further one takes the place of one idle for 10 minutes."""
+    """Maximum producers whose repeated appends are recognised; a new one replaces one idle for at least 10 minutes."""
     producer_expiry_ms: Millis = 7 * 24 * 3_600_000
-    """How long an idle producer is remembered at least; then it must begin under a new name."""
+    """Minimum time an idle producer is remembered; once forgotten, it must start under a new name."""
     producer_snapshot_entries: Annotated[int, Range(1, 131_072)] = 16_384
-    """After so many entries (32 for each producer, if that is more) a leader writes down what it knows of producers."""
+    """The leader writes a snapshot of its producers after this many entries (or 32 per producer, if that is more)."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -136,49 +136,50 @@ class StoreConfig:
     """
 
     base_dir: Path = Path("dledger-store")
-    """Holds ``dledger-<node id>/``, all that the node keeps."""
+    """Contains ``dledger-<node id>/``, which holds everything the node stores."""
     data_dirs: tuple[Path, ...] = ()
-    """Directories over which segments are spread, instead of ``data`` in the node's own."""
+    """Directories to spread segments over, instead of ``data`` in the node's own directory."""
     read_only_data_dirs: tuple[Path, ...] = ()
     """Directories whose segments are read but never written to or removed."""
     segment_bytes: Annotated[int, Range(ENTRY_HEADER_BYTES + MIN_BLANK_BYTES + 1), Unit.BYTES] = 1024 * MIB
-    """Size of a segment file; the same on all members, and for the life of a log."""
+    """Size of a segment file; must be the same on all members and cannot change during a log's life."""
     index_segment_bytes: Annotated[int, Range(INDEX_UNIT_BYTES, multiple_of=INDEX_UNIT_BYTES), Unit.BYTES] = 160 * MIB
-    """Size of an index file; for the life of a log."""
+    """Size of an index file; cannot change during a log's life."""
     max_entry_bytes: Bytes = 4 * MIB
-    """Largest record, its 48 byte header included."""
+    """Maximum record size, including its 48-byte header."""
     flush_mode: FlushMode = FlushMode.SYNC
-    """When an entry counts as stored: after its flush, or once it is in the page cache (a power cut can lose it)."""
+    """When an entry counts as stored: after its flush (``sync``), or once in the page cache (``async``: a power cut can
+    lose it)."""
     flush_interval_ms: Millis = 10
-    """Flush period of ``flush_mode=async`` while appends come; ``sync`` flushes as soon as something waits."""
+    """How often ``flush_mode=async`` flushes during appends; ``sync`` flushes as soon as anything is waiting."""
     checkpoint_interval_ms: Millis = 100
-    """How old the durable flushed mark may become."""
+    """Maximum age of the flushed position recorded on disk."""
     warm_bytes: BytesOrZero = 16 * MIB
-    """How far ahead of the end the segment is pre-touched."""
+    """How far beyond the end of the log the segment's pages are touched in advance."""
     recovery_verify_bytes: BytesOrZero = 64 * MIB
-    """How many bytes below the durable mark are verified again at start."""
+    """How many bytes before the flushed position recorded on disk are verified again at startup."""
     import_unchecked: bool = False
-    """Open a log whose CRC fields are 0, as the Java line writes them."""
+    """Open a log whose CRC fields are 0, as Java's DLedger writes them."""
     retention_hours: Annotated[float, Range(0), Unit.HOURS] = 72
-    """Age (since its last write) from which a segment may be removed."""
+    """How long after its last write a segment may be removed."""
     delete_hour: Annotated[tuple[int, ...], Range(0, 23)] = (4,)
-    """Local hours of the day in which expired segments are removed."""
+    """Hours of the day (local time) at which expired segments are removed."""
     disk_check_ratio: Annotated[float, Range(above=0, high=1)] = 0.70
-    """Usage above which expired segments are removed at any hour."""
+    """Disk usage above which expired segments are removed at any hour."""
     disk_clean_ratio: Annotated[float, Range(above=0, high=1)] = 0.85
-    """Usage above which unexpired segments are removed too, if ``force_clean``."""
+    """Disk usage above which unexpired segments are removed too, if ``force_clean`` is on."""
     disk_full_ratio: Annotated[float, Range(above=0, high=1)] = 0.90
-    """Usage above which appends are refused with ``DISK_FULL``."""
+    """Disk usage above which appends are refused with ``DISK_FULL``."""
     force_clean: bool = True
-    """Whether a disk above ``disk_clean_ratio`` costs the oldest segments, expired or not."""
+    """Whether the oldest segments are removed, expired or not, while disk usage is above ``disk_clean_ratio``."""
     clean_interval_ms: Millis = 1000
-    """How often the disk is measured and expired segments are looked for."""
+    """How often to measure disk usage and look for expired segments."""
     follower_keep_bytes: BytesOrZero = 16 * 1024 * MIB
-    """How many bytes of log are kept, beyond retention, for a live follower that still needs them."""
+    """How many bytes of log to keep beyond retention for a live follower that still needs them."""
     scrub_bytes_per_s: BytesOrZero = MIB
-    """How fast a running node verifies its whole log again and again, in the background; 0: not at all."""
+    """How fast a running node continuously verifies its whole log in the background; 0: never."""
     auto_repair: bool = True
-    """Whether a member of a group fetches damaged or missing segments from its peers by itself."""
+    """Whether a member of a group automatically fetches damaged or missing segments from its peers."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -211,18 +212,18 @@ class SecurityConfig:
     """
 
     tls_cert_path: Path | None = None
-    """PEM file of this node's certificate, and of those between it and the CA's. Its subjectAltName holds the node id
-    and the host names and addresses that clients use."""
+    """PEM file with this node's certificate and any intermediate ones. Its subjectAltName must list the node id and the
+    host names and addresses that clients use."""
     tls_key_path: Path | None = None
-    """PEM file of the certificate's key, not encrypted."""
+    """PEM file with the certificate's private key, unencrypted."""
     tls_trust_cert_path: Path | None = None
-    """PEM file of the CAs whose certificates peers must show."""
+    """PEM file with the CAs that must have signed peers' certificates."""
     tls_client_trust_cert_path: Path | None = None
-    """PEM file of the CAs whose certificates clients must show; unset: the same as for peers."""
+    """PEM file with the CAs that must have signed clients' certificates; unset: the same as for peers."""
     tls_client_auth: ClientAuth = ClientAuth.REQUIRE
-    """Whether clients must show a certificate (``require``) or not (``none``); peers always must."""
+    """Whether clients must present a certificate (``require``) or not (``none``); peers always must."""
     insecure: bool = False
-    """Serve plaintext to other machines. Without it and without TLS, only loopback addresses are taken."""
+    """Allow plaintext to and from other machines. Without it and without TLS, only loopback addresses are accepted."""
 
     @property
     def has_tls(self) -> bool:
@@ -281,16 +282,17 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """Who may do what: nothing is asked unless ``acl_enable``."""
+    """Who may do what; not checked unless ``acl_enable`` is on."""
 
     acl_enable: bool = False
-    """Whether clients need an access key and the permission for what they do; everything else is denied then."""
+    """Whether clients need an access key with permission for each operation; everything else is denied."""
     acl_file: Path | None = None
-    """Accounts and permissions, as RocketMQ's ``plain_acl.yml``; read again when it changes, refused if others may."""
+    """Accounts and permissions, like RocketMQ's ``plain_acl.yml``; reloaded when it changes, refused if other users can
+    access it."""
     account_share_percent: Percent = 75
-    """How much of what clients can have on a server (entries, bytes, pulls, streams, answers) one account may have.
+    """Maximum share of a server's client limits (entries, bytes, pulls, streams, answers) that one account may use.
 
-    Where access control is off, one address; it may also have no more than this part of the connections.
+    Without access control, this applies per address, and to connections as well.
     """
 
     def problems(self) -> list[str]:
@@ -305,30 +307,30 @@ class AccessConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may take up of a server that they connect to."""
+    """How much of a server its clients may use."""
 
     connections_max: Annotated[int, Range(1, 1_000_000)] = 1024
-    """Connections of clients; of more, those of the address with the most are hung up on, idle ones first."""
+    """Maximum client connections; beyond it, the address with the most loses some, idle ones first."""
     connection_calls_max: Annotated[int, Range(1, 1_000_000)] = 128
-    """Calls and streams at once on one connection; more wait at the client. Each may hold an incomplete request in
-    memory, so this, times the largest request, is what one connection may take. Consumers have a stream per queue, and
-    our clients open further connections for more than 64.
+    """Maximum concurrent calls and streams per connection; further ones wait at the client. Each may hold an incomplete
+    request in memory, so a connection may use this times the largest request. Consumers open one stream per queue, and
+    our clients open further connections beyond 64.
     """
     connection_idle_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
-    """How long a connection without a call is kept."""
+    """How long a connection without calls is kept open."""
     handshake_ms_max: Annotated[int, Range(100, 120_000), Unit.MS] = 5_000
-    """How long a new connection may take to say (TLS and) HTTP/2."""
+    """How long a new connection may take to complete its (TLS and) HTTP/2 handshake."""
     header_bytes_max: Annotated[int, Range(1_024, MIB), Unit.BYTES] = 16 * 1024
-    """Metadata of one call."""
+    """Maximum metadata size of one call."""
     call_ms_max: Annotated[int, Range(100, 3_600_000), Unit.MS] = 30_000
-    """Longest call that is no stream, also without a deadline of the client's; a pull may take its wait longer.
+    """Longest call other than a stream, even if the client sets no deadline; a pull may take its wait time longer.
 
-    A client that takes nothing of its answers for so long is hung up on.
+    A client that reads none of its answers for this long is disconnected.
     """
     answer_bytes_max: Annotated[int, Range(MIB, 1 << 40), Unit.BYTES] = 256 * MIB
-    """Bytes of answers that clients have not taken yet; further reads of the log and pulls wait for room."""
+    """Maximum bytes of answers that clients have not read yet; further log reads and pulls wait for room."""
     ping_interval_ms_min: Annotated[int, Range(100, 3_600_000), Unit.MS] = 5_000
-    """Clients that ping more often without a call are hung up on."""
+    """Clients that ping more often than this without a call are disconnected."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -337,18 +339,18 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class BulkReadConfig:
-    """What readers of large ranges (Spark jobs, audits) may take up of a node."""
+    """How much of a node bulk readers (Spark jobs, audits) may use."""
 
     bulk_streams_max: Annotated[int, Range(1, 10_000)] = 16
-    """Large reads of the log (raw chunks, block digests) at once; more are refused, and tried again elsewhere."""
+    """Maximum concurrent bulk reads (raw chunks, block digests); others are refused, and clients retry elsewhere."""
     bulk_stream_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
-    """Longest such read; clients go on where it ended. One chunk may take ``call_ms_max`` until the client takes it."""
+    """Longest bulk read; clients resume where it ended. The client has ``call_ms_max`` to accept each chunk."""
     # One piece of work must fit into a second, or readers that take turns would wait too long to be told apart from
     # those that get nothing.
     fetch_rate_bytes_max: Annotated[int, Range(MIB, or_zero=True), Unit.BYTES] = 0
-    """Bytes of log per second that are given raw, to all who ask together; 0: as fast as they take them."""
+    """Maximum bytes of raw log per second for all readers together; 0: as fast as they accept them."""
     digest_rate_bytes_max: Annotated[int, Range(16 * MIB, or_zero=True), Unit.BYTES] = 1024 * MIB
-    """Bytes of log per second of which digests are computed, for all who ask together; 0: no limit."""
+    """Maximum bytes of log per second digested for all callers together; 0: no limit."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, as sentences."""
@@ -360,24 +362,24 @@ class ServerConfig:
     """Everything one node needs to run. Build it, then ``check()`` it before anything is opened."""
 
     group: str = "default"
-    """Name of the group; the same on all members, kept on the disk."""
+    """Name of the group; must be the same on all members; recorded on disk."""
     node_id: NodeId = _DEFAULT_NODE
-    """This node's id, one of the members'; kept on the disk."""
+    """This node's id, which must be one of the members'; recorded on disk."""
     members: tuple[Member, ...] = (Member(_DEFAULT_NODE, "127.0.0.1", 20911),)
-    """All members, this one included: ``id-host:port;id-host:port``, with the hosts and ports for peers."""
+    """All members, including this one, with their hosts and ports for peers: ``id-host:port;id-host:port``."""
     bind_host: str = ""
     """Address to listen on, for members and for clients; empty: the host of this node in ``members``.
 
-    ``0.0.0.0`` in a container, whose address on a network is not its own choice and may change.
+    Use ``0.0.0.0`` in a container, which does not choose its network address and may see it change.
     """
     client_host: str = ""
     """Address to listen on for clients; empty: ``bind_host``, or the host of this node in ``members``."""
     client_port: Annotated[int | None, Range(0, 65535)] = None
-    """Port for clients; not given: the peer port + 10000; 0: any free port."""
+    """Port for clients; unset: the peer port + 10000; 0: any free port."""
     advertised_client_address: str = ""
-    """What nodes tell clients to connect to; empty: the client port, at ``client_host`` or the host in ``members``."""
+    """Address that nodes give to clients; empty: the client port at ``client_host`` or the host in ``members``."""
     cluster_id: str = ""
-    """Same on all members; empty: derived from the group's name and member ids."""
+    """Must be the same on all members; empty: derived from the group's name and member ids."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -386,13 +388,13 @@ class ServerConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     bulk: BulkReadConfig = field(default_factory=BulkReadConfig)
     client_streams_max: Positive = 1024
-    """Streams of each kind (append, follow, watch; health and reflection) that clients may have open on this node."""
+    """Maximum open client streams of each kind (append, follow, watch; health and reflection) on this node."""
     client_appends: bool = True
-    """Whether the log service takes appends; a broker sets it to false, because its log is its own."""
+    """Whether the log service accepts appends; false in a broker, which alone writes to its log."""
     metrics_port: Port = 0
-    """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
+    """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
-    """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
+    """Address to serve metrics at: read-only, unencrypted, and open to anyone who can connect."""
 
     @property
     def self_member(self) -> Member:

@@ -42,61 +42,61 @@ class BrokerConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    """Of a plain broker; a DLedger broker's is its node's."""
+    """For a plain broker; a DLedger broker uses its node's."""
     cluster_name: str = "DefaultCluster"
-    """Shown to people; the same on all brokers of a cluster."""
+    """For display; the same on all brokers of a cluster."""
     broker_name: str = ""
     """Empty: the DLedger group's name, or ``broker-a``."""
     broker_id: int = 0
-    """Of a plain broker. In a DLedger broker the role decides: 0 leads, n0 to n2 follow as 1 to 3."""
+    """For a plain broker. In a DLedger broker the role decides: the leader is 0; as followers, n0 to n2 are 1 to 3."""
     listen_port: Port = 10911
     """Port for clients; 0: any free port (plain broker only)."""
     listen_host: str = ""
-    """Address to listen on for clients; empty: ``bind_host`` or the member's host in a DLedger broker; in a plain one
-    every address if ``broker_ip1`` is one that other machines can reach, or loopback.
+    """Address to listen on for clients; empty: in a DLedger broker, ``bind_host`` or the member's host; in a plain one,
+    all addresses if other machines can reach ``broker_ip1``, otherwise loopback.
     """
     broker_ip1: str = ""
-    """The host that clients and the other brokers shall connect to; empty: the one listened on."""
+    """Host that clients and other brokers should connect to; empty: the one listened on."""
     namesrv_addr: str = ""
     """RocketMQ's name servers."""
     broker_permission: Annotated[int, Range(0, 7)] = PERMISSION_READ | PERMISSION_WRITE
-    """What clients may do with topics that do not say: a sum of 4 (read) and 2 (write)."""
+    """What clients may do with topics that set no permission: the sum of 4 (read) and 2 (write)."""
     auto_create_topic_enable: bool = True
-    """Whether a send makes the topic that it names."""
+    """Whether sending to a topic that does not exist creates it."""
     auto_create_subscription_group: bool = True
-    """Whether RocketMQ makes a consumer group that is not there."""
+    """Whether RocketMQ creates a consumer group that does not exist."""
     default_topic_queue_nums: Positive = 8
-    """Queues of a topic that does not say how many."""
+    """Number of queues for a topic that does not set its own."""
     queues_max: Positive = 16_384
-    """Queues that all topics may have together; what sends to unknown topics makes may have nine tenths of them."""
+    """Maximum queues of all topics together; topics created by sends may have nine tenths of them."""
     groups_max: Positive = 10_000
-    """Consumer groups that may have offsets."""
+    """Maximum consumer groups with offsets."""
     offsets_max: Positive = 500_000
-    """Offsets, one per group and queue, that all groups may have together."""
+    """Maximum offsets (one per group and queue) of all groups together."""
     long_polling_enable: bool = True
-    """Whether a pull waits for messages as long as it asks to (``pull_wait_ms_max`` at most)."""
+    """Whether a pull waits for messages as long as it asks to (at most ``pull_wait_ms_max``)."""
     short_polling_time_mills: Millis = 1000
-    """Longest wait of a pull while ``long_polling_enable`` is false."""
+    """Longest wait of a pull if ``long_polling_enable`` is false."""
     pull_wait_ms_max: Millis = 60_000
     """Longest wait of a pull."""
     pull_bytes_max: Bytes = 4 * MIB
-    """Records in one answer, except that a single larger one is always given."""
+    """Maximum bytes of records per answer, except that a single larger record is always returned."""
     pulls_waiting_max: Positive = 20_000
-    """Pulls that may wait for messages."""
+    """Maximum pulls waiting for messages."""
     streams_max: Positive = 1024
-    """Streams of each kind (send, pull; health and reflection) that clients may have open on this broker."""
+    """Maximum open client streams of each kind (send, pull; health and reflection) on this broker."""
     send_pending_messages_max: Positive = 40_000
-    """Messages of all producers that may wait to be stored; beyond it streams are not read, single sends refused."""
+    """Maximum messages of all producers waiting to be stored; beyond it, streams pause and single sends are refused."""
     send_pending_bytes_max: Bytes = 48 * MIB
-    """Bytes of them."""
+    """Maximum bytes of messages of all producers waiting to be stored."""
     read_threads: Positive = 4
-    """Threads that read messages for pulls and queries."""
+    """Number of threads that read messages for pulls and queries."""
     metrics_port: Port = 0
-    """Port on which Prometheus finds ``/metrics``, beside ``/healthz`` and ``/readyz``; 0: none."""
+    """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
-    """Address to serve metrics at. They are read-only and not encrypted, for anybody who can connect."""
+    """Address to serve metrics at: read-only, unencrypted, and open to anyone who can connect."""
     metrics_topics_max: Positive = 200
-    """Topics, and pairs of a group and a topic, that get figures of their own; all others are told as one."""
+    """Maximum topics, and pairs of group and topic, with metrics of their own; all others are reported together."""
 
     @property
     def name(self) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
-from rocketstore.types import BrokerRole, FlushDiskType
+from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 KEYS_INDEXED_MAX: Final = 1024
-"""Keys of one record that it is found by, the first ones; earlier versions took messages with more."""
+"""Only this many keys of a record, the first ones, are indexed; earlier versions accepted messages with more."""
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
@@ -24,115 +24,115 @@ class MessageStoreConfig:
     """RocketMQ's ``MessageStoreConfig``. Intervals are milliseconds, sizes bytes, ratios percent."""
 
     store_path_root_dir: Path = field(default_factory=lambda: Path.home() / "store")
-    """Where everything is kept."""
+    """Root directory of everything the store keeps."""
     store_path_commit_log: str = ""
-    """Directories of the plain commit log, separated by commas; empty: ``<root>/commitlog``."""
+    """Comma-separated directories of the plain commit log; empty: ``<root>/commitlog``."""
     read_only_commit_log_store_paths: str = ""
-    """Directories whose log files are read but never written to, separated by commas."""
+    """Comma-separated directories whose log files are read but never written to."""
     mapped_file_size_commit_log: Bytes = 1024 * MIB
-    """Size of a log file; for the life of a log, and the same on all members of a group."""
+    """Size of a log file; must be the same on all members of a group and cannot change during a log's life."""
     mapped_file_size_consume_queue: Bytes = 6_000_000
-    """Size of a consume queue's file, rounded up to whole units of 20 bytes; for the life of a store."""
+    """Size of a consume queue file, rounded up to whole 20-byte units; cannot change during a store's life."""
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
-    """SYNC_FLUSH: a put is answered when it is durable; ASYNC_FLUSH: before. Not given in a DLedger broker: durable."""
+    """SYNC_FLUSH: puts are answered once durable; ASYNC_FLUSH: before that. Unset in a DLedger broker: durable."""
     flush_interval_commit_log: Millis = 500
-    """How often an asynchronous flush looks for work (ms)."""
+    """How often asynchronous flushing checks for work (ms)."""
     flush_commit_log_least_pages: int = 4
-    """With fewer dirty pages of 4 KiB an asynchronous flush waits for the thorough one."""
+    """With fewer dirty 4 KiB pages, an asynchronous flush is left to the thorough one."""
     flush_commit_log_thorough_interval: AnyMillis = 10_000
-    """How often an asynchronous flush takes everything (ms)."""
+    """How often an asynchronous flush writes everything (ms)."""
     flush_commit_log_timed: bool = True
-    """Whether asynchronous flushes come at intervals only; else also whenever something was put."""
+    """Whether asynchronous flushes run only at intervals; if false, also after every put."""
     commit_interval_commit_log: Millis = 200
-    """As ``flush_interval_commit_log``, from the transient store pool to the file."""
+    """Like ``flush_interval_commit_log``, from the transient store pool to the file."""
     commit_commit_log_least_pages: int = 4
-    """As ``flush_commit_log_least_pages``, from the transient store pool to the file."""
+    """Like ``flush_commit_log_least_pages``, from the transient store pool to the file."""
     commit_commit_log_thorough_interval: AnyMillis = 200
-    """As ``flush_commit_log_thorough_interval``, from the transient store pool to the file."""
+    """Like ``flush_commit_log_thorough_interval``, from the transient store pool to the file."""
     flush_interval_consume_queue: Millis = 1000
-    """How often consume queues and index are flushed (ms)."""
+    """How often consume queues and the index are flushed (ms)."""
     flush_consume_queue_least_pages: int = 2
-    """Consume queues with fewer dirty pages wait for the thorough flush."""
+    """Consume queues with fewer dirty pages are left to the thorough flush."""
     flush_consume_queue_thorough_interval: AnyMillis = 60_000
-    """How often consume queues and index are flushed whole and the checkpoint is written (ms)."""
+    """How often consume queues and the index are flushed completely and the checkpoint is written (ms)."""
     sync_flush_timeout: Millis = 5000
     """How long a put waits for SYNC_FLUSH before it is answered FLUSH_DISK_TIMEOUT (ms)."""
     slave_timeout: Millis = 3000
     """How long a put would wait for a slave (ms)."""
     os_page_cache_busy_timeout_mills: AnyMillis = 1000
-    """A put that finds the one before writing for longer is refused (OS_PAGECACHE_BUSY)."""
+    """Puts are refused (OS_PAGECACHE_BUSY) while the previous one has been writing for longer than this (ms)."""
     dispatch_behind_bytes_max: Bytes = 32 * MIB
-    """With so much of the log not yet in consume queues and index, puts are refused (OS_PAGECACHE_BUSY)."""
+    """Puts are refused (OS_PAGECACHE_BUSY) while this much of the log is missing from consume queues and the index."""
     message_keys_max: Annotated[int, Range(1, KEYS_INDEXED_MAX)] = 64
-    """Keys of one message (up to 1024): each costs as much to index as a whole message with one."""
+    """Maximum keys per message (up to 1024): indexing each costs as much as a whole message with one key."""
     max_message_size: Bytes = 4 * MIB
-    """Largest body of a message or a batch."""
+    """Maximum body size of a message or a batch."""
     check_crc_on_recover: bool = True
-    """Whether a plain log's bodies are checked against their CRCs at start."""
+    """Whether bodies in a plain log are checked against their CRCs at startup."""
     warm_mapped_file_enable: bool = False
-    """Whether new files of a plain log are written to once before use."""
+    """Whether new files of a plain log are pre-written before use."""
     transient_store_pool_enable: bool = False
-    """Whether puts go to buffers in memory first (ASYNC_FLUSH only): a killed process loses them."""
+    """Whether puts go to memory buffers first (ASYNC_FLUSH only); a killed process loses their contents."""
     transient_store_pool_size: Positive = 5
-    """How many such buffers there are, each as large as a log file."""
+    """Number of these buffers, each as large as a log file."""
     fast_fail_if_no_buffer_in_store_pool: bool = False
-    """Whether a put is refused rather than written to the file when all buffers are in use."""
+    """Whether puts are refused, rather than written to the file, while all buffers are in use."""
     clean_resource_interval: Millis = 10_000
-    """How often disks are measured and expired files are looked for (ms)."""
+    """How often to measure disk usage and look for expired files (ms)."""
     delete_when: str = "04"
-    """Local hours of the day in which expired files are removed, separated by ``;``."""
+    """Hours of the day (local time) at which expired files are removed, separated by ``;``."""
     file_reserved_time: Annotated[int, Range(0), Unit.HOURS] = 72
-    """Hours after its last write from which a log file may be removed."""
+    """Hours after its last write when a log file may be removed."""
     disk_max_used_space_ratio: Percent = 75
-    """Percentage of the disk in use above which expired files are removed at any hour (10 to 95 count)."""
+    """Disk usage (percent) above which expired files are removed at any hour (limited to 10 to 95)."""
     disk_space_warning_level_ratio: Percent = 90
-    """Percentage above which no messages are taken."""
+    """Disk usage (percent) above which messages are refused."""
     disk_space_clean_forcibly_ratio: Percent = 85
-    """Percentage above which the oldest files go whatever their age, if ``clean_file_forcibly_enable``."""
+    """Disk usage (percent) above which the oldest files are removed at any age, if ``clean_file_forcibly_enable``."""
     clean_file_forcibly_enable: bool = True
-    """Whether a disk that is too full costs files that have not expired."""
+    """Whether unexpired files may be removed when the disk is too full."""
     delete_commit_log_files_interval: AnyMillis = 100
-    """Pause between the removals of two log files (ms)."""
+    """Pause between removing two log files (ms)."""
     delete_consume_queue_files_interval: AnyMillis = 100
-    """RocketMQ's pause between the removals of two queue files (ms)."""
+    """RocketMQ's pause between removing two queue files (ms)."""
     redelete_hanged_file_interval: AnyMillis = 120_000
-    """RocketMQ's interval of trying again to remove a file that readers hold (ms)."""
+    """How often RocketMQ retries removing a file held by readers (ms)."""
     message_index_enable: bool = True
-    """Whether keys are indexed, for queries by key."""
+    """Whether keys are indexed so that messages can be queried by key."""
     message_index_safe: bool = True
-    """True here, false in RocketMQ, where keys older than the replay's start stay lost after a crash."""
+    """True here; false in RocketMQ, where a crash permanently loses keys older than the start of the replay."""
     derived_scrub_bytes_per_s: BytesOrZero = MIB
-    """How fast a running broker verifies its consume queues, with the messages that they lead to, and its key index,
-    again and again (bytes a second, at least 1 KiB per message; 0: not at all). What is wrong is made again from the
-    log, whoever finds it."""
+    """How fast a running broker continuously verifies its key index and its consume queues with the messages they point
+    to (bytes per second, counting at least 1 KiB per message; 0: never). Whatever is found wrong, here or elsewhere, is
+    rebuilt from the log."""
     max_hash_slot_num: Positive = 5_000_000
     """Hash slots of an index file (4 bytes each)."""
     max_index_num: Positive = 20_000_000
     """Entries of an index file (20 bytes each)."""
     max_msgs_num_batch: int = 64
-    """Most messages that a query by key gives."""
+    """Maximum messages returned by a query by key."""
     default_query_max_num: Positive = 32
-    """How many messages a query by key gives when it does not say."""
+    """Messages returned by a query by key that sets no limit."""
     max_transfer_bytes_on_message_in_memory: Bytes = 256 * KIB
-    """Most bytes that one get gives while they are probably in memory; in a broker 1 MiB."""
+    """Maximum bytes per get while they are probably in memory; in a broker, 1 MiB."""
     max_transfer_count_on_message_in_memory: Positive = 32
-    """Most messages that one get gives while they are probably in memory; in a broker 4096."""
+    """Maximum messages per get while they are probably in memory; in a broker, 4096."""
     max_transfer_bytes_on_message_in_disk: Bytes = 64 * KIB
-    """Most bytes that one get gives from further behind; in a broker 1 MiB."""
+    """Maximum bytes per get from further behind; in a broker, 1 MiB."""
     max_transfer_count_on_message_in_disk: Positive = 8
-    """Most messages that one get gives from further behind; in a broker 4096."""
+    """Maximum messages per get from further behind; in a broker, 4096."""
     access_message_in_memory_max_ratio: Percent = 40
-    """Percentage of the machine's memory that is taken for the log's end being in the page cache."""
+    """Percentage of the machine's memory assumed to cache the end of the log."""
     disk_fall_recorded: bool = True
-    """Whether RocketMQ counts how far consumers are behind on the disk."""
+    """Whether RocketMQ records how far behind consumers are on disk."""
     offset_check_in_slave: bool = False
-    """Whether a slave, too, puts an offset right that lies outside a queue."""
+    """Whether a slave, too, corrects an offset outside a queue."""
     message_delay_level: str = DEFAULT_DELAY_LEVELS
-    """The delay levels, from 1 on, separated by blanks."""
+    """Delay levels, starting with level 1, separated by spaces."""
     flush_delay_offset_interval: Millis = 10_000
-    """How often RocketMQ writes the progress of delayed delivery (ms)."""
+    """How often RocketMQ saves the progress of delayed delivery (ms)."""
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
-    """RocketMQ's role of a plain broker: ASYNC_MASTER or SYNC_MASTER."""
+    """RocketMQ's role for a plain broker: ASYNC_MASTER or SYNC_MASTER."""
     ha_listen_port: int = 10_912
     """RocketMQ's port for slaves."""
     enable_dledger_commit_log: bool = False
@@ -152,7 +152,7 @@ class MessageStoreConfig:
     @property
     def consume_queue_file_bytes(self) -> int:
         """``mapped_file_size_consume_queue`` rounded up to whole units."""
-        return -(-self.mapped_file_size_consume_queue // 20) * 20
+        return -(-self.mapped_file_size_consume_queue // QUEUE_UNIT.size) * QUEUE_UNIT.size
 
     @property
     def index_dir(self) -> Path:

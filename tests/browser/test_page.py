@@ -158,7 +158,7 @@ def test_a_search_that_finds_nothing_and_one_that_makes_no_sense_say_so(
     page.click("#tab-messages")
 
     find(page, by="key", topic="orders", key="nobody-has-this")
-    wait_for_rows(page, "panel-messages", "No message has that.")
+    wait_for_rows(page, "panel-messages", "No matching messages.")
 
     find(page, by="offset", topic="no-such-topic", queue="0", offset="")
     page.wait(lambda: "no-such-topic" in page.text("panel-messages") or "not" in page.text("panel-messages"), "why")

@@ -13,13 +13,13 @@ function question(action, node) {
   switch (action) {
     case "transfer":
       return leads
-        ? [`Take leadership from ${node}?`, "It goes to the most caught-up node. Appends wait a moment; none that was acknowledged is lost.", "Hand over"]
-        : [`Make ${node} the leader?`, `${state.group.leader} hands over once ${node} has everything. Appends wait a moment; none that was acknowledged is lost.`, `Make ${node} leader`];
+        ? [`Take leadership from ${node}?`, "It goes to the most caught-up node. Appends wait briefly; no acknowledged entry is lost.", "Hand over"]
+        : [`Make ${node} the leader?`, `${state.group.leader} hands over once ${node} has caught up. Appends wait briefly; no acknowledged entry is lost.`, `Make ${node} leader`];
     case "kill":
-      return [`Kill ${node}?`, `Its process gets SIGKILL: no goodbye, no last flush. ${leads ? "It leads: the others elect a successor, usually within a second. " : ""}Nothing that was acknowledged is lost as long as a majority lives.`, `Kill ${node}`];
+      return [`Kill ${node}?`, `Its process gets SIGKILL: no graceful stop, no final flush. ${leads ? "It is the leader: the others elect a successor, usually within a second. " : ""}No acknowledged entry is lost as long as a majority is up.`, `Kill ${node}`];
     case "restart":
       if (state.processes[node] !== "running") return null;
-      return [`Restart ${node}?`, `Its process is stopped gracefully${leads ? ", which hands leadership over," : ""} and started again.`, `Restart ${node}`];
+      return [`Restart ${node}?`, `Its process stops gracefully${leads ? ", handing over leadership," : ""} and starts again.`, `Restart ${node}`];
     default:
       return null;
   }
@@ -56,7 +56,7 @@ function confirmed(title, words, yes) {
 
 export function toast(words, isBad) {
   const box = $("toasts");
-  const item = h("p", { class: isBad ? "toast bad" : "toast" }, isBad ? `Not done: ${words}` : words);
+  const item = h("p", { class: isBad ? "toast bad" : "toast" }, isBad ? `Failed: ${words}` : words);
   box.append(item);
   while (box.children.length > TOASTS_MAX) box.firstChild.remove();
   setTimeout(() => item.remove(), TOAST_MS);

@@ -32,7 +32,7 @@ function startMessages() {
     topic: field("Topic", form.topic, "grow"), queue: field("Queue", form.queue, "small"), offset: field("From offset", form.offset, "small"),
     key: field("Key", form.key, "grow"), id: field("Message id", form.id, "grow"),
   };
-  form.say = h("p", { class: "result-line", role: "status" }, "Newest messages of a queue, or a search by key or id.");
+  form.say = h("p", { class: "result-line", role: "status" }, "Browse a queue's newest messages, or search by key or id.");
   form.results = h("div");
   form.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); search(); } },
     field("Find by", form.by, ""), Object.values(form.fields), h("button", { type: "submit", class: "strong" }, "Find"), form.names);
@@ -82,7 +82,7 @@ async function search(offset = form.offset.value.trim()) {
     id: { by, id: form.id.value.trim() },
   }[by];
   const mine = (asked += 1);
-  text(form.say, "Looking…");
+  text(form.say, "Searching…");
   let found;
   try {
     found = await ask("/api/messages", wanted);
@@ -94,7 +94,7 @@ async function search(offset = form.offset.value.trim()) {
   }
   if (mine !== asked) return;
   form.results.replaceChildren(
-    found.messages.length ? messageTable(found.messages) : h("p", { class: "empty" }, by === "offset" ? "This queue has no messages there." : "No message has that."),
+    found.messages.length ? messageTable(found.messages) : h("p", { class: "empty" }, by === "offset" ? "No messages at this offset." : "No matching messages."),
   );
   form.say.replaceChildren(...(by === "offset" ? pager(found) : [`${found.messages.length} found`]));
 }
@@ -125,9 +125,9 @@ function messageTable(messages) {
 async function showMessage(one) {
   await showDetail(`Message ${one.offset} of queue ${one.queue} of ${one.topic}`, "/api/message", { topic: one.topic, queue: one.queue, offset: one.offset }, (found) => [
     ["Message id", mono(found.message_id)], ["Unique key", mono(found.unique_key || "–")], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
-    ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Made", `${format.moment(found.born_ms)} at ${found.born_host}`],
-    ["In the log", `${format.count(found.size)} bytes at position ${format.count(found.position)}`],
-    ["Delivered again", `${found.reconsume_times} times`],
+    ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Created", `${format.moment(found.born_ms)} at ${found.born_host}`],
+    ["Location", `${format.count(found.size)} bytes at position ${format.count(found.position)}`],
+    ["Redelivered", `${found.reconsume_times} times`],
     ...found.properties.map(([name, value]) => [`Property ${name}`, mono(value)]),
     ...(found.note ? [["Note", found.note]] : []),
   ]);
@@ -137,7 +137,7 @@ async function showMessage(one) {
 
 function startEntries() {
   entries.index = h("input", { id: "entry-index", type: "number", min: 0, step: 1, placeholder: "newest" });
-  entries.say = h("p", { class: "result-line", role: "status" }, "Committed entries, as any node holds them.");
+  entries.say = h("p", { class: "result-line", role: "status" }, "Committed entries, from any node.");
   entries.results = h("div");
   entries.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); searchEntries(); } },
     field("From index", entries.index, "small"), h("button", { type: "submit", class: "strong" }, "Show entries"));
@@ -178,12 +178,12 @@ async function searchEntries(index = entries.index.value.trim()) {
           h("button", { type: "button", class: "linklike", "aria-label": `Show entry ${one.index}`, onclick: () => showEntry(one.index) }, String(one.index)),
           String(one.term), one.kind.toLowerCase(), format.count(one.preview.bytes), one.preview.text,
         ]))
-      : h("p", { class: "empty" }, "No entry there yet. Append one: dledger append hello"),
+      : h("p", { class: "empty" }, "No entries here yet. Append one: dledger append hello"),
   );
 }
 
 const showEntry = (index) => showDetail(`Entry ${format.count(index)}`, "/api/entry", { index }, (found) => [
-  ["Term", String(found.term)], ["Kind", found.kind.toLowerCase()], ["Position", `byte ${format.count(found.position)} of the log`],
+  ["Term", String(found.term)], ["Kind", found.kind.toLowerCase()], ["Position", `byte ${format.count(found.position)} in the log`],
 ]);
 
 // --- all of one ------------------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ export function start(onBrowse) {
     ],
     (row) => row.name, 2, true,
   );
-  parts.topicsSay = h("p", { class: "empty", role: "status" }, "Asking for the topics…");
-  parts.groupsSay = h("p", { class: "empty", role: "status" }, "Asking for the groups…");
+  parts.topicsSay = h("p", { class: "empty", role: "status" }, "Loading topics…");
+  parts.groupsSay = h("p", { class: "empty", role: "status" }, "Loading groups…");
   const system = h("input", { type: "checkbox", onchange: () => { showSystem = system.checked; render(); } });
-  $("panel-topics").append(parts.topics.element, parts.topicsSay, h("p", {}, h("label", { class: "toggle" }, system, "Topics of the broker itself, too")));
+  $("panel-topics").append(parts.topics.element, parts.topicsSay, h("p", {}, h("label", { class: "toggle" }, system, "Show internal topics")));
   $("panel-groups").append(parts.groups.element, parts.groupsSay);
   setInterval(refreshOpen, REFRESH_MS);
 }
@@ -47,17 +47,17 @@ export function render() {
   const shown = topics.filter((row) => showSystem || !row.system);
   parts.topics.render(shown);
   parts.groups.render(groups);
-  say(parts.topicsSay, parts.topics, shown.length, loaded, error, "No topics yet. Make one: dledger topic create orders", cut(topics.length, totals.topics, "topics", "dledger topic list"));
-  say(parts.groupsSay, parts.groups, groups.length, loaded, error, "No consumer group has committed anything yet.", cut(groups.length, totals.groups, "groups", "dledger consumer progress"));
+  say(parts.topicsSay, parts.topics, shown.length, loaded, error, "No topics yet. Create one: dledger topic create orders", cut(topics.length, totals.topics, "topics", "dledger topic list"));
+  say(parts.groupsSay, parts.groups, groups.length, loaded, error, "No consumer group has committed an offset yet.", cut(groups.length, totals.groups, "groups", "dledger consumer progress"));
 }
 
 /** What is missing from a list that is too long for a page. */
 function cut(shown, total, things, command) {
-  return shown < total ? `The first ${format.count(shown)} of ${format.count(total)} ${things}, those of the broker itself included. All of them: ${command}` : "";
+  return shown < total ? `The first ${format.count(shown)} of ${format.count(total)} ${things}, including internal ones. To see all: ${command}` : "";
 }
 
 function say(place, table, count, loaded, error, none, missing) {
-  const words = error && !count ? error : !loaded ? "Asking…" : count ? missing : none;
+  const words = error && !count ? error : !loaded ? "Loading…" : count ? missing : none;
   place.hidden = words === "";
   place.className = error && !count ? "empty bad" : "empty";
   if (place.textContent !== words) place.textContent = words;

@@ -16,7 +16,7 @@ export class Chart {
     Object.assign(this, { plot, legend, series, span, shown, floor });
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.tip = h("div", { class: "plot-tip", hidden: true, role: "status" });
-    this.none = h("p", { class: "plot-empty" }, "Nothing measured yet");
+    this.none = h("p", { class: "plot-empty" }, "No data yet");
     plot.append(this.canvas, this.tip, this.none);
     this.top = floor;
     this.cursor = null; // a time
@@ -48,7 +48,7 @@ export class Chart {
 
   /** Say what the picture shows; seldom, for a screen reader may read it out. */
   describe(title) {
-    if (this.words !== undefined) this.plot.setAttribute("aria-label", `${title} over time. Now: ${this.words}. Arrow keys read earlier values.`);
+    if (this.words !== undefined) this.plot.setAttribute("aria-label", `${title} over time. Now: ${this.words}. Use the arrow keys to read earlier values.`);
   }
 
   renderLegend(series, points) {

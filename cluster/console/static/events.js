@@ -1,4 +1,4 @@
-// What happened: a list for eyes, and a few words for screen readers.
+// Events: a visible list, and short announcements for screen readers.
 
 import { $, h, shape, text } from "./dom.js";
 import * as format from "./format.js";
@@ -34,7 +34,7 @@ function item(event) {
   const icon = shape(SHAPES.has(event.kind) ? event.kind : "action");
   const words = [h("p", {}, event.text)];
   if (event.gap_ms >= 0) {
-    words.push(h("p", { class: "more" }, `No leader was seen for ${format.span(event.gap_ms)} before.`));
+    words.push(h("p", { class: "more" }, `No leader was seen for the previous ${format.span(event.gap_ms)}.`));
   }
   return h("li", { "data-kind": event.kind, "data-node": event.node },
     h("time", { datetime: new Date(event.at_ms).toISOString(), title: format.moment(event.at_ms) }, format.clock(event.at_ms)), icon, h("div", {}, words));

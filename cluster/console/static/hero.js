@@ -1,10 +1,10 @@
-// The sentence at the top: who leads, how the group is, in words; and four figures.
+// The headline: who leads, the group's health, and four figures.
 
 import { $, attribute, classes, text } from "./dom.js";
 import * as format from "./format.js";
 import { isAlive, now, state } from "./store.js";
 
-const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… asking" };
+const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… connecting" };
 
 export function render() {
   const [level, title, more] = verdict();
@@ -33,30 +33,30 @@ function verdict() {
   const asking = nodes.filter((node) => node.state === "unknown");
   const missing = nodes.filter((node) => node.state === "unreachable").map((node) => node.node);
   if (alive.length === 0) {
-    if (asking.length === nodes.length) return ["none", "Asking the nodes…", "No answer yet."];
-    return ["bad", "No node answers", `Asked ${format.names(nodes.map((node) => node.address || node.node))}. Asking on, once a second.`];
+    if (asking.length === nodes.length) return ["none", "Contacting the nodes…", "No response yet."];
+    return ["bad", "No node responds", `Tried ${format.names(nodes.map((node) => node.address || node.node))}. Retrying every second.`];
   }
   if (group.kind === "broker") {
-    return ["good", `${alive[0].node} serves alone`, "A plain broker: no group, no failover."];
+    return ["good", `${alive[0].node} is running`, "A standalone broker: no group, no failover."];
   }
   const quorum = Math.floor(nodes.length / 2) + 1;
   if (group.leader === "") {
     const since = group.lost_ms ? ` for ${format.span(now() - group.lost_ms)}` : "";
     if (alive.length < quorum) {
-      return ["bad", "Nobody leads", `${alive.length} of ${nodes.length} nodes answer${alive.length === 1 ? "s" : ""}, ${quorum} are needed${since}. Appends wait; nothing is lost.`];
+      return ["bad", "No leader", `${alive.length} of ${nodes.length} nodes respond${alive.length === 1 ? "s" : ""}, ${quorum} needed${since}. Appends wait; nothing is lost.`];
     }
-    return ["bad", "Nobody leads", `An election is under way${since}. Appends wait until it is over.`];
+    return ["bad", "No leader", `An election has been under way${since}. Appends wait until it ends.`];
   }
   const since = `${group.leader_began ? "" : "at least "}since ${format.clock(group.leader_since_ms)}`;
   const title = `${group.leader} leads`;
   const full = nodes.filter((node) => node.facts?.disk_full).map((node) => node.node);
   if (full.length) return ["warn", title, `${format.names(full)}: disk full. In term ${group.term} ${since}.`];
   const spare = alive.length - quorum;
-  const may = spare <= 0 ? "No other may fail." : `${spare} more may fail.`;
+  const may = spare <= 0 ? "No more may fail." : `${spare} more may fail.`;
   if (missing.length) {
-    return ["warn", title, `${format.names(missing)} ${missing.length === 1 ? "does" : "do"} not answer. ${may} In term ${group.term} ${since}.`];
+    return ["warn", title, `${format.names(missing)} ${missing.length === 1 ? "does" : "do"} not respond. ${may} In term ${group.term} ${since}.`];
   }
-  const words = nodes.length === 1 ? "It is alone: there is no failover." : `All ${nodes.length} nodes answer. ${spare <= 0 ? "None may fail." : `Any ${spare} may fail.`}`;
+  const words = nodes.length === 1 ? "Single node: no failover." : `All ${nodes.length} nodes respond. ${spare <= 0 ? "None may fail." : `Up to ${spare} may fail.`}`;
   return ["good", title, `${words} In term ${group.term} ${since}.`];
 }
 

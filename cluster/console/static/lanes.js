@@ -9,8 +9,8 @@ const ROLE = {
   follower: "Follower",
   candidate: "Candidate",
   plain: "Broker",
-  unreachable: "No answer",
-  unknown: "Asking…",
+  unreachable: "No response",
+  unknown: "Connecting…",
 };
 const GRID_MS = [[60_000, 10_000], [300_000, 60_000], [1_800_000, 300_000]];
 const TAIL_MIN = 50;
@@ -111,7 +111,7 @@ function renderLane(lane, node) {
   classes(lane.roleBox, `role ${node.state}`);
   text(lane.role, ROLE[node.state]);
   attribute(lane.item, "data-state", node.state);
-  text(lane.address, node.address === node.node ? "" : node.address || "address not known yet");
+  text(lane.address, node.address === node.node ? "" : node.address || "address unknown");
   const [note, isBad] = noteOf(node);
   text(lane.note, note);
   attribute(lane.note, "title", note);
@@ -129,16 +129,16 @@ function noteOf(node) {
   const facts = node.facts;
   const process = state.processes[node.node];
   if (node.state === "unreachable") {
-    if (process === "ended") return ["its process has ended", true];
-    if (process === "paused") return ["its process is paused", true];
-    if (process === "starting") return ["is being started", false];
-    return [node.error || "does not answer", true];
+    if (process === "ended") return ["process exited", true];
+    if (process === "paused") return ["process paused", true];
+    if (process === "starting") return ["starting", false];
+    return [node.error || "not responding", true];
   }
   if (facts === null) return ["", false];
-  if (facts.disk_full) return ["DISK FULL: takes no appends", true];
+  if (facts.disk_full) return ["DISK FULL: appends refused", true];
   const worst = facts.conditions.find((one) => one.kind !== "no_standing" && one.kind !== "disk_full");
   if (worst) return [`${worst.kind.replaceAll("_", " ")}: ${worst.message}`, true];
-  if (!facts.voter) return ["not voting yet", true];
+  if (!facts.voter) return ["cannot vote yet", true];
   const words = [];
   if (facts.pending >= PENDING_SHOWN) words.push(`${format.count(facts.pending)} pending`);
   if (facts.flush_mode !== "sync") words.push(`flush ${facts.flush_mode}`);
@@ -164,10 +164,10 @@ function renderTail(lane, node) {
   const first = Math.max(0, end - tailEntries + 1);
   const [left, right] = lane.tailWords.children;
   const shown = unit === "bytes" ? format.bytes : format.index;
-  text(left, facts === null ? "" : `the last ${unit === "bytes" ? format.bytes(tailEntries) : `${format.count(tailEntries)} entries`}, from ${shown(first)}`);
+  text(left, facts === null ? "" : `last ${unit === "bytes" ? format.bytes(tailEntries) : `${format.count(tailEntries)} entries`}, from ${shown(first)}`);
   text(right, facts === null ? "" : shown(end));
   attribute(lane.tail, "aria-label", facts === null
-    ? `${node.node}: nothing known of its log`
+    ? `${node.node}: log unknown`
     : `${node.node}'s log ends at ${shown(facts.end)}, ${shown(facts.committed)} committed, ${format.count(facts.lag)} behind`);
 }
 
@@ -186,8 +186,8 @@ function renderButtons(lane, node) {
     attribute(button, "aria-disabled", String(!enabled));
   };
   const online = state.connection === "live";
-  if (leads) set("transfer", "transfer", "Hand over", `${node.node} gives leadership to another node`, online && alive);
-  else set("transfer", "transfer", "Make leader", `${node.node} shall lead`, online && alive && state.group.leader !== "");
+  if (leads) set("transfer", "transfer", "Hand over", `${node.node} hands leadership to another node`, online && alive);
+  else set("transfer", "transfer", "Make leader", `${node.node} takes over leadership`, online && alive && state.group.leader !== "");
   const runs = process === "running" || process === "paused";
   if (process === "paused") set("pause", "resume", "Resume", `SIGCONT for ${node.node}`, online);
   else set("pause", "pause", "Pause", `SIGSTOP for ${node.node}`, online && runs);
@@ -207,7 +207,7 @@ export function drawStrips() {
     const changes = state.changes.get(lane.name) ?? [];
     drawStrip(lane.strip, changes, marks.filter((mark) => mark.node === lane.name), from, to);
     const latest = changes[changes.length - 1];
-    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} ${changes.length > 1 ? "" : "at least "}since ${format.clock(latest[0])}` : `${lane.name}: nothing seen yet`);
+    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} ${changes.length > 1 ? "" : "at least "}since ${format.clock(latest[0])}` : `${lane.name}: no data yet`);
   }
   drawAxis(from, to);
 }

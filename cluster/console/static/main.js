@@ -48,8 +48,8 @@ function renderKind() {
     renderKind.last = kind;
     tabs.offer(offered);
     text($("rate-note"), kind === "log"
-      ? "How fast the committed index moves."
-      : "Entries: how fast the committed index moves, several messages may share one. Puts and gets: as the broker counts them.");
+      ? "Growth of the committed index."
+      : "Entries: growth of the committed index; one entry may hold several messages. Puts and gets: as counted by the broker.");
   }
 }
 
@@ -95,7 +95,7 @@ connect({
     if (isSnapshot) events.renderAll();
     else events.add(fresh);
     drawAll();
-    text($("foot"), `dledger ${state.session.version} · times are this console's, seen to half a second · ${state.nodes.length} nodes`);
+    text($("foot"), `dledger ${state.session.version} · times are this console's, to within half a second · ${state.nodes.length} nodes`);
   },
   catalog: () => {
     catalog.render();

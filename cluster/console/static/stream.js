@@ -31,7 +31,7 @@ export function connect(on) {
       if (!answer.ok) throw new Error(String(answer.status));
       state.session = await answer.json();
     } catch {
-      again("lost", "the console does not answer", RETRY_MS);
+      again("lost", "the console is not responding", RETRY_MS);
       return;
     }
     source = new EventSource("/api/events");
@@ -54,7 +54,7 @@ export function connect(on) {
     source.addEventListener("error", () => {
       const refused = source.readyState === EventSource.CLOSED;
       source.close();
-      if (refused && state.connection === "connecting") again("lost", "too many pages are open", BUSY_RETRY_MS);
+      if (refused && state.connection === "connecting") again("lost", "too many open pages", BUSY_RETRY_MS);
       else again("lost", "connection to the console lost", RETRY_MS);
     });
   }
@@ -68,7 +68,7 @@ export function connect(on) {
   // A server that vanished without a word (a machine that was switched off) ends no connection.
   setInterval(() => {
     if (state.connection === "live" && source !== null && !document.hidden && Date.now() - heard > SILENT_MS) {
-      again("lost", "nothing heard from the console", 0);
+      again("lost", "no data from the console", 0);
     }
   }, 1000);
 
@@ -111,7 +111,7 @@ async function answerOf(request) {
   try {
     answer = await request();
   } catch {
-    throw new Error("the console does not answer");
+    throw new Error("the console is not responding");
   }
   if (answer.status === 401) location.assign("/login");
   let found = null;
@@ -120,6 +120,6 @@ async function answerOf(request) {
   } catch {
     // told below
   }
-  if (!answer.ok || found === null) throw new Error(found?.error ?? `the console answered ${answer.status}`);
+  if (!answer.ok || found === null) throw new Error(found?.error ?? `the console returned status ${answer.status}`);
   return found;
 }

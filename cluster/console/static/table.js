@@ -80,7 +80,7 @@ export class Table {
       type: "button", class: "linklike expander", "data-key": name, "aria-expanded": String(isOpen),
       onclick: () => {
         if (!this.open.delete(name)) {
-          const place = h("div", {}, h("p", { class: "quiet" }, "Looking…"));
+          const place = h("div", {}, h("p", { class: "quiet" }, "Loading…"));
           this.open.set(name, place);
           fill(place);
         }
