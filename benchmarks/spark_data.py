@@ -23,24 +23,14 @@ from dledger.config import MIB, StoreConfig
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
-from dledger.store.format import blank_head, segment_name
+from dledger.store.format import CHAIN_CRC_END, CHAIN_CRC_OFFSET, HEADERS, UNITS, blank_head, segment_name
 from dledger.store.fs import FileSystem
 from dledger.types import LogIndex, NodeId
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, encode_record
+from rocketstore.message.record import HEAD_V4, PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, encode_record
 
 Ints = NDArray[np.int64]
-_BORN_TIMESTAMP_AT: Final = 40
-_CHAIN_AT: Final = 36
-_CHAIN_END: Final = 40
 _TERM: Final = 1
-_ENTRY: Final = np.dtype(
-    [
-        ("magic", ">i4"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8"), ("position", ">i8"), ("channel", ">i4"),
-        ("chainCrc", ">u4"), ("bodyCrc", ">u4"), ("bodyLength", ">i4"),
-    ]
-)  # fmt: skip
-_UNIT: Final = np.dtype([("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")])
 _COMPLETE: Final = "complete.json"
 
 
@@ -183,20 +173,22 @@ class _Writer:
         message = starts + ENTRY_HEADER_BYTES
         _scatter(data, message + QUEUE_OFFSET_AT, pool.ranks[rows] + done * pool.per_queue[rows])
         _scatter(data, message + PHYSICAL_OFFSET_AT, positions + ENTRY_HEADER_BYTES)
-        _scatter(data, message + _BORN_TIMESTAMP_AT, times - 3)
+        _scatter(data, message + HEAD_V4.at("born_timestamp"), times - 3)
         _scatter(data, message + STORE_TIMESTAMP_AT, times)
-        heads = np.zeros(count, _ENTRY)
+        heads = np.zeros(count, HEADERS)
         heads["magic"], heads["term"], heads["size"] = 1, _TERM, sizes
         heads["index"], heads["position"] = numbers, positions
-        heads["bodyLength"] = sizes - ENTRY_HEADER_BYTES
+        heads["body_length"] = sizes - ENTRY_HEADER_BYTES
         with data.data as view:
-            heads["bodyCrc"] = [
+            heads["body_crc"] = [
                 crc32c(view[start + ENTRY_HEADER_BYTES : start + size])
                 for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
             ]
-        heads["chainCrc"] = self._chained(heads)
-        np.ndarray((len(data) - ENTRY_HEADER_BYTES + 1,), "V48", data.data, strides=(1,))[starts] = heads.view("V48")
-        units = np.zeros(count, _UNIT)
+        heads["chain_crc"] = self._chained(heads)
+        np.ndarray((len(data) - ENTRY_HEADER_BYTES + 1,), f"V{ENTRY_HEADER_BYTES}", data.data, strides=(1,))[starts] = (
+            heads.view(f"V{ENTRY_HEADER_BYTES}")
+        )
+        units = np.zeros(count, UNITS)
         units["magic"], units["term"], units["size"] = 1, _TERM, sizes
         units["index"], units["position"] = numbers, positions
         self.end = self.last_end = self.end + len(data)
@@ -206,7 +198,9 @@ class _Writer:
     def _chained(self, heads: NDArray[np.void]) -> list[int]:
         raw, chain, chains = memoryview(heads.tobytes()), self.chain, []
         for at in range(0, len(raw), ENTRY_HEADER_BYTES):
-            chain = crc32c(raw[at + _CHAIN_END : at + ENTRY_HEADER_BYTES], crc32c(raw[at : at + _CHAIN_AT], chain))
+            chain = crc32c(
+                raw[at + CHAIN_CRC_END : at + ENTRY_HEADER_BYTES], crc32c(raw[at : at + CHAIN_CRC_OFFSET], chain)
+            )
             chains.append(chain)
         self.chain = chain
         return chains

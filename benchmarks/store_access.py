@@ -7,11 +7,12 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.config import MIB, StoreConfig
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId, Term
 
 BODY_BYTES: Final = 1024
-RECORD_BYTES: Final = BODY_BYTES + 48
+RECORD_BYTES: Final = BODY_BYTES + ENTRY_HEADER_BYTES
 GROUP: Final = "bench"
 CLUSTER_ID: Final = "bench/n0"
 NODE_ID: Final = NodeId("n0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from fractions import Fraction
 from typing import Final
 
 _SIZE: Final = re.compile(r"([+-]?\d+)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
@@ -38,10 +39,10 @@ def parse_duration_ms(text: str, unit: str = "ms") -> float:
     if match is None or not of:
         bare = f" ({unit} without one)" if unit else ""
         raise ValueError(f"invalid duration {text!r}: use a number with ms, s, m, h or d{bare}")
-    duration = (float if "." in match[1] else int)(match[1]) * _UNITS_MS[of]
-    if abs(duration) > _DURATION_MS_MAX:
+    exact = Fraction(match[1]) * _UNITS_MS[of]  # 1.001s are 1001 ms, which no binary fraction is
+    if abs(exact) > _DURATION_MS_MAX:
         raise ValueError(f"invalid duration {text!r}: at most {_DURATION_MS_MAX} ms")
-    return duration
+    return int(exact) if exact.denominator == 1 else float(exact)
 
 
 def parse_millis(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
-from rocketstore.types import BrokerRole, FlushDiskType
+from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -152,7 +152,7 @@ class MessageStoreConfig:
     @property
     def consume_queue_file_bytes(self) -> int:
         """``mapped_file_size_consume_queue`` rounded up to whole units."""
-        return -(-self.mapped_file_size_consume_queue // 20) * 20
+        return -(-self.mapped_file_size_consume_queue // QUEUE_UNIT.size) * QUEUE_UNIT.size
 
     @property
     def index_dir(self) -> Path:

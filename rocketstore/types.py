@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
+from dledger.layout import RecordLayout
 from dledger.records import record
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -148,11 +149,15 @@ class ScannedRecords(NamedTuple):
 
 
 class QueueUnit(NamedTuple):
-    """One place in a consume queue: 20 bytes on disk."""
+    """One place in a consume queue."""
 
     offset: int
     size: int
     tags_code: int
+
+
+QUEUE_UNIT: Final = RecordLayout((("offset", "i8"), ("size", "i4"), ("tags_code", "i8")))
+"""A unit as it is stored."""
 
 
 @record(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from rocketstore.commit_log.port import PutDone
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.ids import unique_id
 from rocketstore.message.message import Message
-from rocketstore.message.record import encode_record
+from rocketstore.message.record import HEAD_V4, MESSAGE_MAGIC, encode_record
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutResult
 
@@ -37,7 +36,8 @@ BARE_PUT: Final = "bare pack+crc32+pwrite loop"
 BARE_SCAN: Final = "scanning the records alone"
 _LAG_S_MAX: Final = 30.0
 _LAG_BYTES_MAX: Final = 1 << 40
-_HEAD: Final = struct.Struct(">iiiiiqqiqIiqIiiqi")
+_HEAD: Final = HEAD_V4.struct()
+_HOST: Final = bytes((127, 0, 0, 1))
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def bare_puts(context: Context) -> float:
                 crc = zlib.crc32(body) & 0x7FFFFFFF
                 size = _HEAD.size + len(body) + len(tail)
                 head = _HEAD.pack(
-                    size, -626843481, crc, 0, 0, count, offset, 0, 0, 2130706433, 0, 0, 2130706433, 0, 0, 0, len(body)
+                    size, MESSAGE_MAGIC, crc, 0, 0, count, offset, 0, 0, _HOST, 0, 0, _HOST, 0, 0, 0, len(body)
                 )
                 os.pwrite(descriptor, b"".join((head, body, tail)), offset)
                 offset += size

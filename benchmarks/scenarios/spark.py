@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from benchmarks import stats
@@ -18,6 +17,8 @@ from benchmarks.registry import Scenario
 from benchmarks.spark_data import LogSpec, WrittenLog, cached_log
 from benchmarks.targets import ONE_CORE, PARQUET, SMALL_SPLITS, STRUCT_LOOP, WITH_BODIES
 from dledger.config import MIB
+from dledger.store.format import HEADER
+from rocketstore.message.record import HEAD_V4
 
 CHILD: Final = "benchmarks.children.spark_scan"
 LOG_BYTES: Final = 3 * 1024 * MIB
@@ -26,8 +27,7 @@ SPLIT: Final = "256m"
 SMALL_SPLIT: Final = "32m"
 START_SECONDS_MAX: Final = 120.0
 SCAN_SECONDS_MAX: Final = 600.0
-_ENTRY: Final = Struct(">iiqqqiIIi")
-_MESSAGE: Final = Struct(">iiIiiqqiq4siq4siiqi")
+_MESSAGE: Final = HEAD_V4.struct()
 _GIGA: Final = 1e9
 _DECODED: Final = (
     "index", "topic", "queueId", "queueOffset", "flag", "sysFlag", "bornTimestamp", "storeTimestamp", "properties",
@@ -89,12 +89,12 @@ def looped_gigabytes_per_second(log: WrittenLog) -> float:
         data = file.read(SPLIT_BYTES)
     columns: list[list[object]] = [[] for _ in _DECODED]
     at = 0
-    while at + _ENTRY.size + _MESSAGE.size < len(data):
-        entry = _ENTRY.unpack_from(data, at)
+    while at + HEADER.size + _MESSAGE.size < len(data):
+        entry = HEADER.unpack_from(data, at)
         if at + entry[1] > len(data):
             break
-        head = _MESSAGE.unpack_from(data, at + _ENTRY.size)
-        body_at = at + _ENTRY.size + _MESSAGE.size
+        head = _MESSAGE.unpack_from(data, at + HEADER.size)
+        body_at = at + HEADER.size + _MESSAGE.size
         topic_at = body_at + head[-1]
         topic_end = topic_at + 1 + data[topic_at]
         row = (

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from struct import Struct
 from typing import Final
 
 from crc32c import crc32c
@@ -19,6 +18,7 @@ from benchmarks.registry import Scenario
 from benchmarks.store_access import BODY_BYTES, RECORD_BYTES, TERM, open_store
 from benchmarks.targets import BARE_LOOP
 from dledger.config import MIB
+from dledger.store.format import HEADER
 from dledger.types import EntryRun, LogIndex
 
 BATCH_ENTRIES: Final = 256
@@ -28,7 +28,6 @@ ROUND_BYTES_MAX: Final = 2048 * MIB
 """What one round may write, so that it measures the store and not the kernel's throttling of dirty pages."""
 BARE_BYTES: Final = 1024 * MIB
 WARM_BYTES: Final = 64 * MIB
-BARE_HEADER: Final = Struct(">iiqqqiIIi")
 
 
 def random_bodies() -> list[bytes]:
@@ -53,7 +52,7 @@ def bare_appends_per_second(target: mmap.mmap, bodies: Sequence[bytes]) -> float
     """Entries per second of the least work that yields records: pack, crc32c of the body, join, memcpy."""
     batch_bytes = RECORD_BYTES * len(bodies)
     batches = len(target) // batch_bytes
-    pack = BARE_HEADER.pack
+    pack = HEADER.pack
     started = time.perf_counter()
     for offset in range(0, batches * batch_bytes, batch_bytes):
         parts: list[bytes] = []

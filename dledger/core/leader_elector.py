@@ -2,7 +2,7 @@
 
 Raft §5.2 and §5.4.1 with the dissertation's pre-vote (§9.6), check-quorum (§6.2) and transfer (§3.10). Where DLedger's
 Java elector differs (it campaigns again in its old term, compares logs before terms, and lets one expired answer depose
-a leader with a quorum) Raft is followed; see ARCHITECTURE.md.
+a leader with a quorum) Raft is followed; see docs/protocol.md.
 """
 
 from __future__ import annotations

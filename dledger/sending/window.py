@@ -49,7 +49,8 @@ LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer is overdue."""
 LOOK_AGAIN_MS: Final = 250.0
 """The pause between two looks around for another leader."""
-RETRY_WAIT_MS_MIN: Final = 20.0
+RETRY_STEP_MS: Final = 20.0
+"""A batch that has less time left is not sent again."""
 RETRY_WAIT_MS_MAX: Final = 100.0
 """A longer pause would be longer than the election that it waits for."""
 HELD_OPEN_SHARE: Final = 0.1
@@ -296,7 +297,7 @@ class Window(Generic[ItemT, ResultT]):
         batch = self._backlog[0]
         if not self._has_room(len(batch.left)):
             return None
-        if batch.error is not None and batch.give_up_at_ms - now_ms < RETRY_WAIT_MS_MIN:
+        if batch.error is not None and batch.give_up_at_ms - now_ms < RETRY_STEP_MS:
             return None  # without time for an answer, what is certainly not stored would become unknown
         if self._numbering is not None:
             self._numbering.assign(batch, now_ms)
@@ -392,9 +393,10 @@ class Window(Generic[ItemT, ResultT]):
         self._draining = self._single = True
 
     def _backoff_ms(self) -> float:
+        """The pause before connecting again, by failures in a row: 0, 40, 80, then 100 ms."""
         if not self._failures:
             return 0.0
-        return min(RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
+        return min(RETRY_STEP_MS * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
 
     def _finish(self, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         self.pending_bytes -= batch.size

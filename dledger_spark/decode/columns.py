@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dledger.errors import invariant
 from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
 from dledger_spark.decode.layout import Ints
 from dledger_spark.decode.properties import KEYS, TAGS, Properties, parse_properties, tags_codes
@@ -55,6 +56,7 @@ def _int(name: str) -> Callable[[Shared], pa.Array]:
 
 
 def _ints(values: Ints) -> pa.Array:
+    invariant(values.itemsize <= np.dtype(np.int32).itemsize, "a field of the record fits Spark's column")
     return _fixed(values.astype(np.int32), pa.int32())
 
 

@@ -142,7 +142,7 @@ def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
     units = np.empty(len(records), UNIT)
     units["offset"] = records.field("physical_offset")
     units["size"] = records.field("size")
-    units["tags"] = _codes(details, levels)
+    units["tags_code"] = _codes(details, levels)
     columns = QueueColumns(
         details.topics, details.topic, records.field("queue_id"), records.field("queue_offset"), units
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketstore.index.chains import ENTRIES, HEADER, IndexHeader, chained, seconds_since
+from rocketstore.index.chains import ENTRIES, HEADER, SLOT, IndexHeader, chained, seconds_since
 from rocketstore.index.file import IndexShape
 
 
@@ -110,7 +110,7 @@ class _File:
 
     def finish(self) -> None:
         """Write slots and header, durably."""
-        _write(self._fd, HEADER.pack(*self._header) + self._slots.astype(">i4").tobytes(), 0)
+        _write(self._fd, HEADER.pack(*self._header) + self._slots.astype(SLOT).tobytes(), 0)
         os.fsync(self._fd)
         os.close(self._fd)
 

@@ -44,6 +44,7 @@ from dledger_spark.rebuild.parts import DIRECTORIES, INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, write_rows
 from dledger_spark.source.rows import settle_worker
 from rocketstore.config import DEFAULT_DELAY_LEVELS
+from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.index.file import IndexShape
 from rocketstore.message.delay import DelayLevels
 
@@ -91,8 +92,8 @@ class DerivedOptions:
             problems.append("name the log's directory, or the one to write to: load(path), save(path)")
         if texts["layout"] not in ("files", "keys"):
             problems.append("layout must be files or keys")
-        if numbers["fileBytes"] % 20:
-            problems.append("fileBytes must be a multiple of 20")
+        if numbers["fileBytes"] % UNIT_BYTES:
+            problems.append(f"fileBytes must be a multiple of {UNIT_BYTES}")
         if problems:
             raise OptionError("; ".join(sorted(problems)))
         return cls(

@@ -1,9 +1,8 @@
-"""The bytes of consume queue units: ``[physical offset i64][record size i32][tags code i64]``, big-endian."""
+"""The bytes of consume queue units (``QUEUE_UNIT``)."""
 
 from __future__ import annotations
 
 import operator
-import struct
 from collections.abc import Sequence
 from itertools import starmap
 from typing import Final
@@ -12,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketstore.message.columns import UnitColumns
-from rocketstore.types import QueueUnit, RecordHead
+from rocketstore.types import QUEUE_UNIT, QueueUnit, RecordHead
 
-UNIT_BYTES: Final = 20
+UNIT_BYTES: Final = QUEUE_UNIT.size
 FILLER: Final = QueueUnit(0, 0x7FFF_FFFF, 0)
 """A place without a message."""
 BROKEN: Final = QueueUnit(-1, 0, 0)
 """Stands for a unit that reads as if it had never been written, among others that were."""
-_UNIT: Final = struct.Struct(">qiq")
+_UNIT: Final = QUEUE_UNIT.struct()
 FILLER_BYTES: Final = _UNIT.pack(*FILLER)
-UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
-"""A unit as it is stored."""
+UNIT: Final = QUEUE_UNIT.dtype()
+"""A row of stored units."""
 _of_head: Final = operator.itemgetter(2, 3, 4)
 
 
@@ -39,7 +38,7 @@ def pack_units(heads: Sequence[RecordHead]) -> bytes:
 def pack_columns(columns: UnitColumns) -> bytes:
     """As ``pack_units``."""
     units = np.empty(len(columns.offsets), UNIT)
-    units["offset"], units["size"], units["tags"] = columns.offsets, columns.sizes, columns.tags_codes
+    units["offset"], units["size"], units["tags_code"] = columns.offsets, columns.sizes, columns.tags_codes
     return units.tobytes()
 
 
@@ -56,4 +55,5 @@ def unit_columns(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
     """Offsets and sizes of the whole units in ``data``, and which of them are fillers."""
     units = np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)
     offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
-    return offsets, sizes, (offsets == FILLER.offset) & (sizes == FILLER.size) & (units["tags"] == FILLER.tags_code)
+    fillers = (offsets == FILLER.offset) & (sizes == FILLER.size) & (units["tags_code"] == FILLER.tags_code)
+    return offsets, sizes, fillers

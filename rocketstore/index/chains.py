@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-ENTRIES: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-HEADER: Final = Struct(">qqqqii")
+from dledger.layout import RecordLayout
+
+HEADER_LAYOUT: Final = RecordLayout(
+    (
+        ("begin_ms", "i8"),
+        ("end_ms", "i8"),
+        ("begin_offset", "i8"),
+        ("end_offset", "i8"),
+        ("used_slots", "i4"),
+        ("next_entry", "i4"),
+    )
+)
+HEADER: Final = HEADER_LAYOUT.struct()
+_ENTRY_LAYOUT: Final = RecordLayout((("hash", "i4"), ("offset", "i8"), ("seconds", "i4"), ("previous", "i4")))
+ENTRY: Final = _ENTRY_LAYOUT.struct()
+ENTRIES: Final = _ENTRY_LAYOUT.dtype()
+SLOT: Final = np.dtype(">i4")
+"""What stands between the two: the number of the slot's newest entry."""
 KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key on its way to the index."""
 _SECONDS_MAX: Final = (1 << 31) - 1

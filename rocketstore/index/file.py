@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem, create_durably
-from rocketstore.index.chains import ENTRIES, HEADER, IndexHeader, chained, seconds_since
+from rocketstore.index.chains import ENTRIES, ENTRY, HEADER, HEADER_LAYOUT, SLOT, IndexHeader, chained, seconds_since
 from rocketstore.index.sums import (
     BLOCK_ENTRIES,
     BLOCK_SLOTS,
@@ -47,10 +46,8 @@ from rocketstore.index.sums import (
     sums_of_slots,
 )
 
-HEADER_BYTES: Final = 40
-SLOT_BYTES: Final = 4
-_ENTRY: Final = struct.Struct(">iqii")
-_STORED: Final = np.dtype(">i4")
+HEADER_BYTES: Final = HEADER.size
+SLOT_BYTES: Final = SLOT.itemsize
 _AT_ONCE: Final = BLOCK_ENTRIES << 8
 _READ_AT_ONCE: Final = 1 << 20
 ADVICE: Final = "It will be rebuilt from the log"
@@ -187,7 +184,7 @@ class IndexFile:
             old = old._replace(begin_ms=int(store_ms[0]), begin_offset=int(offsets[0]))
         places = keys % np.int32(self.shape.slots)
         numbers = np.arange(first, first + count, dtype=np.int32)
-        named = slots[places].view(_STORED).astype(np.int32)
+        named = slots[places].view(SLOT).astype(np.int32)
         previous = named.copy()
         previous[(previous < 0) | (previous >= first)] = 0
         is_last = _chain(places, numbers, previous)
@@ -208,7 +205,7 @@ class IndexFile:
             self._entry_sums.add(data)
             self._publish(header)
             move_slots(self._slot_sums, places[is_last], named[is_last], numbers[is_last])
-            slots[places[is_last]] = numbers[is_last].astype(_STORED).view(np.uint32)
+            slots[places[is_last]] = numbers[is_last].astype(SLOT).view(np.uint32)
         self.dirty = True  # a sync may have run since it was said above
 
     def truncate(self, physical: int) -> None:
@@ -235,11 +232,11 @@ class IndexFile:
             sums.add(entries.tobytes())
         header = header._replace(used_slots=int(np.count_nonzero(newest)))
         slots = self._map_slots()
-        wrong = slots.view(_STORED).astype(np.int32) != newest
+        wrong = slots.view(SLOT).astype(np.int32) != newest
         self.dirty = True
         with self._writing:
             self._fs.write(self._handle.fd, HEADER.pack(*header), 0)
-            slots[wrong] = newest[wrong].astype(_STORED).view(np.uint32)
+            slots[wrong] = newest[wrong].astype(SLOT).view(np.uint32)
             self._slot_sums, self._entry_sums = sums_of_slots(newest), sums
             self._publish(header)
             self._proven, self.sums_kept = True, False
@@ -283,7 +280,7 @@ class IndexFile:
             if block != number // BLOCK_ENTRIES:
                 block = number // BLOCK_ENTRIES
                 held = self._block(block, published)
-            hash_, offset, seconds, previous = _ENTRY.unpack_from(held, number % BLOCK_ENTRIES * ENTRY_BYTES)
+            hash_, offset, seconds, previous = ENTRY.unpack_from(held, number % BLOCK_ENTRIES * ENTRY_BYTES)
             stored_ms = header.begin_ms + seconds * 1000
             if seconds < 0 or stored_ms + 999 < begin_ms:  # older ones are older still
                 break
@@ -330,11 +327,11 @@ class IndexFile:
         slots, first = self._slots, block * BLOCK_SLOTS
         count = min(BLOCK_SLOTS, self.shape.slots - first)
         if slots is not None:
-            return slots[first : first + count].view(_STORED).astype(np.int32)
+            return slots[first : first + count].view(SLOT).astype(np.int32)
         stored = os.pread(self._handle.fd, count * SLOT_BYTES, HEADER_BYTES + first * SLOT_BYTES)
         if len(stored) < count * SLOT_BYTES:
             raise self._damage(HEADER_BYTES + first * SLOT_BYTES, "the file is too short")
-        return np.frombuffer(stored, _STORED).astype(np.int32)
+        return np.frombuffer(stored, SLOT).astype(np.int32)
 
     def _block(self, block: int, published: _Published) -> bytes:
         """The entries of a block, as far as they are published."""
@@ -448,9 +445,16 @@ class IndexFile:
         header = IndexHeader(*HEADER.unpack(stored))
         header = header._replace(next_entry=max(header.next_entry, 1))
         if header.next_entry > self.shape.entries:
-            raise CorruptLogError(self.path, 36, f"{header.next_entry} entries", "Remove the file; it is rebuilt.")
+            raise CorruptLogError(
+                self.path,
+                HEADER_LAYOUT.at("next_entry"),
+                f"{header.next_entry} entries",
+                "Remove the file; it is rebuilt.",
+            )
         if header.next_entry > 1 and not 0 <= header.begin_offset <= header.end_offset:
-            raise CorruptLogError(self.path, 16, "the last record is before the first", "Remove the file.")
+            raise CorruptLogError(
+                self.path, HEADER_LAYOUT.at("begin_offset"), "the last record is before the first", "Remove the file."
+            )
         return header
 
     def open_for_writing(self) -> NDArray[np.uint32]:

@@ -19,11 +19,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketstore.index.chains import HEADER, IndexHeader
+from rocketstore.index.chains import ENTRY, HEADER, IndexHeader
 
 BLOCK_SLOTS: Final = 1024
 BLOCK_ENTRIES: Final = 256
-ENTRY_BYTES: Final = 20
+ENTRY_BYTES: Final = ENTRY.size
 SUMS_SUFFIX: Final = "-sums"
 """Of the directory beside that of the index."""
 _MAGIC: Final = b"RSX1"

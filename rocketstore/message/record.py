@@ -50,7 +50,7 @@ def _layout(flags: int) -> RecordLayout:
             ("size", "i4"),
             ("magic", "i4"),
             ("crc", "i4"),
-            ("queue_id", "i4"),
+            ("queue_id", "i4"),  # RocketMQ's format; int32 in broker.proto and Spark's schema, too
             ("flag", "i4"),
             ("queue_offset", "i8"),
             ("physical_offset", "i8"),

@@ -19,7 +19,6 @@ from dledger.store.identity import StoreIdentity
 from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore.consume_queue import units
 from rocketstore.index import chains
-from rocketstore.index import file as index_file
 from rocketstore.message import record
 from rocketstore.store import checkpoint as store_checkpoint
 from tests.docs.documents import ROOT, lines, table_below
@@ -46,7 +45,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "End of a file": ((0, record.BLANK),),
     "Consume queue unit": ((0, units._UNIT),),
     "Index file header": ((0, chains.HEADER),),
-    "Index file entry": ((0, index_file._ENTRY),),
+    "Index file entry": ((0, chains.ENTRY),),
     "Checkpoint of the message store": (
         (0, store_checkpoint._TIMES),
         (store_checkpoint._OWN_AT, store_checkpoint._OWN),

@@ -49,7 +49,8 @@ class FixedTimeouts:
 def make_config(node_id: NodeId, size: int, **changes: object) -> ServerConfig:
     """A member's settings; ``changes`` may name fields of any of the sections."""
     members = tuple(Member(NodeId(f"n{number}"), "127.0.0.1", 20911 + number) for number in range(size))
-    sections = {"election": ElectionConfig(), "replication": ReplicationConfig(), "store": StoreConfig()}
+    timers = ElectionConfig(election_timeout_ms_min=500, election_timeout_ms_max=1000)  # whatever the defaults are
+    sections = {"election": timers, "replication": ReplicationConfig(), "store": StoreConfig()}
     for name, value in changes.items():
         owner = next(key for key, section in sections.items() if hasattr(section, name))
         sections[owner] = replace(sections[owner], **{name: value})  # type: ignore[type-var]  # any section

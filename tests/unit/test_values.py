@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
 import click
 import numpy as np
 import pytest
 
 from dledger.flag_values import Number, Seconds, Size
-from dledger.limits import FieldLimits, Range, Unit
+from dledger.limits import FieldLimits, Range, Unit, out_of_range
 from dledger.values import (
     parse_address,
     parse_addresses,
@@ -19,6 +21,7 @@ from dledger.values import (
     parse_integer,
     parse_millis,
     parse_number,
+    parse_percentage,
     parse_size,
 )
 
@@ -41,7 +44,7 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "4x", "k", "1.5g", "1e3", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "4x", "k", "1.5g", "1e3", "٣k", "9" * 5000])
 def test_what_is_not_a_size_is_refused(text: str) -> None:
     """Not taken for another one."""
     with pytest.raises(ValueError):  # noqa: PT011  # of 5,000 digits Python itself says so
@@ -50,14 +53,28 @@ def test_what_is_not_a_size_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("500", 500), ("500ms", 500), ("30s", 30_000), ("1.5h", 5_400_000), ("2 M", 120_000), ("7d", 604_800_000)],
+    [
+        ("500", 500),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("1.5h", 5_400_000),
+        ("2 M", 120_000),
+        ("7d", 604_800_000),
+        ("10_000", 10_000),
+    ],
 )
 def test_durations_have_units_and_bare_ones_are_milliseconds(text: str, ms: int) -> None:
     """As RocketMQ's numbers are."""
     assert parse_millis(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1w", "0.5ms", "0.5", "s", f"1{'0' * 30}s", f"1{'0' * 400}.5"])
+@pytest.mark.parametrize(("text", "ms"), [("1.001s", 1001), ("0.07h", 252_000), ("4.35s", 4350)])
+def test_durations_are_exact(text: str, ms: int) -> None:
+    """Though as binary fractions their products are not whole."""
+    assert parse_millis(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1w", "0.5ms", "0.5", "s", "٣s", "٣", f"1{'0' * 30}s", f"1{'0' * 400}.5"])
 def test_what_is_not_a_whole_number_of_milliseconds_is_refused(text: str) -> None:
     """Nothing is rounded unseen."""
     with pytest.raises(ValueError, match=f"invalid duration '{text}'"):
@@ -83,6 +100,21 @@ def test_switches_and_numbers_are_written_in_many_ways() -> None:
     assert [parse_boolean(one) for one in ("true", "Yes", "ON", "1")] == [True] * 4
     assert [parse_boolean(one) for one in ("FALSE", "no", "off", "0")] == [False] * 4
     assert (parse_integer("+5"), parse_integer("10_000"), parse_integer("-1")) == (5, 10_000, -1)
+    assert (parse_number("-.5"), parse_percentage("7.5")) == (-0.5, 0.075)
+
+
+@pytest.mark.parametrize("text", ["", "1e3", "nan", "inf", "٣", "1_000.5", "0x10"])
+def test_what_is_not_a_decimal_number_is_refused(text: str) -> None:
+    """Though Python reads most of it."""
+    with pytest.raises(ValueError, match="invalid number"):
+        parse_number(text)
+
+
+@pytest.mark.parametrize("text", ["٣", "1__0", "_1", "1_", "1.0", ""])
+def test_what_is_not_a_whole_number_is_refused(text: str) -> None:
+    """The same everywhere."""
+    with pytest.raises(ValueError, match="invalid whole number"):
+        parse_integer(text)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +131,9 @@ def test_addresses_are_separated_by_commas_or_semicolons(text: str, addresses: t
     assert parse_addresses(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "a:1,h", "::1", "h:1:2", "h:٣"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "a:1,h", "::1", "h:1:2", "h:٣", "h:000001"]
+)
 def test_what_is_not_an_address_is_refused(text: str) -> None:
     """Before anything is dialled."""
     with pytest.raises(ValueError, match="address"):
@@ -139,7 +173,26 @@ def test_a_range_says_what_it_allows() -> None:
     assert Range(1 << 20, or_zero=True).text(Unit.BYTES) == "0 or at least 1 MiB"
     assert Range(0.2).text() == "at least 0.2"
     assert [Range(above=0).allows(one) for one in (0, 0.1, math.nan)] == [False, True, False]
+    assert [Range(1, 5).allows(one) for one in (0, 1, 5, 6)] == [False, True, True, False]
+    assert [Range(3, or_zero=True).allows(one) for one in (-1, 0, 2, 3)] == [False, True, False, True]
     assert [Range(8, multiple_of=8).allows(one) for one in (0, 8, 12)] == [False, True, False]
+
+
+@dataclass(frozen=True)
+class _Limited:
+    least: Annotated[int, Range(1, 5)] = 1
+    hours: Annotated[tuple[int, ...], Range(0, 23)] = ()
+    port: Annotated[int | None, Range(0, 65535)] = None
+
+
+def test_everything_out_of_range_is_told() -> None:
+    """Each item of a list counts; what is not given is not wrong."""
+    assert out_of_range(_Limited()) == []
+    assert out_of_range(_Limited(0, (4, 24), 65536)) == [
+        "least=0 must be between 1 and 5",
+        "hours=4;24 must be between 0 and 23",
+        "port=65536 must be between 0 and 65535",
+    ]
 
 
 @pytest.mark.parametrize("number", [np.int64(8), np.float32(8), Fraction(8)])

@@ -129,6 +129,10 @@ def test_lists_may_stand_in_brackets_and_texts_take_several_lines() -> None:
         ("a: 1\n  b: 2", 2, "mapping values are not allowed"),
         ("a:\n  b: 1\n c: 2", 3, "expected"),
         ("a: 1\nb: \a", 2, "unprintable character"),
+        ("a: üüüüüüüü\nb: \a\nc: 1\nd: 2\n", 2, "unprintable character"),
+        ("&x a: 1", 1, "anchors and aliases are not supported"),
+        ("a:\n  &x b: 1", 2, "anchors and aliases are not supported"),
+        ("a: 1\n!!str b: 2", 2, "tags are not supported"),
         ("a: 1\n# b\u2028c: 1", 2, "U+2028 looks like no line break"),
         ("a: 1\n# b\u2029c: 1", 2, "U+2029 looks like no line break"),
         ("a: 1\n# b\x85c: 1", 2, "U+0085 looks like no line break"),
@@ -152,6 +156,10 @@ def test_every_key_given_twice_is_told() -> None:
     assert problems_of("a: 1\na: 2\nb: 1\nb: 2\n") == [
         "line 2: a is given twice (first on line 1)",
         "line 4: b is given twice (first on line 3)",
+    ]
+    assert problems_of("a: 1\na: 2\nb: !x 1\n") == [
+        "line 2: a is given twice (first on line 1)",
+        "line 3: tags are not supported: quote text that starts with !",
     ]
 
 

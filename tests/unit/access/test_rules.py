@@ -103,6 +103,11 @@ def test_a_secret_is_in_no_representation() -> None:
             "accounts:\n- accessKey: a\n  topicPerms:\n  - t=PUB\n  - t=SUB",
             "line 5: t is given twice, with different permissions",
         ),
+        (
+            "accounts:\n- accessKey: a\n  groupPerms:\n  - g=PUB|SUB\n  - g=DENY",
+            "line 5: g is given twice, with different permissions",
+        ),
+        ("accounts:\n- accessKey: a\n  Admin: true", "line 3: unknown name 'Admin' in an account"),
         ("accounts:\n- accessKey: a\n  topicPerms: t=PUB", "line 3: topicPerms is a list"),
         (
             "accounts:\n- accessKey: a\n  secretKey: 12345678\n- accessKey: a\n  secretKey: 87654321",

@@ -170,7 +170,7 @@ def test_without_a_leader_nothing_was_applied(
     client: DLedgerClient, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal is certain, also of what was numbered already."""
-    monkeypatch.setattr(window, "RETRY_WAIT_MS_MIN", 500.0)  # no attempt has less than that to be refused in
+    monkeypatch.setattr(window, "RETRY_STEP_MS", 500.0)  # no attempt has less than that to be refused in
     client.append(b"a")
     group.nodes[0].fail_appends = [NotLeaderError("no leader")] * 1000
 

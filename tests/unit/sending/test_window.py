@@ -318,7 +318,7 @@ def test_a_server_that_tells_nothing_of_its_memory_makes_no_other_one_forgotten(
 
 def test_nothing_is_sent_again_without_time_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is certainly not stored would become unknown."""
-    monkeypatch.setattr(window_module, "RETRY_WAIT_MS_MIN", 100.0)
+    monkeypatch.setattr(window_module, "RETRY_STEP_MS", 100.0)
     window = opened(WindowOptions(linger_ms=0.0, timeout_ms=1000.0), numbering=named())
     (batch,) = add(window, b"a")
     sent(window)

@@ -15,6 +15,7 @@ from cluster import cli, connection
 from cluster.bench.load import LoadPlan
 from cluster.bench.meter import Meter, Recent
 from cluster.bench.report import LoadReport, document, lines, second_line
+from cluster.commands import bench as commands_bench
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, UnavailableError
 from tests.unit.cluster.bench.test_load import AnsweredItem
 
@@ -107,6 +108,27 @@ def test_a_failed_record_is_told_by_the_exit_code(bench: Bench, error: DLedgerEr
     assert "records        9 of" in shown.stdout
 
 
+def test_one_unknown_outcome_among_failures_is_what_the_exit_code_tells(bench: Bench) -> None:
+    """Whoever repeats the load because nothing was stored would be wrong."""
+    errors = {3: UnavailableError("nobody"), 5: QuorumAckTimeoutError("late"), 7: UnavailableError("nobody")}
+
+    shown, _ = bench(["--records", "10"], errors.get)
+
+    assert shown.exit_code == 3
+    assert "records        7 of" in shown.stdout
+
+
+def test_a_number_of_records_has_all_the_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a load of which nobody said how many ends by itself."""
+    monkeypatch.setattr(commands_bench, "SECONDS", 1e-9)
+
+    shown, client = bench(["--records", "50"], no_error)
+    endless, _ = bench([], no_error)
+
+    assert (shown.exit_code, len(client.bodies)) == (0, 50)
+    assert endless.exit_code == 0
+
+
 def test_large_records_are_fewer_in_flight(bench: Bench) -> None:
     """A thousand of a megabyte would measure a queue."""
     _, client = bench(["--records", "1", "--size", str(1 << 20)], no_error)
@@ -141,6 +163,7 @@ def test_ctrl_c_prints_what_was_measured(bench: Bench) -> None:
         (["--in-flight", "0"], "0 is not in the range 1<=x<=100000"),
         (["--clients", "x"], "'x' is not a valid integer range"),
         (["--records", "3", "--clients", "4"], "--records 3 is less than --clients 4"),
+        (["--size", "1000000", "--in-flight", "600", "--clients", "2"], "holds 1,201,228,800 bytes in memory"),
         (["--size", "1000000", "--in-flight", "2000"], "holds 2,002,048,000 bytes in memory: at most 1,073,741,824"),
         (["--size", "1", "--in-flight", "100000", "--clients", "256"], "bytes in memory: at most 1,073,741,824"),
         (["--seconds", "nan"], "invalid duration 'nan'"),
@@ -171,6 +194,24 @@ def test_the_line_of_a_second_fits_narrow_terminals() -> None:
 
     assert line == " 3600 s     12,345/s  51778.68 MB/s  avg 1,234 ms  max 56,700 ms  1,000,000 failed"
     assert second_line(2, 1.0, 256, Recent(0, 0.0, 0.0), 0) == "    2 s          0/s     0.00 MB/s"
+    assert second_line(4, 2.0, 1000, Recent(500, 0.1, 0.2), 0).startswith("    4 s        250/s     0.25 MB/s")
+
+
+def test_figures_have_their_units() -> None:
+    """Latencies in milliseconds, rates of what was acknowledged, however many failed."""
+    meter = Meter()
+    for latency_s in (0.05, 0.05, 0.35):
+        meter.acknowledge(latency_s)
+    meter.fail(UnavailableError("away"))
+    report = LoadReport("send", {"topic": "t"}, LoadPlan(4, None, None, 1, 1), 1000, meter.read(), 0.5, False)
+
+    told = document(report)
+
+    assert told["latency_ms"] == pytest.approx(
+        {"average": 150.0, "max": 350.0, "p50": 50.0, "p95": 350.0, "p99": 350.0, "p99_9": 350.0}, rel=0.02
+    )
+    assert (told["records_per_s"], told["mb_per_s"], told["failed"]) == (6.0, 0.006, 1)
+    assert {"rate           6 records/s, 0.01 MB/s", "average        150 ms"} <= set(lines(report))
 
 
 def test_a_load_without_an_answer_has_no_rate() -> None:

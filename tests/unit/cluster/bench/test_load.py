@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cluster.bench.load import BenchLoad, LoadPlan, Submit
-from dledger.errors import DLedgerError, EntryTooLargeError, UnavailableError
+from dledger.errors import AccessDeniedError, DLedgerError, EntryTooLargeError, UnavailableError
 from dledger.sending.futures import SentItem
+from rocketstore.client.errors import NotFoundError
 
 DEADLINE_S = 30.0
 
@@ -115,13 +116,22 @@ def test_a_rate_is_kept_and_latencies_count_from_when_a_record_was_due() -> None
     assert load.took_s >= 1.0
 
 
-def test_a_rate_slows_a_load_down() -> None:
-    """Real time: eleven records at 20 per second take half a second at least."""
-    load = load_of(plan(records=11, rate=20.0), AnsweredItem)
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_rate_is_never_exceeded(clients: int) -> None:
+    """Real time: of 20 per second, however many clients share them, the eleventh goes after half a second."""
+    sent_s: list[float] = []
+
+    def submit() -> AnsweredItem:
+        sent_s.append(time.perf_counter())
+        return AnsweredItem()
+
+    load = load_of(plan(records=11, rate=20.0, clients=clients), submit)
+    begun_s = time.perf_counter()
     load.start()
 
     assert load.wait(DEADLINE_S)
     assert load.took_s >= 0.5
+    assert [one for one, at_s in enumerate(sorted(sent_s)) if at_s - begun_s < one / 20] == []
 
 
 def test_time_ends_a_load() -> None:
@@ -172,12 +182,51 @@ def test_failed_records_are_counted_whether_raised_or_answered() -> None:
     assert (load.meter.read().acknowledged, load.meter.failed) == (1, 2)
 
 
-def test_what_all_records_would_be_refused_with_ends_the_load() -> None:
-    """A body that is too large is not sent for ten seconds."""
-    load = load_of(plan(seconds=3600.0), lambda: AnsweredItem(EntryTooLargeError("too large")))
+def test_failed_records_make_room_for_others() -> None:
+    """A load without a leader comes to its end, whether that is raised or answered."""
+    raised = iter([True, False] * 3)
+
+    def submit() -> AnsweredItem:
+        if next(raised):
+            raise UnavailableError("closed")
+        return AnsweredItem(UnavailableError("away"))
+
+    load = load_of(plan(records=6, in_flight=1), submit)
+    load.start()
+
+    try:
+        assert load.wait(DEADLINE_S)
+    finally:
+        load.stop()
+    assert load.meter.failed == 6
+
+
+def test_a_load_took_as_long_as_its_last_answer_though_a_failure() -> None:
+    """Else a group that fails in the end would have been fast."""
+    now_s = [0.0]
+    answers = iter([AnsweredItem(), AnsweredItem(UnavailableError("away"))])
+
+    def submit() -> AnsweredItem:
+        now_s[0] += 1.0
+        return next(answers)
+
+    load = load_of(plan(records=2), submit, clock=lambda: now_s[0])
     load.start()
 
     assert load.wait(DEADLINE_S)
+    assert load.took_s == 2.0
+
+
+@pytest.mark.parametrize("error", [EntryTooLargeError, AccessDeniedError, NotFoundError])
+def test_what_all_records_would_be_refused_with_ends_the_load(error: type[DLedgerError]) -> None:
+    """A body that is too large, or a topic that there is not, is not sent for ten seconds."""
+    load = load_of(plan(seconds=3600.0, rate=100.0), lambda: AnsweredItem(error("refused")))
+    load.start()
+
+    try:
+        assert load.wait(DEADLINE_S)
+    finally:
+        load.stop()
     assert load.meter.failed == 1
 
 
@@ -192,3 +241,24 @@ def test_a_client_that_breaks_ends_the_load_with_its_error() -> None:
 
     with pytest.raises(ZeroDivisionError):
         load.wait(DEADLINE_S)
+
+
+def test_one_client_that_breaks_ends_the_others() -> None:
+    """They would go on for an hour, and then nothing would be told."""
+    opened: list[int] = []
+
+    @contextmanager
+    def open_client() -> Iterator[Submit]:
+        opened.append(len(opened))
+        if len(opened) == 2:
+            raise ZeroDivisionError
+        yield AnsweredItem
+
+    load = BenchLoad(plan(seconds=3600.0, rate=100.0, clients=2), open_client)
+    load.start()
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            load.wait(DEADLINE_S)
+    finally:
+        load.stop()

@@ -24,6 +24,16 @@ def test_percentiles_are_true_to_two_percent() -> None:
     assert found.max_s == 10.0
 
 
+@pytest.mark.parametrize(("seconds", "median_s"), [((1, 2, 3), 2.0), ((1, 2, 3, 4), 2.0)])
+def test_a_percentile_is_the_nearest_rank(seconds: tuple[int, ...], median_s: float) -> None:
+    """The first value that so many do not exceed."""
+    meter = Meter()
+    for one in seconds:
+        meter.acknowledge(one)
+
+    assert meter.read().percentiles_s[50.0] == pytest.approx(median_s, rel=0.021)
+
+
 def test_no_percentile_exceeds_the_longest() -> None:
     """One record: all figures are its own."""
     meter = Meter()

@@ -1,0 +1,40 @@
+"""Layouts in the sources: what is stored is laid out in one place, from which all structs and tables are made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "cluster")
+HOMES: Final = {
+    "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
+    "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
+    "dledger/rpc/peers/push_frames.py": "frames between members; nothing stored",
+    "dledger/store/checkpoint.py": "the node's checkpoint",
+    "dledger/store/hard_state.py": "the hard state",
+    "dledger/store/slots.py": "slots around checkpoint and hard state",
+    "dledger_spark/decode/slices.py": "Arrow's views; nothing stored",
+    "rocketstore/index/chains.py": "index files: header, entry, slot, and keys on their way there",
+    "rocketstore/index/sums.py": "the files of sums beside index files",
+    "rocketstore/message/batch.py": "batches, as clients send them",
+    "rocketstore/message/ids.py": "message ids",
+    "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
+    "rocketstore/store/checkpoint.py": "the store's checkpoint",
+    "rocketstore/verification/compare.py": "units as opaque bytes, of the size that their layout says",
+}
+"""Each module that may write a struct's or a table's fields down, and of what."""
+_WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")
+
+
+def test_what_is_stored_is_laid_out_in_one_place() -> None:
+    """A field is added, widened or moved where it is laid out, and nowhere else."""
+    found = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "pb" not in path.parts and _WRITTEN_DOWN.search(path.read_text(encoding="utf-8"))
+    }
+
+    assert found == HOMES.keys()
