@@ -149,7 +149,7 @@ def wait_until_deposed(group: Group, node: NodeId) -> None:
 def start_damaged(group: Group, node: NodeId) -> str:
     """Start a node that is expected to refuse; gives what it says."""
     said = len(group.logs(node))
-    with pytest.raises(LocalGroupError, match="ended with exit code"):
+    with pytest.raises(LocalGroupError, match="exited with code"):
         group.start(node, extra=["--set", "auto_repair=false"])
     return group.logs(node)[said:]
 

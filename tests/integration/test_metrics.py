@@ -155,6 +155,9 @@ def test_a_metrics_port_in_use_is_told_before_anything_is_opened(tmp_path: Path)
         (node,) = group.nodes
         other = LocalGroup(tmp_path / "other", size=1)
         other.metrics_ports = dict(group.metrics_ports)
-        with pytest.raises(LocalGroupError, match=r"exit code 2(.|\n)*cannot serve metrics at .*metrics_port"), other:
+        with (
+            pytest.raises(LocalGroupError, match=r"exited with code 2(.|\n)*cannot serve metrics at .*metrics_port"),
+            other,
+        ):
             pass
         assert not (tmp_path / "other" / f"dledger-{node}").exists()

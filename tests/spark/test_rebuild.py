@@ -142,7 +142,7 @@ def test_a_damaged_record_in_the_last_file_stops_rebuild_and_verify(
         file.write(b"\xff")
 
     for verify in (True, False):
-        with pytest.raises(PySparkException, match=f"segment {path.name}, offset {start}: no message begins here"):
+        with pytest.raises(PySparkException, match=f"segment {path.name}, offset {start}: no message starts here"):
             run(spark, options_for(config, verify=verify))
 
     assert queue_files(root / "consumequeue") == queues
