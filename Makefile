@@ -125,7 +125,7 @@ mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests
 	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)
-	$(BIN)/python -m benchmarks $(if $(BENCH),--name $(BENCH)) --output build/bench.json
+	$(BIN)/python -m benchmarks --output build/bench.json  # BENCH reaches it through the environment
 
 image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/base-….tar)
 	@$(BIN)/python -m cluster.containers.image --base
