@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dledger.errors import invariant
 from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
-from dledger_spark.decode.layout import Ints
+from dledger_spark.decode.layout import MESSAGE, Ints
 from dledger_spark.decode.properties import KEYS, TAGS, Properties, parse_properties, tags_codes
 from dledger_spark.decode.records import Records
 from dledger_spark.decode.slices import as_text, slices
@@ -52,11 +52,13 @@ def _long(name: str) -> Callable[[Shared], pa.Array]:
 
 
 def _int(name: str) -> Callable[[Shared], pa.Array]:
+    """A column of 32 bits; a wider field of the stored message would be cut off, so its column must grow first."""
+    width = MESSAGE[0][name].itemsize
+    invariant(width <= np.dtype(np.int32).itemsize, "a field of the record fits Spark's column", field=name)
     return lambda shared: _ints(shared.records.field(name))
 
 
 def _ints(values: Ints) -> pa.Array:
-    invariant(values.itemsize <= np.dtype(np.int32).itemsize, "a field of the record fits Spark's column")
     return _fixed(values.astype(np.int32), pa.int32())
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.errors import InvariantError
 from dledger.types import NOOP_CHANNEL, Magic
-from dledger_spark.decode import DecodeContext, WalkEnd, batches, decode, decode_stretch, named_columns, walk
+from dledger_spark.decode import DecodeContext, WalkEnd, batches, columns, decode, decode_stretch, named_columns, walk
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.schema import COLUMN_NAMES, COLUMNS, arrow_schema
 from rocketstore.message.message import HostAddress, Message
@@ -336,3 +337,8 @@ def test_raw_properties_are_the_stored_string() -> None:
     batch = decode(bytes(stretch.data), np.array(stretch.starts, np.int64), ("properties",), context)
 
     assert batch.column(0).to_pylist() == ["a\x01b\x02c\x01\ufffd"]
+
+
+def test_a_field_wider_than_its_column_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(InvariantError, match="fits Spark's column.*queue_offset"):
+        columns._int("queue_offset")
