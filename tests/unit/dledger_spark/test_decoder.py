@@ -340,5 +340,5 @@ def test_raw_properties_are_the_stored_string() -> None:
 
 
 def test_a_field_wider_than_its_column_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(InvariantError, match="fits Spark's column.*queue_offset"):
+    with pytest.raises(InvariantError, match=r"fits Spark's column.*queue_offset"):
         columns._int("queue_offset")
