@@ -12,6 +12,7 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
+from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.connections import Connection
@@ -30,13 +31,20 @@ class AppendStream:
     """Lives on the loop; ``submit`` checks a request and hands it to the node."""
 
     def __init__(
-        self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota, connection: Connection
+        self,
+        context: StreamContext,
+        bridge: LoopBridge,
+        submit: Submit,
+        quota: Quota,
+        connection: Connection,
+        request_bytes_max: int,
     ) -> None:
         self._context = context
         self._quota = quota
         self._connection = connection
         self._bridge = bridge
         self._submit = submit
+        self._request_bytes_max = request_bytes_max
         self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -49,7 +57,7 @@ class AppendStream:
     async def run(self) -> None:
         """Serve until the client ends the stream and everything is answered. Raises ``InvalidRequestError``."""
         # Tells the client that the stream is established: what fails before that was certainly not sent.
-        await self._context.send_initial_metadata(())
+        await self._context.send_initial_metadata(options.limit_metadata(self._request_bytes_max))
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
         try:
