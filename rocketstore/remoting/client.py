@@ -108,7 +108,7 @@ class RemotingClient:
 
 def _refuse(connection: RemotingConnection, request: Frame) -> None:
     """Nobody may ask this side anything."""
-    connection.done(None if request.is_oneway else request.answer(3, f" request type {request.code} not supported"))
+    connection.done(request, request.answer(3, f" request type {request.code} not supported"))
 
 
 __all__ = ["DisconnectedError", "RemotingClient", "UnreachableError"]

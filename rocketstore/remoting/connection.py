@@ -18,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 1024
 """Requests of one connection that may be under way; then nothing more is read from it until some are answered."""
+REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes of their bodies, likewise."""
 CALLS_MAX: Final = 1024
 """Requests of ours that may wait for the answer of one other side."""
 UNSENT_BYTES_HIGH: Final = 16 * 1024 * 1024
@@ -47,7 +49,10 @@ class Place:
 
 
 class ReceiveRoom:
-    """Bytes of frames that have not come to their end yet, of all connections together and by host."""
+    """Bytes received and not done with, of all connections together and by host.
+
+    Who has too many may go on once some of its requests are over. If none is under way, its frame is never complete.
+    """
 
     def __init__(self, bytes_max: int, host_bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -55,15 +60,18 @@ class ReceiveRoom:
         self._bytes = 0
         self._by_host: dict[str, int] = {}
 
-    def change(self, host: str, more: int) -> bool:
-        """Note ``more`` bytes (negative: fewer). False if that is too many."""
+    def change(self, host: str, more: int) -> None:
+        """Note ``more`` bytes (negative: fewer)."""
         self._bytes += more
         here = self._by_host.get(host, 0) + more
         if here:
             self._by_host[host] = here
         else:
             self._by_host.pop(host, None)
-        return more <= 0 or (self._bytes <= self._bytes_max and here <= self._host_bytes_max)
+
+    def is_over(self, host: str) -> bool:
+        """Whether nothing more shall be read from this host."""
+        return self._bytes > self._bytes_max or self._by_host.get(host, 0) > self._host_bytes_max
 
 
 class Owner(NamedTuple):
@@ -89,6 +97,8 @@ class RemotingConnection(asyncio.Protocol):
         self._out_bytes = 0
         self._flushing = False
         self._under_way = 0
+        self._under_way_bytes = 0
+        self._taken: asyncio.Future[None] | None = None
         self._paused = False
         self._full = False
         self._calls: dict[int, asyncio.Future[Frame]] = {}
@@ -116,9 +126,7 @@ class RemotingConnection(asyncio.Protocol):
         """Some bytes: give each whole frame to whom it is for."""
         self.heard_at = self._loop.time()
         self._buffer += data
-        if not self._room.change(self.place.host, len(data)):
-            self.close(f"frames of {self.place.host} that are not complete take too much memory")
-            return
+        self._room.change(self.place.host, len(data))
         try:
             frames = self._frames()
         except FrameError as error:
@@ -131,8 +139,12 @@ class RemotingConnection(asyncio.Protocol):
                 self._answered(frame)
             else:
                 self._under_way += 1
+                self._under_way_bytes += len(frame.body)
+                self._room.change(self.place.host, len(frame.body))
                 self._owner.request(self, frame)
         self._pause_or_resume()
+        if not self._under_way and self._room.is_over(self.place.host):
+            self.close(f"frames of {self.place.host} that are not complete take too much memory")
 
     def _frames(self) -> list[Frame]:
         buffer = self._buffer
@@ -167,23 +179,34 @@ class RemotingConnection(asyncio.Protocol):
         """The other side has taken some."""
         self._full = False
         self.heard_at = self._loop.time()
+        self._tell_taken()
         self._pause_or_resume()
 
     # -- answers and requests ------------------------------------------------------------------------------------------
 
-    def done(self, answer: Frame | None = None) -> None:
-        """A request that was taken is over; None: it wants no answer. Raises ``FrameError``: the answer is too long."""
+    def done(self, request: Frame, answer: Frame | None) -> None:
+        """A request is over; ``answer`` it, if it wants an answer. Raises ``FrameError``: the answer is too long."""
         try:
-            if answer is not None:
+            if answer is not None and not request.is_oneway:
                 self.send(encode(answer))
         finally:
-            self.let_go()
+            self.let_go(request)
 
-    def let_go(self) -> None:
+    def let_go(self, request: Frame) -> None:
         """A request that was taken is over, and was answered by ``send`` if it wanted an answer."""
         self._under_way -= 1
+        self._under_way_bytes -= len(request.body)
+        self._room.change(self.place.host, -len(request.body))
         if self._paused:
             self._pause_or_resume()
+
+    async def drained(self) -> None:
+        """Return once the other side has taken nearly all that was sent, or is gone."""
+        self._flush()
+        while self._full and not self.is_closed:
+            if self._taken is None:
+                self._taken = self._loop.create_future()
+            await asyncio.shield(self._taken)
 
     def send(self, *parts: bytes) -> None:
         """Send the bytes of a frame, with everything else of this turn of the loop."""
@@ -269,13 +292,26 @@ class RemotingConnection(asyncio.Protocol):
         self._room.change(self.place.host, -len(self._buffer))
         self._buffer.clear()
         self._out.clear()
+        self._tell_taken()
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(DisconnectedError(f"the connection to {self.place} ended: {reason}"))
         self._owner.closed(self)
 
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is not None and not taken.done():
+            taken.set_result(None)
+
     def _pause_or_resume(self) -> None:
-        must = self._full or self._under_way >= REQUESTS_MAX
+        must = self._full or (
+            self._under_way > 0
+            and (
+                self._under_way >= REQUESTS_MAX
+                or self._under_way_bytes >= REQUEST_BYTES_MAX
+                or self._room.is_over(self.place.host)
+            )
+        )
         if must == self._paused or self._transport is None or self.is_closed:
             return
         self._paused = must

@@ -148,7 +148,7 @@ class RemotingServer:
             try:
                 direct(connection, frame)
             except Exception as error:  # noqa: BLE001  # one request must not end its connection
-                connection.done(_unless_oneway(frame, self._failed(connection.place, frame, error)))
+                connection.done(frame, self._failed(connection.place, frame, error))
             return
         elif (handler := self._handlers.awaited.get(frame.code)) is None:
             refusal = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
@@ -159,7 +159,7 @@ class RemotingServer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        connection.done(_unless_oneway(frame, frame.answer(*refusal)))
+        connection.done(frame, frame.answer(*refusal))
 
     async def _handle(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
         answer: Answer = None
@@ -180,7 +180,7 @@ class RemotingServer:
 
     def _finish(self, connection: RemotingConnection, frame: Frame, answer: Answer) -> None:
         try:
-            connection.done(_unless_oneway(frame, answer))
+            connection.done(frame, answer)
         except FrameError as error:  # it does not fit into a frame: an error of this side
             refusal = frame.answer(ResponseCode.SYSTEM_ERROR, f"the answer is too long: {error}")
             connection.send(encode(refusal))
@@ -193,7 +193,3 @@ class RemotingServer:
             return frame.answer(code, str(error))
         _LOG.error("%s: request %d of %s failed", self._name, frame.code, place, exc_info=error)
         return frame.answer(ResponseCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")
-
-
-def _unless_oneway(request: Frame, answer: Answer) -> Answer:
-    return None if request.is_oneway else answer
