@@ -81,9 +81,10 @@ class AdminService:
             "ListGroups": _of_anybody(self._list_groups),
         }
 
-    async def create_default_topic(self, name: str, owner: str) -> PutResult:
-        """Make a topic because ``owner`` sent to it."""
-        queues = self._config.default_topic_queue_nums
+    async def create_default_topic(self, name: str, owner: str, queues_max: int = 0) -> PutResult:
+        """Make a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default)."""
+        default = self._config.default_topic_queue_nums
+        queues = min(queues_max, default) if queues_max > 0 else default
         try:
             self._made_topics.take(owner, name, queues)
             topic = TopicConfig(name, queues, queues, self._config.broker_permission)

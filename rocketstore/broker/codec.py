@@ -37,7 +37,7 @@ _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 class SendCall(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
 
-    ``producer`` numbers the messages: then all of them are stored or none.
+    ``producer`` numbers the messages: then all of them are stored or none, as with ``together``.
     ``quota`` is the sender's. Where access control is on: ``denied`` topics and the refusals of their messages.
     """
 
@@ -49,6 +49,7 @@ class SendCall(NamedTuple):
     producer: ProducerBatch | None = None
     denied: Mapping[str, PutResult] = {}  # of a named tuple: a default, not an attribute
     quota: Quota | None = None
+    together: bool = False
 
 
 def parse(kind: type[_W], data: bytes) -> _W:

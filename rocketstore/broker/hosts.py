@@ -15,8 +15,13 @@ def peer_host(peer: str) -> HostAddress:
     host, _, port = address.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdigit():
         return LOOPBACK
+    return host_address(host.strip("[]"), int(port))
+
+
+def host_address(host: str, port: int) -> HostAddress:
+    """A client's address, given as text; loopback if it is no IP address."""
     try:
-        return HostAddress(_packed(host.strip("[]").partition("%")[0]), int(port))
+        return HostAddress(_packed(host.partition("%")[0]), port)
     except ValueError:
         return LOOPBACK
 
