@@ -235,10 +235,11 @@ class RemotingSends:
     # -- answering -----------------------------------------------------------------------------------------------------
 
     def _answer(self, send: _Send, results: Sequence[PutResult]) -> None:
-        for one in results:
-            if one.stored is None or one.status not in _STORED:
-                self._refuse(send, _code_of(one), one.reason or str(one.status))
-                return
+        refused = [one for one in results if one.stored is None or one.status not in _STORED]
+        if refused:  # of a batch, all are: say what is wrong with the one that is to blame
+            why = next((one for one in refused if one.status is not PutMessageStatus.OUT_OF_ORDER_SEQUENCE), refused[0])
+            self._refuse(send, _code_of(why), why.reason or str(why.status))
+            return
         first = results[0].stored
         assert first is not None
         ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
