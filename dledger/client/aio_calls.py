@@ -10,12 +10,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.appender import AppenderOptions, AsyncAppender
-from dledger.client.appends import DIRECT, RULES, wire_of
+from dledger.client.appends import DIRECT, RULES, too_large, wire_of
 from dledger.client.channels import Service
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
 from dledger.client.security import ChannelMaker, ClientSecurity
@@ -33,7 +33,14 @@ from dledger.client.shared import (
     split,
 )
 from dledger.config import MIB
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    DLedgerError,
+    EmptyBatchError,
+    InvariantError,
+    LeaderHint,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from dledger.records import record
 from dledger.rpc import options
 from dledger.rpc.clients import codec
@@ -83,6 +90,8 @@ class AsyncCalls:
         self._channels = AsyncChannels(self._maker, Service(options.LOG_SERVICE, rpc_failure))
         self._seeker = AsyncSeeker(self._directory, self._ask_all, report_of_node)
         self._wire = wire_of(group)
+        self._request_bytes_max = 0
+        """How much the leader last said that it takes in one request; 0: nothing."""
         self._links = AsyncLinks(self._open_stream, self._seeker.look, self._directory.note_failure)
         self._lock = threading.Lock()  # guards the fields below
         self._direct: AsyncSender[None, AppendResult] | None = None
@@ -151,6 +160,7 @@ class AsyncCalls:
         sequence: int | None = None,
     ) -> list[AppendResult]:
         results: list[AppendResult] = []
+        await self._check_sizes(bodies, deadline)
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
             try:
@@ -160,6 +170,17 @@ class AsyncCalls:
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
+        """Refuse what goes into no request before the parts in front of it are stored."""
+        largest = max(map(len, bodies))
+        if largest + options.FRAMING_BYTES <= max(options.REQUEST_BYTES_MAX, self._request_bytes_max):
+            return  # every server takes the first
+        stream = await self._open_stream(deadline.remaining_s, _unasked, lambda _stream: None)
+        await stream.close()
+        fits = self._request_bytes_max - options.FRAMING_BYTES
+        if largest > fits > 0:
+            raise too_large(f"an entry has {largest} bytes, and {stream.address} takes at most {fits} in a request")
 
     def _direct_sender(self) -> AsyncSender[None, AppendResult]:
         sender = self._direct
@@ -398,6 +419,7 @@ class AsyncCalls:
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 raise
+            self._request_bytes_max = stream.request_bytes_max or 0
             return stream
 
         return await self._retry(deadline, attempt, is_retried)
@@ -426,6 +448,10 @@ class AsyncCalls:
             if self._channels.closed or broken.expired or not is_retried_read(failure):
                 raise failure
             await self._channels.pause(min(backoff.pause(), broken.remaining_s))
+
+
+def _unasked(*_told: object) -> NoReturn:
+    raise InvariantError("an answer to a request that was never sent")
 
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:

@@ -9,8 +9,9 @@ import grpc
 
 from dledger.client.shared import AppendResult, is_retried, results_of, rpc_failure
 from dledger.config import MIB
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.records import record
+from dledger.rpc import options
 from dledger.rpc.clients import codec
 from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.stream import Wire
@@ -79,7 +80,19 @@ class _Words:
 def wire_of(group: str) -> Wire[None, AppendResult]:
     """The encoding of appends to a group's log."""
     words = _Words(group)
-    return Wire(words.encode, words.decode, _failure_of, InvalidRequestError)
+    return Wire(
+        words.encode,
+        words.decode,
+        _failure_of,
+        InvalidRequestError,
+        too_large,
+        request_bytes_max=options.stated_limit,
+    )
+
+
+def too_large(why: str) -> EntryTooLargeError:
+    """The error for what is more than goes into one request."""
+    return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
 
 
 def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:

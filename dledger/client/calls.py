@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from dledger.backoff import Backoff
 from dledger.client.appender import Appender, AppenderOptions
-from dledger.client.appends import DIRECT, RULES, wire_of
+from dledger.client.appends import DIRECT, RULES, too_large, wire_of
 from dledger.client.channels import Answer, Channels, Seeker, Service, retry
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
 from dledger.client.security import ChannelMaker, ClientSecurity
@@ -32,7 +32,14 @@ from dledger.client.shared import (
     split,
 )
 from dledger.config import MIB
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    DLedgerError,
+    EmptyBatchError,
+    InvariantError,
+    LeaderHint,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from dledger.records import record
 from dledger.rpc import options
 from dledger.rpc.clients import codec
@@ -82,6 +89,8 @@ class Calls:
         self._channels = Channels(self._maker, Service(options.LOG_SERVICE, rpc_failure))
         self._seeker = Seeker(self._directory, self._ask_all, report_of_node)
         self._wire = wire_of(group)
+        self._request_bytes_max = 0
+        """How much the leader last said that it takes in one request; 0: nothing."""
         self._links = Links(self._open_stream, self._seeker.look, self._directory.note_failure)
         self._lock = threading.Lock()  # guards the fields below
         self._direct: Sender[None, AppendResult] | None = None
@@ -150,6 +159,7 @@ class Calls:
         sequence: int | None = None,
     ) -> list[AppendResult]:
         results: list[AppendResult] = []
+        self._check_sizes(bodies, deadline)
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
             try:
@@ -159,6 +169,17 @@ class Calls:
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
+        """Refuse what goes into no request before the parts in front of it are stored."""
+        largest = max(map(len, bodies))
+        if largest + options.FRAMING_BYTES <= max(options.REQUEST_BYTES_MAX, self._request_bytes_max):
+            return  # every server takes the first
+        stream = self._open_stream(deadline.remaining_s, _unasked, lambda _stream: None)
+        stream.close()
+        fits = self._request_bytes_max - options.FRAMING_BYTES
+        if largest > fits > 0:
+            raise too_large(f"an entry has {largest} bytes, and {stream.address} takes at most {fits} in a request")
 
     def _direct_sender(self) -> Sender[None, AppendResult]:
         sender = self._direct
@@ -395,6 +416,7 @@ class Calls:
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 raise
+            self._request_bytes_max = stream.request_bytes_max or 0
             return stream
 
         return self._retry(deadline, attempt, is_retried)
@@ -421,6 +443,10 @@ class Calls:
             if self._channels.closed or broken.expired or not is_retried_read(failure):
                 raise failure
             self._channels.pause(min(backoff.pause(), broken.remaining_s))
+
+
+def _unasked(*_told: object) -> NoReturn:
+    raise InvariantError("an answer to a request that was never sent")
 
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:

@@ -21,6 +21,7 @@ from dledger.errors import (
     NotLeaderError,
     PendingFullError,
     RequestTimeoutError,
+    RequestTooLargeError,
     ShutdownError,
     TlsError,
     UnavailableError,
@@ -151,7 +152,7 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
-            return InvalidRequestError(f"the request is too large for {address}: {details}")
+            return RequestTooLargeError(f"the request is too large for {address}: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             failure = PendingFullError(f"{address} has reached a limit: {details}")
         case _ if problem := tls.explain_channel(details, address):

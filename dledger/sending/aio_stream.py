@@ -10,7 +10,7 @@ import grpc
 
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
-from dledger.sending.stream import LAST_WORD_S, Wire
+from dledger.sending.stream import LAST_WORD_S, Request, Wire
 
 
 def is_being_cancelled() -> bool:
@@ -32,11 +32,12 @@ class AsyncStream(Generic[ItemT, ResultT]):
     ) -> None:
         self.address = address
         self.server_memory = ""
+        self.request_bytes_max: int | None = None
         self.broken: DLedgerError | None = None
         self._wire = wire
         self._on_answer = on_answer
         self._on_end = on_end
-        self._pending: dict[int, OutgoingBatch[ItemT, ResultT]] = {}
+        self._pending: dict[int, Request[ItemT, ResultT]] = {}
         self._next_number = 0
         self._handed = 0  # the last request passed to gRPC
         self._closed_because = ""
@@ -61,6 +62,7 @@ class AsyncStream(Generic[ItemT, ResultT]):
                 raise UnavailableError(f"the connection to {self.address} was closed") from error
             raise
         self.server_memory = self._wire.server_memory(told)
+        self.request_bytes_max = self._wire.request_bytes_max(told)
         self._reader = asyncio.create_task(self._read())
 
     def submit(self, batch: OutgoingBatch[ItemT, ResultT]) -> DLedgerError | None:
@@ -68,11 +70,11 @@ class AsyncStream(Generic[ItemT, ResultT]):
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
         number = self._next_number + 1
-        request = self._wire.encoded(batch, number)
+        request = self._wire.encoded(batch, number, self.address, self.request_bytes_max)
         if isinstance(request, DLedgerError):
             return request
         self._next_number = number
-        self._pending[number] = batch
+        self._pending[number] = Request(batch, len(request))
         self._requests.put_nowait((number, request))
         return None
 
@@ -99,10 +101,10 @@ class AsyncStream(Generic[ItemT, ResultT]):
         try:
             async for data in self._call:
                 number, answer = self._wire.decode(data, self.address)
-                batch = self._pending.pop(number, None)
-                if batch is None:
+                request = self._pending.pop(number, None)
+                if request is None:
                     raise self._wire.bad_answer(f"{self.address} answered request {number}, which is not pending")
-                self._on_answer(self, batch, answer)
+                self._on_answer(self, request.batch, answer)
         except grpc.RpcError as error:
             failure = self._wire.failure_of(error, self.address, False)
         except asyncio.CancelledError:  # the call's: our own close
@@ -117,6 +119,6 @@ class AsyncStream(Generic[ItemT, ResultT]):
         self._call.cancel()
         self._requests.put_nowait(None)  # otherwise gRPC's task would wait for requests for ever
         pending, self._pending = self._pending, {}
-        for number, batch in pending.items():
-            self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= self._handed))
+        for batch, outcome in self._wire.outcomes_of(failure, self.address, pending, self._handed):
+            self._on_answer(self, batch, outcome)
         self._on_end(self)

@@ -8,13 +8,19 @@ unknown.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any, Final, Generic
 
 import grpc
 
-from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    DLedgerError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    UnavailableError,
+)
 from dledger.records import record
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 
@@ -23,6 +29,14 @@ LAST_WORD_S: Final = 1.0
 """How long gRPC has to report the end of a call. In rare cases it never does: its wait for the metadata of an ended
 call then never returns.
 """
+
+
+@record(frozen=True, slots=True)
+class Request(Generic[ItemT, ResultT]):
+    """A request that has no answer yet."""
+
+    batch: OutgoingBatch[ItemT, ResultT]
+    size: int
 
 
 @record(frozen=True, slots=True)
@@ -38,22 +52,52 @@ class Wire(Generic[ItemT, ResultT]):
     failure_of: Callable[[grpc.RpcError, str, bool], DLedgerError]
     """Why the stream to an address broke; the flag says whether anything was sent on it."""
     bad_answer: Callable[[str], DLedgerError]
-    """The error for an answer that matches no request."""
+    """The error for what is no answer to anything that was asked."""
+    too_large: Callable[[str], DLedgerError]
+    """The error for a request that no server takes."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     concerns_all: Callable[[DLedgerError], bool] = lambda _error: False
     """Whether a failure of the stream itself determines the outcome of the requests on it."""
     server_memory: Callable[[Any], str] = lambda _metadata: ""
-    """Identifies the server's memory, from its metadata on accepting the stream: see ``Window.connected``."""
+    """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
+    request_bytes_max: Callable[[Any], int | None] = lambda _metadata: None
+    """What it says of how large a request may be: it would end the stream at a larger one, and all that is on it."""
 
-    def encoded(self, batch: OutgoingBatch[ItemT, ResultT], number: int) -> bytes | DLedgerError:
-        """The request, or the error for an invalid item."""
+    def encoded(
+        self, batch: OutgoingBatch[ItemT, ResultT], number: int, address: str, bytes_max: int | None
+    ) -> bytes | DLedgerError:
+        """The request, or why there can be none: an item in it is not what it should be, or it is too large."""
         try:
-            return self.encode(batch, number)
+            request = self.encode(batch, number)
         except Exception as error:  # noqa: BLE001  # whatever it is, it concerns no other request
             return InvalidRequestError(f"cannot send it: {error}")
+        if bytes_max is not None and len(request) > bytes_max:
+            return self.too_large(f"the request has {len(request)} bytes, and {address} takes at most {bytes_max}")
+        return request
 
-    def outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
-        """The outcome of a request whose stream has failed; ``was_handed``: it was passed to gRPC."""
+    def outcomes_of(
+        self, failure: DLedgerError, address: str, pending: Mapping[int, Request[ItemT, ResultT]], handed: int
+    ) -> list[tuple[OutgoingBatch[ItemT, ResultT], DLedgerError]]:
+        """What became of the requests of a stream that has failed; gRPC had them up to number ``handed``."""
+        if isinstance(failure, RequestTooLargeError):
+            sizes = {number: request.size for number, request in pending.items() if number <= handed}
+            # The one that the server refused is pending. So is the largest, which is that one or comes behind it.
+            largest = max(sizes, key=lambda number: sizes[number], default=handed + 1)
+            failure.outcome, handed = "not_applied", largest - 1
+        else:
+            largest = 0
+        return [
+            (
+                request.batch,
+                self.too_large(str(failure))
+                if number == largest
+                else self._outcome_of(failure, address, number <= handed),
+            )
+            for number, request in pending.items()
+        ]
+
+    def _outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
+        """What became of a request; whether the server may have seen it."""
         if failure.outcome == "unknown" or self.concerns_all(failure):
             return failure
         if not was_handed:
@@ -83,11 +127,12 @@ class Stream(Generic[ItemT, ResultT]):
     ) -> None:
         self.address = address
         self.server_memory = ""
+        self.request_bytes_max: int | None = None
         self._wire = wire
         self._on_answer = on_answer
         self._on_end = on_end
         self._lock = threading.Lock()  # guards the fields below
-        self._pending: dict[int, OutgoingBatch[ItemT, ResultT]] = {}
+        self._pending: dict[int, Request[ItemT, ResultT]] = {}
         self._next_number = 0
         self._handed = 0  # the last request passed to gRPC
         self._broken: DLedgerError | None = None
@@ -117,11 +162,11 @@ class Stream(Generic[ItemT, ResultT]):
             if self._broken is not None:
                 return UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
             number = self._next_number + 1
-            request = self._wire.encoded(batch, number)
+            request = self._wire.encoded(batch, number, self.address, self.request_bytes_max)
             if isinstance(request, DLedgerError):
                 return request
             self._next_number = number
-            self._pending[number] = batch
+            self._pending[number] = Request(batch, len(request))
             self._requests.put((number, request))
             return None
 
@@ -163,6 +208,7 @@ class Stream(Generic[ItemT, ResultT]):
             told = self._call.initial_metadata()  # returns on acceptance, or when the stream ends
             if self._call.is_active():
                 self.server_memory = self._wire.server_memory(told)
+                self.request_bytes_max = self._wire.request_bytes_max(told)
                 self._established.set()
             for data in self._call:
                 self._take(data)
@@ -179,10 +225,10 @@ class Stream(Generic[ItemT, ResultT]):
         number, answer = self._wire.decode(data, self.address)
         with self._telling:
             with self._lock:
-                batch = self._pending.pop(number, None)
-            if batch is None:
+                request = self._pending.pop(number, None)
+            if request is None:
                 raise self._wire.bad_answer(f"{self.address} answered request {number}, which is not pending")
-            tell = self._on_answer(self, batch, answer)
+            tell = self._on_answer(self, request.batch, answer)
         tell()
 
     def _end(self, failure: DLedgerError) -> None:
@@ -199,8 +245,8 @@ class Stream(Generic[ItemT, ResultT]):
             self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
             self._requests.put(None)
             news = [
-                self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
-                for number, batch in pending.items()
+                self._on_answer(self, batch, outcome)
+                for batch, outcome in self._wire.outcomes_of(failure, self.address, pending, handed)
             ]
             self._on_end(self)
         for tell in news:

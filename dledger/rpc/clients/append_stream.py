@@ -12,6 +12,7 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
+from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.connections import Connection
@@ -32,14 +33,21 @@ class AppendStream:
     """Lives on the loop; ``submit`` checks a request and passes it to the node."""
 
     def __init__(
-        self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota, connection: Connection
+        self,
+        context: StreamContext,
+        bridge: LoopBridge,
+        submit: Submit,
+        quota: Quota,
+        connection: Connection,
+        request_bytes_max: int,
     ) -> None:
         self._context = context
         self._quota = quota
         self._connection = connection
         self._bridge = bridge
         self._submit = submit
-        self._answers: deque[tuple[bytes, int, int]] = deque()  # encoded answer, and its request's entries and bytes
+        self._request_bytes_max = request_bytes_max
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
@@ -49,9 +57,9 @@ class AppendStream:
         self._failed = False
 
     async def run(self) -> None:
-        """Serve until the client ends the stream and every request is answered. Raises ``InvalidRequestError``."""
-        # Tells the client that the stream is accepted: requests that fail before that were certainly not sent.
-        await self._context.send_initial_metadata(())
+        """Serve until the client ends the stream and everything is answered. Raises ``InvalidRequestError``."""
+        # Tells the client that the stream is established: what fails before that was certainly not sent.
+        await self._context.send_initial_metadata(options.limit_metadata(self._request_bytes_max))
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
         try:

@@ -160,7 +160,9 @@ class LogService:
                 call = self._admit("AppendStream", context, connection, None)
                 with self._long_lived("append", call), self._stream_of("AppendStream", call):
                     submit = partial(self._submit_for, call.caller)
-                    await AppendStream(context, self._bridge, submit, call.quota, connection).run()
+                    request_bytes_max = options.request_bytes_max(self._config)
+                    stream = AppendStream(context, self._bridge, submit, call.quota, connection, request_bytes_max)
+                    await stream.run()
         except _GRPC_ERRORS as error:
             await self._abort(context, error)
 
