@@ -40,7 +40,7 @@ Page = Callable[[], tuple[HTTPStatus, str, bytes]]
 
 
 class MetricsPort:
-    """Listens once constructed, responds between ``start`` and ``stop``. Raises ``ConfigError`` if the port is in use."""
+    """Listens once constructed, serves between ``start`` and ``stop``. Raises ``ConfigError`` if the port is taken."""
 
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
         try:
