@@ -14,8 +14,8 @@ from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.core.ports import PreparedAppend
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.instruments import SILENT, AppendDone, Instruments
-from dledger.server import DLedgerServer
 from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, LogIndex, NodeId, Term
 from tests.support.cluster import Outcome
 from tests.support.damage import turn
