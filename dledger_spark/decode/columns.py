@@ -53,8 +53,8 @@ def _long(name: str) -> Callable[[Shared], pa.Array]:
 
 def _int(name: str) -> Callable[[Shared], pa.Array]:
     """A column of 32 bits; a wider field of the stored message would be cut off, so its column must grow first."""
-    width = MESSAGE[0][name].itemsize
-    invariant(width <= np.dtype(np.int32).itemsize, "a field of the record fits Spark's column", field=name)
+    bits = 8 * MESSAGE[0][name].itemsize
+    invariant(bits <= pa.int32().bit_width, "a field of the record fits Spark's column", field=name)
     return lambda shared: _ints(shared.records.field(name))
 
 
