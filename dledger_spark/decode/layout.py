@@ -36,7 +36,7 @@ def gather(window: Bytes, starts: Ints, dtype: np.dtype[np.void]) -> NDArray[np.
         return np.empty(0, dtype)
     if int(starts[-1]) <= last:
         return _gather(window, starts, width).view(dtype)
-    inside = int(np.searchsorted(starts, last, side="right")) if last >= 0 else 0
+    inside = int(np.searchsorted(starts, last, side="right"))
     first = int(starts[inside])
     padded = np.zeros(int(starts[-1]) - first + width, np.uint8)
     padded[: len(window) - first] = window[first:]
