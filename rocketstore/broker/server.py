@@ -180,7 +180,7 @@ class BrokerServer:
                 if self.node is None:
                     bridge = self._loop.start()
                     if self._access is not None:
-                        self._access.start(bridge.post)
+                        self._access.start(bridge.post, self._threads.thread)
                     self.state.catch_up()
                     self.schedule.start()
                 else:
