@@ -51,7 +51,7 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) ->
     }
     head = json.dumps(value, separators=(",", ":")).encode()[:-1]
     changes = b",".join(
-        map(encode_change, snapshot.changes)
+        encode_change(change).data for change in snapshot.changes
     )  # each by itself: json holds the interpreter until it ends
     state = b'%b,"changes":[%b]}' % (head, changes)
     make_dirs_durably(fs, directory) if not directory.exists() else None
