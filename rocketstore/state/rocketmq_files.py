@@ -276,7 +276,7 @@ class RocketmqFiles:
     def _groups(self, tables: Tables) -> _Content:
         known = self._known_of(GROUPS, "subscriptionGroupTable")
         found = {
-            name: {**_NEW_GROUP, **_entry(known, name), "groupName": name} | _settings_of(tables, name)
+            name: {**_NEW_GROUP, **_entry(known, name), "groupName": name, **_settings_of(tables, name)}
             for name in tables.groups
         }
         return {"subscriptionGroupTable": dict(sorted(found.items()))}

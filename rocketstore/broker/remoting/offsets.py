@@ -8,6 +8,7 @@ from typing import Final
 from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
 from rocketstore.remoting.codes import ResponseCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -55,9 +56,8 @@ class Offsets:
         """UPDATE_CONSUMER_OFFSET: whatever the client says, also backwards; but not beyond the end."""
         parts, header = self._parts, read_header(UpdateOffsetHeader, frame.fields)
         self._check_master()
-        change = [(header.topic, header.queue_id, header.commit_offset)]
         outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
-        parts.state.commit_offsets(header.consumer_group, change, True, outcome.done)
+        self._commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, outcome.done)
         result = await outcome.future
         if not result.ok:
             raise RequestError(result.reason or str(result.status))
@@ -73,7 +73,7 @@ class Offsets:
                 _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, result.reason)
 
         try:
-            self._parts.state.commit_offsets(group, [(topic, queue_id, offset)], True, done)
+            self._commit(group, topic, queue_id, offset, done)
         except DLedgerError as error:
             _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, error)
 
@@ -106,6 +106,12 @@ class Offsets:
         if high > low:
             timestamp = await parts.readers.run(parts.store.store_time, header.topic, header.queue_id, low)
         return frame.answer(fields=write_header(TimestampAnswer(timestamp)))
+
+    def _commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
+        """Consumers commit every queue every 5 s: what is noted already must cost nothing, and it may go back."""
+        state = self._parts.state
+        goes_back = offset < state.offset(group, topic, queue_id)
+        state.commit_offsets(group, [(topic, queue_id, offset)], goes_back, done)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

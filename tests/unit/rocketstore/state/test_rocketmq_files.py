@@ -192,7 +192,7 @@ def test_settings_of_topics_and_groups_come_over_and_go_back(tmp_path: Path) -> 
 
 
 def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None:
-    """A topic's filter type, a topic that is impossible here, the switches of a group that was never given any here."""
+    """A topic's filter type, a topic that is impossible here, the settings of a group that was given none here."""
     odd = {"perm": 6, "readQueueNums": 0, "writeQueueNums": 0, "topicName": "Odd"}
     ordered = {
         "perm": 6,
