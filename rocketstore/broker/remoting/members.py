@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup
 from rocketstore.broker.remoting.locks import QueueLocks
-from rocketstore.remoting.bodies.clients import ConsumerIdList, HeartbeatData, LockedQueuesBody, LockQueuesBody
+from rocketstore.broker.remoting.retries import Retries, retry_topic
+from rocketstore.remoting.bodies.clients import (
+    ConsumerIdList,
+    HeartbeatData,
+    LockedQueuesBody,
+    LockQueuesBody,
+    MessageModel,
+)
 from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
@@ -17,13 +25,15 @@ from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, re
 from rocketstore.state.changes import check_name
 from rocketstore.types import BrokerRole
 
+_LOG: Final = logging.getLogger("rocketstore")
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 
 
 class Members:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+        self._retries = retries
         now = asyncio.get_running_loop().time
         self._parts = parts
         self.clients = ClientTables(now, self._changed)
@@ -37,7 +47,19 @@ class Members:
         for data in beat.consumer_data_set:
             check_name(data.group_name, "group")
         self.clients.heartbeat(connection, frame.language, frame.version, beat)
+        if self._parts.store.role is not BrokerRole.SLAVE:
+            await self._make_retry_topics(connection, beat)
         return frame.answer()
+
+    async def _make_retry_topics(self, connection: RemotingConnection, beat: HeartbeatData) -> None:
+        """Consumers subscribe to them, and pull from them, before anything was sent back."""
+        for data in beat.consumer_data_set:
+            group = self._retries.group(data.group_name)
+            if group.retry_queues and data.message_model is not MessageModel.BROADCASTING:
+                try:
+                    await self._retries.ensure_topic(retry_topic(group), connection.place.host)
+                except RequestError as error:
+                    _LOG.warning("no topic for what %s sends back: %s", group.name, error)
 
     async def unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """UNREGISTER_CLIENT."""

@@ -12,12 +12,14 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
 from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.clients import MessageModel
 from rocketstore.remoting.codes import ResponseCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
+from rocketstore.state.changes import GroupConfig
 from rocketstore.types import GetMessageStatus, GetResult
 
 COMMIT_OFFSET: Final = 1
@@ -43,7 +45,8 @@ _EMPTY: Final = frozenset({GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageSt
 class RemotingPulls:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, clients: ClientTables, offsets: Offsets) -> None:
+    def __init__(self, parts: BrokerParts, clients: ClientTables, offsets: Offsets, retries: Retries) -> None:
+        self._retries = retries
         self._parts = parts
         self._clients = clients
         self._offsets = offsets
@@ -71,7 +74,11 @@ class RemotingPulls:
         parts = self._parts
         header = read_header(PullHeader, frame.fields)
         parts.check_caught_up()
-        expression = self._expression(header)
+        group = self._retries.group(header.consumer_group)
+        if not group.consume_enable:
+            reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
+            raise RequestError(reason, ResponseCode.NO_PERMISSION)
+        expression = self._expression(header, group)
         quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
         wait_ms = max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0
         pull = Pull(
@@ -104,7 +111,7 @@ class RemotingPulls:
         except OutOfRangeError as error:
             raise RequestError(str(error), ResponseCode.SYSTEM_ERROR) from error
 
-    def _expression(self, header: PullHeader) -> str:
+    def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
         """The tag expression that counts. Raises ``RequestError`` with the code by which clients know what to do."""
         if header.sys_flag & SUBSCRIPTION:
             if header.expression_type not in ("", TAG):
@@ -116,6 +123,9 @@ class RemotingPulls:
                 f"the consumer's group info not exist: {header.consumer_group} has sent no heartbeat to this broker",
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
             )
+        if group.message_model is MessageModel.BROADCASTING and not settings.consume_broadcast_enable:
+            reason = f"the consumer group[{settings.name}] can not consume by broadcast way (consumeBroadcastEnable)"
+            raise RequestError(reason, ResponseCode.NO_PERMISSION)
         found = group.subscriptions.get(header.topic)
         if found is None:
             reason = f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
@@ -125,11 +135,6 @@ class RemotingPulls:
         if found.expression_type not in ("", TAG):
             raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")
         return found.sub_string
-
-    def is_broadcast(self, name: str) -> bool:
-        """Whether each consumer of the group gets all messages."""
-        group = self._clients.consumers(name)
-        return group is not None and group.message_model is MessageModel.BROADCASTING
 
 
 def _code(result: GetResult, asked: int) -> ResponseCode:

@@ -15,6 +15,7 @@ from dledger.access.quota import Quota
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.retries import DEAD_PREFIX, RETRY_PREFIX, Retries
 from rocketstore.message.batch import expand_batch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -33,6 +34,7 @@ from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
+from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
@@ -89,8 +91,9 @@ class _Flight:
 class RemotingSends:
     """SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; on the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
         self._parts = parts
+        self._retries = retries
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
         self._gathered: list[_Send] = []
@@ -98,28 +101,30 @@ class RemotingSends:
 
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
         """Store what is sent, and answer. Raises ``RequestError``: it is refused at once."""
-        send = self._read(connection, frame)
+        header = read_header(SendHeader, frame.fields, short=frame.code not in _LONG_NAMES)
+        target = self._retries.target_of(header) if header.topic.startswith(RETRY_PREFIX) else None
+        send = self._read(connection, frame, header, target)
         topic = send.messages[0].topic
         waiting = self._creating.get(topic)
         if waiting is not None:
             waiting.append(send)
-        elif self._parts.topics.find(topic) is None and self._parts.sender.may_create(topic):
+        elif self._parts.topics.find(topic) is None and (target is not None or self._parts.sender.may_create(topic)):
             self._creating[topic] = [send]
-            queues = int(frame.fields.get("d") or frame.fields.get("defaultTopicQueueNums") or 0)
-            create = self._parts.sender.ensure_topic(topic, send.quota.owner, queues)
-            task = asyncio.get_running_loop().create_task(create)
+            task = asyncio.get_running_loop().create_task(self._create(topic, target, header, send.quota.owner))
             task.add_done_callback(partial(self._created, topic))
         else:
             self._gather(send)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, connection: RemotingConnection, frame: Frame) -> _Send:
+    def _read(
+        self, connection: RemotingConnection, frame: Frame, header: SendHeader, target: TopicConfig | None
+    ) -> _Send:
+        """What is sent; ``target`` is the topic to which it goes if that is not the one it names."""
         parts = self._parts
         if parts.store.role is BrokerRole.SLAVE:
             raise RequestError("this broker is a slave: send to the master", ResponseCode.SERVICE_NOT_AVAILABLE)
         is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
-        header = read_header(SendHeader, frame.fields, short=frame.code not in _LONG_NAMES)
         quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
         if quota.is_full:
             raise RequestError(f"[OVERLOAD] {quota.full_error()}", ResponseCode.SYSTEM_BUSY)
@@ -131,9 +136,9 @@ class RemotingSends:
         segments = [one for one in text.split("\x02") if one and not one.startswith(_DROPPED)]
         segments.append(self._cluster)
         message = Message(
-            header.topic,
+            header.topic if target is None else target.name,
             frame.body,
-            header.queue_id,
+            header.queue_id if target is None else min(header.queue_id, target.write_queues - 1),
             {},
             header.flag,
             header.sys_flag & ~_HOST_FLAGS,
@@ -142,8 +147,11 @@ class RemotingSends:
             parts.store_host,
             header.reconsume_times,
         )
+        is_dead = target is not None and target.name.startswith(DEAD_PREFIX)
+        if is_dead:
+            segments = [one for one in segments if not one.startswith(_DELAY)]
         joined = "\x02".join(segments).encode("utf-8", "replace")
-        if is_batch or _DELAY in text:
+        if is_batch or (_DELAY in text and not is_dead):
             message.properties = decode_properties(joined)
         else:
             message.property_string = joined
@@ -174,14 +182,24 @@ class RemotingSends:
 
     # -- storing -------------------------------------------------------------------------------------------------------
 
+    async def _create(self, topic: str, target: TopicConfig | None, header: SendHeader, owner: str) -> None:
+        if target is None:
+            await self._parts.sender.ensure_topic(topic, owner, header.default_topic_queue_nums)
+        else:
+            await self._retries.ensure_topic(target, owner)
+
     def _created(self, topic: str, task: asyncio.Task[None]) -> None:
         waiting = self._creating.pop(topic)
         if task.cancelled():
             for send in waiting:
                 self._refuse(send, ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
             return
+        failure = task.exception()
         for send in waiting:
-            self._gather(send)
+            if failure is None:
+                self._gather(send)
+            else:
+                self._refuse(send, ResponseCode.TOPIC_NOT_EXIST, str(failure))
 
     def _gather(self, send: _Send) -> None:
         refusal = self._refusal(send)

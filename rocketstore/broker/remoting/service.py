@@ -11,6 +11,7 @@ from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermi
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.pulls import RemotingPulls
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.sends import RemotingSends
 from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -30,10 +31,11 @@ class RemotingService:
 
     def __init__(self, parts: BrokerParts) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
-        self._members = Members(parts)
+        retries = Retries(parts)
+        self._members = Members(parts, retries)
         offsets = Offsets(parts)
-        sends = RemotingSends(parts)
-        self._pulls = RemotingPulls(parts, self._members.clients, offsets)
+        sends = RemotingSends(parts, retries)
+        self._pulls = RemotingPulls(parts, self._members.clients, offsets, retries)
         code, members = RequestCode, self._members
         connections_max = config.limits.connections_max
         self.server = RemotingServer(
@@ -50,6 +52,7 @@ class RemotingService:
                     code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
                     code.HEART_BEAT: members.heartbeat,
                     code.UNREGISTER_CLIENT: members.unregister,
+                    code.CONSUMER_SEND_MSG_BACK: retries.send_back,
                     code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
                     code.LOCK_BATCH_MQ: members.lock,
                     code.UNLOCK_BATCH_MQ: members.unlock,

@@ -13,6 +13,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.state.changes import GroupConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
@@ -161,3 +162,37 @@ def test_offsets_are_kept_and_a_new_group_begins_at_the_begin(client: RemotingSo
     assert client.ask(RequestCode.GET_MIN_OFFSET, of_queue).fields["offset"] == "0"
     client.tell(RequestCode.UPDATE_CONSUMER_OFFSET, of_queue | {"commitOffset": 1})
     assert client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, of_queue | {"commitOffset": 1}).code == 0
+
+
+def test_a_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    sent = client.send(properties="TAGS\x01A")
+    _, offset = parse_offset_message_id(sent.fields["msgId"])
+    back = {"offset": offset, "group": "g", "delayLevel": 0, "originMsgId": sent.fields["msgId"], "originTopic": "T"}
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    again = decode_record(broker.store.log.records[-1].record)
+    assert (again.properties["RETRY_TOPIC"], again.properties["ORIGIN_MESSAGE_ID"]) == ("T", sent.fields["msgId"])
+    assert (again.properties["DELAY"], again.reconsume_times, again.body) == ("3", 1, b"hello")
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"delayLevel": -1}).code == 0
+    dead = decode_record(broker.store.log.records[-1].record)
+    assert (dead.topic, dead.properties.get("DELAY")) == ("%DLQ%g", None)
+    broker.state.configs["g"] = GroupConfig("g", retry_times_max=0)
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    assert decode_record(broker.store.log.records[-1].record).topic == "%DLQ%g"
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_client_that_sends_back_by_itself_ends_up_with_the_dead_too(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    fields = send_fields("%RETRY%g", properties="DELAY\x013") | {"l": 2}
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, fields | {"j": 1}, b"x").code == 0
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, fields | {"j": 2}, b"x").code == 0
+    assert [decode_record(one.record).topic for one in broker.store.log.records] == ["%RETRY%g", "%DLQ%g"]
+
+
+def test_a_group_may_be_kept_from_consuming(broker: RemotingHarness, client: RemotingSocket) -> None:
+    client.subscribe("g", "T")
+    broker.state.configs["g"] = GroupConfig("g", consume_enable=False)
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == ResponseCode.NO_PERMISSION
