@@ -294,7 +294,7 @@ class DLedgerServer:
             try:
                 self._clients.start()
                 if self._access is not None:
-                    self._access.start(self._clients.bridge.post)
+                    self._access.start(self._clients.bridge.post, self._supervisor.thread)
                 self._node.elector.client_address = self.client_address
                 self._transport = GrpcTransport(
                     self._config,
