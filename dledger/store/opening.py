@@ -327,9 +327,7 @@ class _Opener:
         """Remove left-overs of cleaning, of resets and of unfinished creations."""
         doomed = [path for path in (*self._removed, *paths) if path.parent not in self._layout.read_only]
         for path in doomed:
-            with suppress(
-                FileNotFoundError
-            ):  # an empty segment may have taken the place of an interrupted repair's left-over
+            with suppress(FileNotFoundError):  # an empty segment may already have replaced it
                 self._fs.unlink(path)
         for directory in sorted({path.parent for path in doomed}):
             self._fs.sync_dir(directory)

@@ -262,9 +262,8 @@ class LogReader:
     def committed_position(self) -> Position:
         """The end of the last committed entry's record, or the log's begin. It only grows while the store is open."""
         index, position = self._committed_end
-        if (
-            index != self._state.committed and not self._state.closed
-        ):  # committed entries stay where they are, so the pair stays valid
+        # Committed entries stay where they are, so the pair stays valid.
+        if index != self._state.committed and not self._state.closed:
             index, position = self._stable(self._locate_committed_end)
             self._committed_end = (index, position)
         return position

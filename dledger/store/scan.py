@@ -154,10 +154,7 @@ def _start_from_index(files: LogFiles, checkpoint: LogCheckpoint, settings: Scan
     try:
         previous = files.first_index_at(target, begin.index + 1, last) - 1
         header = _proven_header(files, previous, begin, unchecked=settings.unchecked)
-    except (
-        CorruptLogError,
-        IndexBeforeBeginError,
-    ):  # only the index is wrong, and rebuilt; or the scan finds it
+    except (CorruptLogError, IndexBeforeBeginError):  # the index alone is wrong, and rebuilt; or the scan finds it
         return None
     if header is None:
         return None
