@@ -91,7 +91,7 @@ class AsyncCalls:
         self._seeker = AsyncSeeker(self._directory, self._ask_all, report_of_node)
         self._wire = wire_of(group)
         self._request_bytes_max = 0
-        """How much the leader last said that it takes in one request; 0: nothing."""
+        """The leader's last stated limit of a request's bytes; 0: none."""
         self._links = AsyncLinks(self._open_stream, self._seeker.look, self._directory.note_failure)
         self._lock = threading.Lock()  # guards the fields below
         self._direct: AsyncSender[None, AppendResult] | None = None
@@ -172,10 +172,10 @@ class AsyncCalls:
         return results
 
     async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
-        """Refuse what goes into no request before the parts in front of it are stored."""
+        """Refuse a body too large for any request before the parts in front of it are stored."""
         largest = max(map(len, bodies))
         if largest + options.FRAMING_BYTES <= max(options.REQUEST_BYTES_MAX, self._request_bytes_max):
-            return  # every server takes the first
+            return  # every server accepts the first ones
         stream = await self._open_stream(deadline.remaining_s, _unasked, lambda _stream: None)
         await stream.close()
         fits = self._request_bytes_max - options.FRAMING_BYTES

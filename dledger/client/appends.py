@@ -91,7 +91,7 @@ def wire_of(group: str) -> Wire[None, AppendResult]:
 
 
 def too_large(why: str) -> EntryTooLargeError:
-    """The error for what is more than goes into one request."""
+    """The error for a batch too large for one request."""
     return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
 
 

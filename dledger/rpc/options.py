@@ -19,9 +19,9 @@ Options = list[tuple[str, str | int]]
 FRAMING_BYTES: Final = 64 * 1024
 """Room for the part of a message that is not log bytes."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
-"""Largest request a client may send, unless a single entry may be larger."""
+"""The largest client request, unless a single entry may be larger."""
 _REQUEST_BYTES_KEY: Final = "request-bytes-max"
-"""In the initial metadata of a stream of requests: the largest one that the server takes."""
+"""In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
 STREAM_KINDS: Final = 4
 """Append, follow, watch, and health and reflection: ``client_streams_max`` applies to each; large reads are few."""
 PEER_CONNECTIONS_MAX: Final = 256
@@ -81,22 +81,22 @@ def peer_server_options() -> Options:
 
 
 def request_bytes_max(config: ServerConfig) -> int:
-    """Largest client request: several entries, or one of the largest allowed size."""
+    """The largest client request: several entries, or one of the largest allowed size."""
     return request_bytes_for(config.store.entry_bytes_limit)
 
 
 def request_bytes_for(item_bytes_max: int) -> int:
-    """As ``request_bytes_max``, by the size of the largest entry or message."""
+    """``request_bytes_max`` for a given size of the largest entry or message."""
     return max(REQUEST_BYTES_MAX, item_bytes_max) + FRAMING_BYTES
 
 
 def limit_metadata(bytes_max: int) -> tuple[tuple[str, str], ...]:
-    """What tells a client how large its requests on a stream may be: gRPC would end the stream at a larger one."""
+    """States the limit of a stream's requests to the client, because gRPC would end the stream at a larger one."""
     return ((_REQUEST_BYTES_KEY, str(bytes_max)),)
 
 
 def stated_limit(metadata: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """What ``limit_metadata`` tells; None from a server that does not say."""
+    """The limit in ``limit_metadata``; None if the server does not state it."""
     stated = next((value for key, value in metadata or () if key == _REQUEST_BYTES_KEY), "")
     return int(stated) if isinstance(stated, str) and stated.isdecimal() else None
 

@@ -33,7 +33,7 @@ call then never returns.
 
 @record(frozen=True, slots=True)
 class Request(Generic[ItemT, ResultT]):
-    """A request that has no answer yet."""
+    """A request without an answer yet."""
 
     batch: OutgoingBatch[ItemT, ResultT]
     size: int
@@ -52,21 +52,23 @@ class Wire(Generic[ItemT, ResultT]):
     failure_of: Callable[[grpc.RpcError, str, bool], DLedgerError]
     """Why the stream to an address broke; the flag says whether anything was sent on it."""
     bad_answer: Callable[[str], DLedgerError]
-    """The error for what is no answer to anything that was asked."""
+    """The error for an answer that matches no request."""
     too_large: Callable[[str], DLedgerError]
-    """The error for a request that no server takes."""
+    """The error for a request that the server does not accept for its size."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     concerns_all: Callable[[DLedgerError], bool] = lambda _error: False
     """Whether a failure of the stream itself determines the outcome of the requests on it."""
     server_memory: Callable[[Any], str] = lambda _metadata: ""
-    """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
+    """Identifies the server's memory, from its metadata on accepting the stream: see ``Window.connected``."""
     request_bytes_max: Callable[[Any], int | None] = lambda _metadata: None
-    """What it says of how large a request may be: it would end the stream at a larger one, and all that is on it."""
+    """The server's limit of a request's bytes, from the same metadata: a larger one would end the stream, with all
+    requests on it.
+    """
 
     def encoded(
         self, batch: OutgoingBatch[ItemT, ResultT], number: int, address: str, bytes_max: int | None
     ) -> bytes | DLedgerError:
-        """The request, or why there can be none: an item in it is not what it should be, or it is too large."""
+        """The request, or the error for an invalid item or a request that is too large."""
         try:
             request = self.encode(batch, number)
         except Exception as error:  # noqa: BLE001  # whatever it is, it concerns no other request
@@ -78,10 +80,10 @@ class Wire(Generic[ItemT, ResultT]):
     def outcomes_of(
         self, failure: DLedgerError, address: str, pending: Mapping[int, Request[ItemT, ResultT]], handed: int
     ) -> list[tuple[OutgoingBatch[ItemT, ResultT], DLedgerError]]:
-        """What became of the requests of a stream that has failed; gRPC had them up to number ``handed``."""
+        """The outcomes of the pending requests of a failed stream; gRPC had them up to number ``handed``."""
         if isinstance(failure, RequestTooLargeError):
             sizes = {number: request.size for number, request in pending.items() if number <= handed}
-            # The one that the server refused is pending. So is the largest, which is that one or comes behind it.
+            # The request that the server refused is pending. So is the largest one, which is that one or came after it.
             largest = max(sizes, key=lambda number: sizes[number], default=handed + 1)
             failure.outcome, handed = "not_applied", largest - 1
         else:
@@ -97,7 +99,7 @@ class Wire(Generic[ItemT, ResultT]):
         ]
 
     def _outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
-        """What became of a request; whether the server may have seen it."""
+        """The outcome of one request; ``was_handed``: the server may have seen it."""
         if failure.outcome == "unknown" or self.concerns_all(failure):
             return failure
         if not was_handed:

@@ -47,7 +47,7 @@ class AppendStream:
         self._bridge = bridge
         self._submit = submit
         self._request_bytes_max = request_bytes_max
-        self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # encoded answer, and its request's entries and bytes
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
@@ -57,8 +57,8 @@ class AppendStream:
         self._failed = False
 
     async def run(self) -> None:
-        """Serve until the client ends the stream and everything is answered. Raises ``InvalidRequestError``."""
-        # Tells the client that the stream is established: what fails before that was certainly not sent.
+        """Serve until the client ends the stream and every request is answered. Raises ``InvalidRequestError``."""
+        # Tells the client that the stream is accepted: requests that fail before that were certainly not sent.
         await self._context.send_initial_metadata(options.limit_metadata(self._request_bytes_max))
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
