@@ -42,15 +42,22 @@ StoreTime = Callable[[bytes], int | None]
 class BulkReader(LogReader):
     """Serves readers of large parts of a node's log. Safe from any thread."""
 
-    def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
+    def __init__(
+        self,
+        files: LogFiles,
+        state: LogState,
+        check: Callable[[], None],
+        store_time: StoreTime | None,
+        *,
+        unchecked: bool,
+    ) -> None:
+        """``check`` is called before every read; it may raise an error instead."""
         super().__init__(files, state, unchecked=unchecked)
-        self.check: Callable[[], None] = lambda: None
-        """Called before every read; may raise an error instead."""
-        self.store_time: StoreTime | None = None
-        """Set by a broker, whose bodies are records; None: entries have no time."""
+        self._check = check
+        self._time_of = store_time
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
-        self.check()
+        self._check()
         return super()._stable(read)
 
     def committed_range(self) -> LogRange:
@@ -158,8 +165,11 @@ class BulkReader(LogReader):
         return self._stable(find)
 
     def place_at_time(self, store_time_ms: int) -> LogPlace:
-        """The first committed message stored at ``store_time_ms`` or later. A broker's log only."""
-        store_time = self.store_time
+        """The first committed message that was stored at ``store_time_ms`` or later. A broker's log only.
+
+        Messages are stored in the order of their times. Raises ``UntimedLogError`` for any other log.
+        """
+        store_time = self._time_of
         if store_time is None:
             raise UntimedLogError(
                 "entries of this log have no timestamps, only a broker's messages do: start from an index or position"
