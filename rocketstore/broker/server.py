@@ -48,7 +48,7 @@ from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.message.delay import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
@@ -124,7 +124,11 @@ class BrokerServer:
             log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
             self.node = DLedgerServer(
-                for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
+                for_broker(dledger),
+                repair=repair,
+                clock=self._clock,
+                instruments=self._instruments,
+                bodies=MESSAGES,
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
