@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import cache
+from types import UnionType
 from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from rocketstore.remoting.errors import RequestError
@@ -109,6 +110,9 @@ def _converter(hint: Any) -> _Converter:  # noqa: ANN401  # whatever type a fiel
         return _Converter(_boolean, _same)
     if hint is float:
         return _Converter(_float, _same)
+    if isinstance(hint, UnionType):  # with None
+        whole = _converter(get_args(hint)[0])
+        return _Converter(whole.read, lambda value: None if value is None else whole.write(value))
     if get_origin(hint) is tuple:
         return _list(_converter(get_args(hint)[0]), count)
     if get_origin(hint) is Mapping:

@@ -34,6 +34,10 @@ _NUMBER: Final = re.compile(r"-?[0-9]++(\.[0-9]++)?([eE][+-]?[0-9]++)?")
 _NAME: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*+")
 _SINGLE_QUOTED: Final = re.compile(r"'([^'\\]*+(?:\\.[^'\\]*+)*+)'", re.DOTALL)
 _IN_SINGLE_QUOTES: Final = re.compile(r"\\'|\"|\\.", re.DOTALL)
+_PLAIN_MEMBER: Final = re.compile(
+    r'[ \t\r\n]*+(?:"([^"\\]*+)"|(-?[0-9]++))[ \t\r\n]*+:[ \t\r\n]*+(?:"([^"\\]*+)"|(-?[0-9]++))[ \t\r\n]*+([,}])'
+)
+"""A text or digits as key, without escapes, and a value that is neither list nor object."""
 _CONSTANTS: Final[Mapping[str, bool | None]] = {
     "true": True,
     "false": False,
@@ -100,29 +104,37 @@ class _Parser:
     def parse(self) -> object:
         """The one value of the text."""
         value = self._value(DEPTH_MAX)
-        self._skip_space()
+        self._next()
         if self._at != len(self._text):
             raise ValueError
         return value
 
-    def _skip_space(self) -> str:
-        """Go to the next character and return it; nothing at the end."""
+    def _next(self) -> str:
+        """Go to the next character that is no space, and return it; nothing at the end."""
         found = _SPACE.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._text[self._at : self._at + 1]
 
-    def _value(self, depth: int) -> object:
+    def _take(self) -> str:
+        """The next character, left behind."""
+        found = self._next()
+        self._at += 1
+        return found
+
+    def _count(self) -> None:
         self._left -= 1
-        if self._left < 0 or depth < 0:
+        if self._left < 0:
             raise ValueError
-        first = self._skip_space()
+
+    def _value(self, depth: int) -> object:
+        self._count()
+        if depth < 0:
+            raise ValueError
+        first = self._next()
         if first == "{":
             return self._object(depth)
         if first == "[":
-            self._at += 1
-            found: list[object] = []
-            self._items("]", lambda: found.append(self._value(depth - 1)))
-            return found
+            return self._list(depth)
         if first in {'"', "'"}:
             return self._string(first)
         if name := _NAME.match(self._text, self._at):
@@ -132,36 +144,47 @@ class _Parser:
             return _CONSTANTS[name[0]]
         return self._number()
 
-    def _items(self, end: str, read: Callable[[], None]) -> None:
-        if self._skip_space() == end:
+    def _list(self, depth: int) -> list[object]:
+        self._at += 1
+        found: list[object] = []
+        if self._next() == "]":
             self._at += 1
-            return
+            return found
         while True:
-            read()
-            separator = self._skip_space()
-            self._at += 1
-            if separator == end:
-                return
-            if separator != ",":
-                raise ValueError
+            found.append(self._value(depth - 1))
+            if (separator := self._take()) != ",":
+                break
+        if separator != "]":
+            raise ValueError
+        return found
 
     def _object(self, depth: int, *, as_key: bool = False) -> dict[str, object]:
         self._at += 1
         found: dict[str, object] = {}
-
-        def member() -> None:
-            key = self._key(depth, as_key=as_key)
-            if self._skip_space() != ":":
-                raise ValueError
+        if self._next() == "}":
             self._at += 1
-            found[key] = self._value(0 if as_key else depth - 1)
-
-        self._items("}", member)
+            return found
+        while True:
+            if plain := _PLAIN_MEMBER.match(self._text, self._at):  # five times as fast, and most are such
+                self._count()
+                self._at = plain.end()
+                quoted, digits, text, number, separator = plain.groups()
+                found[digits if quoted is None else quoted] = int(number) if text is None else text
+            else:
+                key = self._key(depth, as_key=as_key)
+                if self._take() != ":":
+                    raise ValueError
+                found[key] = self._value(0 if as_key else depth - 1)
+                separator = self._take()
+            if separator != ",":
+                break
+        if separator != "}":
+            raise ValueError
         return found
 
     def _key(self, depth: int, *, as_key: bool) -> str:
         """An object as key holds plain values only: the JSON of keys in keys would double with each."""
-        first = self._skip_space()
+        first = self._next()
         if first in {'"', "'"}:
             return self._string(first)
         if first == "{" and not as_key:

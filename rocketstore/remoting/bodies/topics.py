@@ -6,10 +6,10 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from dledger.records import record
-from rocketstore.remoting.body import ITEMS_MAX, Body, read
+from rocketstore.remoting.body import ITEMS_MAX, AtMost, Body, read
 from rocketstore.remoting.codes import VERSION_REGISTER_BODY
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.fastjson import dumps, loads
@@ -54,11 +54,16 @@ class TopicConfigTable(Body):
 
 
 @record(frozen=True, slots=True)
+class _FilterServers(Body):
+    filter_server_list: Annotated[tuple[str, ...], AtMost(FILTER_SERVERS_MAX)]
+
+
+@record(frozen=True, slots=True)
 class RegisterBrokerBody(Body):
     """What REGISTER_BROKER carries."""
 
     topic_config_serialize_wrapper: TopicConfigTable = TopicConfigTable()
-    filter_server_list: tuple[str, ...] = ()
+    filter_server_list: Annotated[tuple[str, ...], AtMost(FILTER_SERVERS_MAX)] = ()
 
     @property
     def topics(self) -> TopicConfigTable:
@@ -96,10 +101,8 @@ class RegisterBrokerBody(Body):
         if not 0 <= count <= ITEMS_MAX:
             raise RequestError(f"malformed registration: {count} topics, {ITEMS_MAX} are allowed")
         table = {topic.topic_name: topic for topic in blocks.topics(count)}
-        filters = loads(blocks.block())
-        if type(filters) is not list or len(filters) > FILTER_SERVERS_MAX:
-            raise RequestError("malformed registration: the filter servers are not a list")
-        return cls(TopicConfigTable(version, table), tuple([str(one) for one in filters if one is not None]))
+        filters = read(_FilterServers, {"filterServerList": loads(blocks.block())})
+        return cls(TopicConfigTable(version, table), filters.filter_server_list)
 
 
 def body_crc32(body: bytes) -> int:
