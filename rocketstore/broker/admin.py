@@ -81,20 +81,14 @@ class AdminService:
             "ListGroups": _of_anybody(self._list_groups),
         }
 
-<<<<<<< HEAD
     async def create_default_topic(self, name: str, owner: str, queues_max: int = 0) -> PutResult:
-        """Make a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default)."""
+        """Create a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default)."""
         default = self._config.default_topic_queue_nums
         queues = min(queues_max, default) if queues_max > 0 else default
         return await self.create_topic(TopicConfig(name, queues, queues, self._config.broker_permission), owner)
 
     async def create_topic(self, topic: TopicConfig, owner: str) -> PutResult:
-        """Make a topic that ``owner`` did not ask for by name."""
-=======
-    async def create_default_topic(self, name: str, owner: str) -> PutResult:
-        """Create a topic because ``owner`` sent to it."""
-        queues = self._config.default_topic_queue_nums
->>>>>>> main
+        """Create a topic that ``owner`` did not ask for by name."""
         try:
             self._made_topics.take(owner, topic.name, topic.write_queues)
             return await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))

@@ -17,7 +17,7 @@ from rocketstore.remoting.bodies.clients import (
     MessageModel,
     SubscriptionData,
 )
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 
@@ -88,7 +88,7 @@ class ClientTables:
         named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
         new = len(named) + len(named_producers)
         if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX or self._members + new > MEMBERS_MAX:
-            raise RequestError("too many groups for one connection, or for this broker", ResponseCode.SYSTEM_BUSY)
+            raise RequestError("too many groups for one connection, or for this broker", AnswerCode.SYSTEM_BUSY)
         now = self._now()
         for data in beat.consumer_data_set:
             self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)

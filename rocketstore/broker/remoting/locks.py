@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import RequestError
 
 LOCK_S: Final = 60.0
@@ -38,9 +38,7 @@ class QueueLocks:
             if held is None and len(self._locks) >= LOCKS_MAX:
                 self._forget_expired(now)
                 if len(self._locks) >= LOCKS_MAX:
-                    raise RequestError(
-                        f"{LOCKS_MAX} queues are locked, the most there may be", ResponseCode.SYSTEM_BUSY
-                    )
+                    raise RequestError(f"{LOCKS_MAX} queues are locked, the most there may be", AnswerCode.SYSTEM_BUSY)
             if held is None or held.client_id == client_id or now - held.renewed_at > LOCK_S:
                 self._locks[group, queue] = _Lock(client_id, now)
                 got.append(queue)

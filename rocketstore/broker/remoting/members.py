@@ -17,7 +17,7 @@ from rocketstore.remoting.bodies.clients import (
     LockQueuesBody,
     MessageModel,
 )
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -72,7 +72,7 @@ class Members:
         name = read_header(GroupHeader, frame.fields).consumer_group
         group = self.clients.consumers(name)
         if group is None:
-            raise RequestError(f"no consumer for this group, {name}", ResponseCode.SYSTEM_ERROR)
+            raise RequestError(f"no consumer for this group, {name}", AnswerCode.SYSTEM_ERROR)
         ids = tuple(one.client_id for one in group.clients.values())
         return frame.answer(body=ConsumerIdList(ids).encode())
 
@@ -106,4 +106,4 @@ class Members:
 
     def _check_master(self) -> None:
         if self._parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: lock at the master", ResponseCode.SERVICE_NOT_AVAILABLE)
+            raise RequestError("this broker is a slave: lock at the master", AnswerCode.SERVICE_NOT_AVAILABLE)

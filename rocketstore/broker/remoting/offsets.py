@@ -10,7 +10,7 @@ from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -47,7 +47,7 @@ class Offsets:
                 raise RequestError(
                     f"Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first: {header.consumer_group} has no "
                     "offset here",
-                    ResponseCode.QUERY_NOT_FOUND,
+                    AnswerCode.QUERY_NOT_FOUND,
                 )
             found = 0
         return frame.answer(fields=write_header(OffsetAnswer(found)))
@@ -117,7 +117,7 @@ class Offsets:
 
     def _check_master(self) -> None:
         if self._parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: commit at the master", ResponseCode.SERVICE_NOT_AVAILABLE)
+            raise RequestError("this broker is a slave: commit at the master", AnswerCode.SERVICE_NOT_AVAILABLE)
 
     def _is_readable(self, topic: str, queue_id: int) -> bool:
         try:

@@ -14,7 +14,7 @@ from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.clients import MessageModel
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame, head_of
@@ -31,13 +31,13 @@ SUBSCRIPTION: Final = 4
 MESSAGES_MAX: Final = 4096
 TAG: Final = "TAG"
 _CODES: Final = {
-    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
-    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
-    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.FOUND: AnswerCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: AnswerCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: AnswerCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: AnswerCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: AnswerCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: AnswerCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: AnswerCode.PULL_OFFSET_MOVED,
 }
 _EMPTY: Final = frozenset({GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE})
 
@@ -77,7 +77,7 @@ class RemotingPulls:
         group = self._retries.group(header.consumer_group)
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
-            raise RequestError(reason, ResponseCode.NO_PERMISSION)
+            raise RequestError(reason, AnswerCode.NO_PERMISSION)
         expression = self._expression(header, group)
         quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
         wait_ms = max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0
@@ -105,11 +105,11 @@ class RemotingPulls:
         try:
             return await self._parts.pulls.pull(pull, leases)
         except NotFoundRefusalError as error:
-            raise RequestError(f"topic[{pull.topic}] not exist: {error}", ResponseCode.TOPIC_NOT_EXIST) from error
+            raise RequestError(f"topic[{pull.topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
         except NotPermittedError as error:
-            raise RequestError(str(error), ResponseCode.NO_PERMISSION) from error
+            raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
         except OutOfRangeError as error:
-            raise RequestError(str(error), ResponseCode.SYSTEM_ERROR) from error
+            raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
 
     def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
         """The tag expression that counts. Raises ``RequestError`` with the code by which clients know what to do."""
@@ -121,23 +121,23 @@ class RemotingPulls:
         if group is None:
             raise RequestError(
                 f"the consumer's group info not exist: {header.consumer_group} has sent no heartbeat to this broker",
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                AnswerCode.SUBSCRIPTION_NOT_EXIST,
             )
         if group.message_model is MessageModel.BROADCASTING and not settings.consume_broadcast_enable:
             reason = f"the consumer group[{settings.name}] can not consume by broadcast way (consumeBroadcastEnable)"
-            raise RequestError(reason, ResponseCode.NO_PERMISSION)
+            raise RequestError(reason, AnswerCode.NO_PERMISSION)
         found = group.subscriptions.get(header.topic)
         if found is None:
             reason = f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
-            raise RequestError(reason, ResponseCode.SUBSCRIPTION_NOT_EXIST)
+            raise RequestError(reason, AnswerCode.SUBSCRIPTION_NOT_EXIST)
         if found.sub_version < header.sub_version:
-            raise RequestError("the consumer's subscription not latest", ResponseCode.SUBSCRIPTION_NOT_LATEST)
+            raise RequestError("the consumer's subscription not latest", AnswerCode.SUBSCRIPTION_NOT_LATEST)
         if found.expression_type not in ("", TAG):
             raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")
         return found.sub_string
 
 
-def _code(result: GetResult, asked: int) -> ResponseCode:
+def _code(result: GetResult, asked: int) -> AnswerCode:
     if result.status in _EMPTY:
-        return ResponseCode.PULL_NOT_FOUND if asked == 0 else ResponseCode.PULL_OFFSET_MOVED
+        return AnswerCode.PULL_NOT_FOUND if asked == 0 else AnswerCode.PULL_OFFSET_MOVED
     return _CODES[result.status]

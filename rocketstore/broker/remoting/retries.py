@@ -24,7 +24,7 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.record import CorruptRecordError, decode_record
-from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX, ResponseCode
+from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX, AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -85,7 +85,7 @@ class Retries:
         check_name(name, "group")
         if not self._parts.config.auto_create_subscription_group and not state.has_group(name):
             reason = f"subscription group not exist, {name}: create it first (autoCreateSubscriptionGroup=false)"
-            raise RequestError(reason, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            raise RequestError(reason, AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST)
         return state.group(name)
 
     async def ensure_topic(self, topic: TopicConfig, owner: str) -> None:
@@ -99,7 +99,7 @@ class Retries:
 
     def _check_master(self) -> None:
         if self._parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: send back to the master", ResponseCode.SERVICE_NOT_AVAILABLE)
+            raise RequestError("this broker is a slave: send back to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
 
     async def _message_at(self, offset: int) -> Message:
         record = await self._parts.readers.run(self._parts.store.read_record, offset) if offset >= 0 else None

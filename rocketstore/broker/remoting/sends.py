@@ -29,7 +29,7 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.properties import decode_properties
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -49,16 +49,16 @@ _DELAY: Final = f"{PROPERTY_DELAY}\x01"
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01true"
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE})
 _STORED: Final = {
-    PutMessageStatus.PUT_OK: ResponseCode.SUCCESS,
-    PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
-    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    PutMessageStatus.PUT_OK: AnswerCode.SUCCESS,
+    PutMessageStatus.FLUSH_DISK_TIMEOUT: AnswerCode.FLUSH_DISK_TIMEOUT,
+    PutMessageStatus.SLAVE_NOT_AVAILABLE: AnswerCode.SLAVE_NOT_AVAILABLE,
+    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: AnswerCode.FLUSH_SLAVE_TIMEOUT,
 }
 _REFUSED: Final = {
-    PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-    PutMessageStatus.NO_PERMISSION: ResponseCode.NO_PERMISSION,
+    PutMessageStatus.MESSAGE_ILLEGAL: AnswerCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: AnswerCode.MESSAGE_ILLEGAL,
+    PutMessageStatus.SERVICE_NOT_AVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
+    PutMessageStatus.NO_PERMISSION: AnswerCode.NO_PERMISSION,
 }
 _LATE: Final = (
     f"the message was not acknowledged within {ANSWER_S_MAX:g} s: it may be stored, now or later; sending it again may "
@@ -123,16 +123,16 @@ class RemotingSends:
         """What is sent; ``target`` is the topic to which it goes if that is not the one it names."""
         parts = self._parts
         if parts.store.role is BrokerRole.SLAVE:
-            raise RequestError("this broker is a slave: send to the master", ResponseCode.SERVICE_NOT_AVAILABLE)
+            raise RequestError("this broker is a slave: send to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
         is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
         quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
         if quota.is_full:
-            raise RequestError(f"[OVERLOAD] {quota.full_error()}", ResponseCode.SYSTEM_BUSY)
+            raise RequestError(f"[OVERLOAD] {quota.full_error()}", AnswerCode.SYSTEM_BUSY)
         if parts.sender.is_full:
-            raise RequestError("[OVERLOAD] too many messages are waiting to be stored", ResponseCode.SYSTEM_BUSY)
+            raise RequestError("[OVERLOAD] too many messages are waiting to be stored", AnswerCode.SYSTEM_BUSY)
         text = header.properties
         if _TRANSACTION in text or header.sys_flag & SYS_FLAG_TRANSACTION:
-            raise RequestError("this broker does not support transactions", ResponseCode.NO_PERMISSION)
+            raise RequestError("this broker does not support transactions", AnswerCode.NO_PERMISSION)
         segments = [one for one in text.split("\x02") if one and not one.startswith(_DROPPED)]
         segments.append(self._cluster)
         message = Message(
@@ -157,23 +157,23 @@ class RemotingSends:
             message.property_string = joined
         messages = expand_batch(message) if is_batch else [message]
         if not messages:
-            raise RequestError("a batch without messages", ResponseCode.MESSAGE_ILLEGAL)
+            raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
         wait = _NOT_WAITING not in text
         return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text))
 
-    def _refusal(self, send: _Send) -> tuple[ResponseCode, str] | None:
+    def _refusal(self, send: _Send) -> tuple[AnswerCode, str] | None:
         """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
         topics, first = self._parts.topics, send.messages[0]
         topic = topics.find(first.topic)
         if topic is None:
             reason = self._parts.sender.no_topic_reason(first.topic)
-            return ResponseCode.TOPIC_NOT_EXIST, f"topic[{first.topic}] not exist: {reason}"
+            return AnswerCode.TOPIC_NOT_EXIST, f"topic[{first.topic}] not exist: {reason}"
         problem = topics.write_problem(topic, -1)
         if problem:
-            return ResponseCode.NO_PERMISSION, problem
+            return AnswerCode.NO_PERMISSION, problem
         problem = topics.write_problem(topic, max(first.queue_id, -1))
         if problem:
-            return ResponseCode.SYSTEM_ERROR, problem
+            return AnswerCode.SYSTEM_ERROR, problem
         if first.queue_id < 0:
             queue_id = topics.next_queue(topic)
             for one in send.messages:
@@ -192,14 +192,14 @@ class RemotingSends:
         waiting = self._creating.pop(topic)
         if task.cancelled():
             for send in waiting:
-                self._refuse(send, ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
+                self._refuse(send, AnswerCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
             return
         failure = task.exception()
         for send in waiting:
             if failure is None:
                 self._gather(send)
             else:
-                self._refuse(send, ResponseCode.TOPIC_NOT_EXIST, str(failure))
+                self._refuse(send, AnswerCode.TOPIC_NOT_EXIST, str(failure))
 
     def _gather(self, send: _Send) -> None:
         refusal = self._refusal(send)
@@ -237,7 +237,7 @@ class RemotingSends:
     def _late(self, flight: _Flight) -> None:
         flight.timer = None
         for send in flight.sends:
-            self._refuse(send, ResponseCode.SYSTEM_ERROR, _LATE)
+            self._refuse(send, AnswerCode.SYSTEM_ERROR, _LATE)
 
     def _stored(self, flight: _Flight, results: Sequence[PutResult]) -> None:
         timer, at = flight.timer, 0
@@ -263,10 +263,10 @@ class RemotingSends:
         ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
         fields = write_header(SendAnswer(ids, first.queue_id, first.queue_offset))
         fields |= {"MSG_REGION": REGION, "TRACE_ON": "true"}
-        code = next((_STORED[one.status] for one in results if one.status in _STORED), ResponseCode.SUCCESS)
+        code = next((_STORED[one.status] for one in results if one.status in _STORED), AnswerCode.SUCCESS)
         send.connection.done(send.frame, send.frame.answer(code, "", fields))
 
-    def _refuse(self, send: _Send, code: ResponseCode, reason: str) -> None:
+    def _refuse(self, send: _Send, code: AnswerCode, reason: str) -> None:
         send.connection.done(send.frame, send.frame.answer(code, reason))
 
 
@@ -275,7 +275,7 @@ def _host_of(place: Place) -> HostAddress:
     return host_address(place.host, place.port)
 
 
-def _code_of(result: PutResult) -> ResponseCode:
+def _code_of(result: PutResult) -> AnswerCode:
     if result.outcome == "unknown":
-        return ResponseCode.SYSTEM_ERROR
-    return _REFUSED.get(result.status, ResponseCode.SYSTEM_ERROR)
+        return AnswerCode.SYSTEM_ERROR
+    return _REFUSED.get(result.status, AnswerCode.SYSTEM_ERROR)

@@ -13,7 +13,7 @@ from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.sends import RemotingSends
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
@@ -85,15 +85,15 @@ class RemotingService:
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
-def code_of(error: Exception) -> ResponseCode | None:
+def code_of(error: Exception) -> AnswerCode | None:
     """The answer to what the broker's own parts refuse."""
     if isinstance(error, NotStoredError):
         not_here = error.result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-        return ResponseCode.SERVICE_NOT_AVAILABLE if not_here else ResponseCode.SYSTEM_ERROR
+        return AnswerCode.SERVICE_NOT_AVAILABLE if not_here else AnswerCode.SYSTEM_ERROR
     if isinstance(error, NotFoundRefusalError):
-        return ResponseCode.TOPIC_NOT_EXIST
+        return AnswerCode.TOPIC_NOT_EXIST
     if isinstance(error, NotPermittedError):
-        return ResponseCode.NO_PERMISSION
+        return AnswerCode.NO_PERMISSION
     if isinstance(error, TooManyPullsError):
-        return ResponseCode.SYSTEM_BUSY
-    return ResponseCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None
+        return AnswerCode.SYSTEM_BUSY
+    return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None

@@ -12,7 +12,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.state.changes import GroupConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
@@ -56,7 +56,7 @@ def test_a_batch_is_stored_wholly_or_not_at_all(broker: RemotingHarness, client:
     many_keys = " ".join(map(str, range(broker.config.store.message_keys_max + 1)))
     bad = encode_batch([Message("T", b"1"), Message("T", b"2", properties={"KEYS": many_keys})])
     refused = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), bad)
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert refused.code == AnswerCode.MESSAGE_ILLEGAL
     assert len(broker.store.log.records) == 3
 
 
@@ -69,21 +69,21 @@ def test_a_topic_is_created_with_as_many_queues_as_the_producer_asks_for(
 
 def test_a_slave_refuses_and_clients_try_another_broker(broker: RemotingHarness, client: RemotingSocket) -> None:
     broker.become(BrokerRole.SLAVE)
-    assert client.send().code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
 
 
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"e": 4}, ResponseCode.SYSTEM_ERROR),
-        ({"e": "x"}, ResponseCode.SYSTEM_ERROR),
-        ({"b": "not a topic"}, ResponseCode.TOPIC_NOT_EXIST),
-        ({"i": "TRAN_MSG\x01true"}, ResponseCode.NO_PERMISSION),
-        ({"f": 8}, ResponseCode.NO_PERMISSION),
+        ({"e": 4}, AnswerCode.SYSTEM_ERROR),
+        ({"e": "x"}, AnswerCode.SYSTEM_ERROR),
+        ({"b": "not a topic"}, AnswerCode.TOPIC_NOT_EXIST),
+        ({"i": "TRAN_MSG\x01true"}, AnswerCode.NO_PERMISSION),
+        ({"f": 8}, AnswerCode.NO_PERMISSION),
     ],
 )
 def test_what_cannot_be_stored_is_refused(
-    client: RemotingSocket, broker: RemotingHarness, fields: dict[str, object], code: ResponseCode
+    client: RemotingSocket, broker: RemotingHarness, fields: dict[str, object], code: AnswerCode
 ) -> None:
     answer = client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("T") | fields, b"x")
     assert (answer.code, bool(answer.remark)) == (code, True)
@@ -113,13 +113,13 @@ def test_a_consumer_gets_what_it_subscribed(broker: RemotingHarness, client: Rem
     client.send(body=b"a", properties="TAGS\x01A")
     client.send(body=b"b", properties="TAGS\x01B")
     not_yet = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
-    assert not_yet.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert not_yet.code == AnswerCode.SUBSCRIPTION_NOT_EXIST
     assert client.subscribe("g", "T", "B").code == 0
     pulled = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
     assert (pulled.code, pulled.remark, pulled.fields["nextBeginOffset"]) == (0, "FOUND", "2")
     assert decode_record(pulled.body).body == b"b"
     newer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T", subVersion=2))
-    assert newer.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert newer.code == AnswerCode.SUBSCRIPTION_NOT_LATEST
 
 
 def test_a_pull_waits_for_a_message(client: RemotingSocket) -> None:
@@ -180,7 +180,7 @@ def test_a_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
     broker.state.configs["g"] = GroupConfig("g", retry_times_max=0)
     assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
     assert decode_record(broker.store.log.records[-1].record).topic == "%DLQ%g"
-    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == ResponseCode.SYSTEM_ERROR
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == AnswerCode.SYSTEM_ERROR
 
 
 def test_a_client_that_sends_back_by_itself_ends_up_with_the_dead_too(
@@ -195,4 +195,4 @@ def test_a_client_that_sends_back_by_itself_ends_up_with_the_dead_too(
 def test_a_group_may_be_kept_from_consuming(broker: RemotingHarness, client: RemotingSocket) -> None:
     client.subscribe("g", "T")
     broker.state.configs["g"] = GroupConfig("g", consume_enable=False)
-    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == ResponseCode.NO_PERMISSION
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == AnswerCode.NO_PERMISSION
