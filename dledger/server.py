@@ -311,9 +311,7 @@ class DLedgerServer:
                 self._clients.start()
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
-                self._node.elector.client_address = (
-                    self.client_address
-                )  # only now, because any free port may be configured
+                self._node.elector.client_address = self.client_address  # only now: the port may be chosen freely
                 self._transport = GrpcTransport(
                     self._config,
                     client_address=self.client_address,
