@@ -6,12 +6,12 @@ grows with each time. ``%DLQ%group`` keeps what nobody tries any more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from random import randrange
 from typing import Final
 
-from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.message.ids import offset_message_id
@@ -112,9 +112,14 @@ class Retries:
         return message
 
     async def _stored(self, message: Message) -> PutResult:
-        outcome: LoopCallback[Sequence[PutResult]] = LoopCallback(self._parts.bridge)
-        self._parts.sender.submit(SendCall(0, [message], True, len(message.body)), outcome.done)
-        return (await outcome.future)[0]
+        stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+
+        def done(results: Sequence[PutResult]) -> None:
+            if not stored.done():  # else nobody waits any more
+                stored.set_result(results[0])
+
+        self._parts.sender.submit(SendCall(0, [message], True, len(message.body)), done)
+        return await stored
 
 
 def retry_topic(group: GroupConfig) -> TopicConfig:

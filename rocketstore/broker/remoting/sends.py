@@ -222,17 +222,12 @@ class RemotingSends:
         self._store(together)
 
     def _store(self, sends: list[_Send]) -> None:
-        parts = self._parts
         messages = [message for send in sends for message in send.messages]
         first = sends[0]
         call = SendCall(0, messages, first.wait, sum(send.size for send in sends), together=first.is_batch)
         flight = _Flight(sends)
         flight.timer = asyncio.get_running_loop().call_later(ANSWER_S_MAX, self._late, flight)
-
-        def stored(results: Sequence[PutResult]) -> None:  # on any thread
-            parts.bridge.post(partial(self._stored, flight, results))
-
-        parts.sender.submit(call, stored)
+        self._parts.sender.submit(call, partial(self._stored, flight))
 
     def _late(self, flight: _Flight) -> None:
         flight.timer = None
