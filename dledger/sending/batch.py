@@ -262,8 +262,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         self.outcomes, self.left = outcomes, ()
 
     def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: str) -> None:
-        """The deadline has passed: items in flight or possibly stored become unknown; the others are certainly not
-        stored.
+        """The deadline has passed: items in flight or possibly stored become unknown; the others are not stored.
 
         ``waited_for``: why nothing was sent, if there was no failure.
         """

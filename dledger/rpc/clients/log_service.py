@@ -352,9 +352,7 @@ class LogService:
     # --- access and lifetime ----------------------------------------------------------------------------------------
 
     def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
-        """Authenticate and authorize a call if there is access control; raises a refusal of ``access_gate``
-        otherwise.
-        """
+        """Authenticate and authorize a call, with access control; raises a refusal of ``access_gate``."""
         guard = self._guard
         if guard is None:
             return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
