@@ -365,7 +365,9 @@ class LogService:
         return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
-        """An application's log holds the entries of all its users, so its permissions do not suffice here."""
+        """Whether only administrators may call it: transfers, and reads of an application's log, which mixes all its
+        users' entries.
+        """
         application = not self._config.client_appends
         return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
 
