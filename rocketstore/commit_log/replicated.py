@@ -511,7 +511,9 @@ class _Put:
     def finish(self, result: AppendedBatch | DLedgerError) -> None:
         """Report the result to the submitter; without holding a lock."""
         if isinstance(result, AppendedBatch):
-            results = [one for run in result.duplicates for one in self._log.places_of(run)]
+            results: list[PutResult] = []
+            for run in result.duplicates:
+                results += self._log.places_of(run)
             if self.positions:
                 results += [_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()]
             self._done(results)
