@@ -519,8 +519,8 @@ class DLedgerServer:
         producer: ProducerBatch | None = None,
     ) -> None:
         """See ``LogNode.submit_append``."""
-        append = self._node.quorum_ack.append
-        self._submit(lambda answer, now_ms: append(bodies, now_ms, answer, producer), self._instruments.timed(done))
+        append = partial(self._node.quorum_ack.append, bodies, producer=producer)
+        self._submit(append, self._instruments.timed(done))
 
     def submit_prepared(
         self,
@@ -532,20 +532,20 @@ class DLedgerServer:
 
         ``producer`` must give the number of entries (``ProducerBatch.count``).
         """
-        append = self._node.quorum_ack.append_prepared
-        self._submit(lambda answer, now_ms: append(prepared, now_ms, answer, producer), self._instruments.timed(done))
+        append = partial(self._node.quorum_ack.append_prepared, prepared, producer=producer)
+        self._submit(append, self._instruments.timed(done))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """See ``LogNode.submit_producer``."""
-        self._submit(lambda answer, now_ms: self._node.producer_sequence(name, now_ms, answer), done)
+        self._submit(partial(self._node.producer_sequence, name), done)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        self._submit(lambda answer, now_ms: self._node.reads.submit(now_ms, answer), done)
+        self._submit(self._node.reads.submit, done)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        self._submit(lambda answer, now_ms: self._node.elector.transfer(target, now_ms, answer), done)
+        self._submit(partial(self._node.elector.transfer, target), done)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
@@ -594,10 +594,10 @@ class DLedgerServer:
 
     def _submit(
         self,
-        action: Callable[[Callable[[Result | DLedgerError], None], int], object],
+        action: Callable[..., object],
         done: Callable[[Result | DLedgerError], None],
     ) -> None:
-        """Run the core's ``action``, which takes the receiver of its answer and the time.
+        """Run the core's ``action(now_ms, done=...)``.
 
         The core's leader hints, which contain ids only, are completed with client addresses. ``done`` is called once: a
         node that fails while it carries out a request refuses it, and answers it again when it stops.
@@ -614,7 +614,7 @@ class DLedgerServer:
             done(result)
 
         try:
-            self._driver.call(partial(action, answer))
+            self._driver.call(partial(action, done=answer))
         except DLedgerError as error:
             answer(error)
 

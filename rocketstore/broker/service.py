@@ -175,9 +175,7 @@ class BrokerService:
 
     async def _send_stream(self, call: Call) -> None:
         request_bytes_max = rpc_options.request_bytes_for(self._config.store.max_message_size)
-        stream = SendStream(
-            call, self._bridge, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory
-        )
+        stream = SendStream(call, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory)
         await stream.run(self._stop)
 
     async def _producer(self, data: bytes, call: Call) -> bytes:
