@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from dledger.values import host_of
+from dledger.values import host_of, parse_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import AnswerCode, RequestCode
