@@ -165,7 +165,7 @@ class ProducerInfo(Body):
 
 
 @record(frozen=True, slots=True)
-class ProducerTable(Body):
+class ProducersByGroup(Body):
     """Answer to GET_ALL_PRODUCER_INFO, by group."""
 
     data: Mapping[str, tuple[ProducerInfo, ...]] = field(default_factory=dict)

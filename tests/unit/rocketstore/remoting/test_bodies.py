@@ -18,7 +18,7 @@ from rocketstore.remoting.bodies.clients import (
     MessageModel,
     ProducerConnectionList,
     ProducerInfo,
-    ProducerTable,
+    ProducersByGroup,
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import CorrectionOffsets, GroupList, SubscriptionGroupConfig
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, Body]] = {
     "producer connections": (f'{{"connectionSet":[{CONNECTION}]}}', ProducerConnectionList((CONNECTED,))),
     "producers": (
         '{"data":{"g":[{"clientId":"c","language":"GO","lastUpdateTimestamp":7,"remoteIP":"/1.2.3.4:5","version":317}]}}',
-        ProducerTable({"g": (ProducerInfo("c", "/1.2.3.4:5", Language.GO, 317, 7),)}),
+        ProducersByGroup({"g": (ProducerInfo("c", "/1.2.3.4:5", Language.GO, 317, 7),)}),
     ),
     "client's subscription": (
         f'{{"clientId":"c","group":"g","subscriptionData":{SUBSCRIPTION}}}',
