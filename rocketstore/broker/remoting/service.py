@@ -14,6 +14,7 @@ from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.sends import RemotingSends
+from rocketstore.broker.remoting.transactions import RemotingTransactions
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -57,6 +58,7 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
+            code.END_TRANSACTION: RemotingTransactions(parts).end,
         }
         self.server = RemotingServer(
             f"broker {config.name}",

@@ -8,7 +8,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.topics import TopicConfigData
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Producers ask for the route of this one when they do not know a topic: who has it creates topics."""
@@ -30,6 +30,7 @@ def system_topics(config: BrokerConfig) -> dict[str, TopicConfigData]:
         _topic(config.name, 1, _READ_WRITE | INHERIT),
         _topic(OFFSET_MOVED_EVENT, 1),
         _topic(SCHEDULE_TOPIC, levels),
+        _topic(HALF_TOPIC, 1),
         _topic(f"{config.cluster_name}_{REPLY_TOPIC_SUFFIX}", 1),
     ]
     if config.auto_create_topic_enable:
