@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.decode.properties import parse_properties
-from rocketstore.message.properties import decode_properties
+from dledger_spark.decode.properties import TAGS, as_maps, named
+from rocketstore.message.properties import decode_properties, find_property_bytes
+from rocketstore.message.property_texts import PropertyTexts
 
 
 def taken_apart(*encoded: bytes) -> list[dict[str, str]]:
     """By rows."""
-    return [dict(row) for row in parse_properties(pa.array(encoded, pa.binary())).as_maps().to_pylist()]
+    return [dict(row) for row in as_maps(PropertyTexts.of(encoded)).to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,15 @@ def test_columns_hold_what_the_codec_reads(texts: list[str]) -> None:
     encoded = [text.encode() for text in texts]
 
     assert taken_apart(*encoded) == [decode_properties(one) for one in encoded]
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"TAGS", b"TAGS\1a", b"x\1y\2TAGS\1b", b"TAGS\1", b"TAGS\1c\2TAGS\1d"]), max_size=6)
+)
+def test_a_column_of_one_property_is_null_where_it_is_absent(encoded: list[bytes]) -> None:
+    """Everywhere, nowhere, or among others."""
+    column = named(PropertyTexts.of(encoded), TAGS)
+
+    column.validate(full=True)
+    assert column.type == pa.binary()
+    assert column.to_pylist() == [find_property_bytes(one, TAGS) for one in encoded]

@@ -22,7 +22,6 @@ HOMES: Final = {
     "rocketstore/message/ids.py": "message ids",
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
-    "rocketstore/verification/compare.py": "units as opaque bytes, of the size that their layout says",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
 _WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")
