@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
@@ -38,6 +38,7 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.records import record
 from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
@@ -60,7 +61,7 @@ from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store.bulk_reader import BulkReader
+from dledger.store.bulk_reader import StoreTime
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
@@ -74,6 +75,20 @@ from dledger.watch import LogWatch, WatchSettings
 _log = logging.getLogger("dledger")
 
 Result = TypeVar("Result")
+
+
+@record(frozen=True, slots=True)
+class BodyFormat:
+    """What an application has its entries' bodies be, as far as a node must know."""
+
+    wrap_noop: Wrap | None = None
+    """Makes the bodies of NOOPs, in a log whose readers take every body for a record of theirs."""
+    store_time: StoreTime | None = None
+    """When a body was stored; None: entries have no times."""
+
+
+OPAQUE: Final = BodyFormat()
+"""Any bytes."""
 
 
 class DLedgerServer:
@@ -91,7 +106,9 @@ class DLedgerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
+        bodies: BodyFormat = OPAQUE,
     ) -> None:
+        self.bodies: Final = bodies
         self._config = config.check()
         self._instruments = instruments
         measured = instruments is not SILENT
@@ -108,7 +125,8 @@ class DLedgerServer:
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
-        self.log.bulk.check = self._refuse_if_fenced
+        self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
+        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         self._lines = NodeLines(config.node_id)
         try:
             self._wire()
@@ -168,6 +186,7 @@ class DLedgerServer:
             run=MemberRun(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
+            wrap_noop=self.bodies.wrap_noop,
         )
         self._remembered = RememberedFile(FileSystem(), self.log.directory)
         self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
@@ -205,7 +224,7 @@ class DLedgerServer:
             Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
             self._scrub,
         ]
-        self.log.on_damage(self._watch.note_damage)
+        self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that tells it
         for damage in self.log.damage_at_start:
             self._node.state.whole = False
             self._watch.note_damage(damage)
@@ -270,10 +289,6 @@ class DLedgerServer:
         """Run ``hook`` on every batch this node appends as leader; only before ``start``."""
         self.log.add_batch_hook(hook)
 
-    def wrap_noops(self, wrap: Wrap) -> None:
-        """Make the bodies of NOOPs by ``wrap``, from what they shall tell; only before ``start``."""
-        self._node.noops.wrap = wrap
-
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None]) -> None:
         """Remove nothing from the position on that ``wanted`` gives (None: no limit); only before ``start``.
 
@@ -294,8 +309,8 @@ class DLedgerServer:
             try:
                 self._clients.start()
                 if self._access is not None:
-                    self._access.start(self._clients.bridge.post)
-                self._node.elector.client_address = self.client_address
+                    self._access.start(self._clients.bridge.post, self._supervisor.thread)
+                self._node.elector.client_address = self.client_address  # only now: any free port may be meant
                 self._transport = GrpcTransport(
                     self._config,
                     client_address=self.client_address,
@@ -535,11 +550,6 @@ class DLedgerServer:
         """See ``LogNode.read``. Raises ``FencedError``."""
         self._refuse_if_fenced()
         return self.log.read_range(first_index, last_index, max_bytes)
-
-    @property
-    def bulk(self) -> BulkReader:
-        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
-        return self.log.bulk
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """See ``LogNode.subscribe``."""

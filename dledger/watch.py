@@ -166,7 +166,9 @@ class LogWatch:
         if not damaged:
             return None
         for base, one in damaged:
-            if one.due_ms <= now_ms:
+            with self._lock:
+                is_left = base in self._damaged  # the repair of the segment before it may have mended it as well
+            if is_left and one.due_ms <= now_ms:
                 self._repair(base, one)
         with self._lock:
             left = list(self._damaged.values())

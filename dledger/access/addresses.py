@@ -73,13 +73,18 @@ def any_matches(patterns: Iterable[AddressPattern], address: Address | None) -> 
 def address_of(peer: str) -> Address | None:
     """The address in gRPC's name of a peer: ``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``; None for anything else."""
     kind, _, rest = unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    host = rest.rpartition(":")[0].strip("[]")
     if kind not in ("ipv4", "ipv6"):
         return None
     try:
-        address = ipaddress.ip_address(host)
+        return parse_address(host)
     except ValueError:
         return None
+
+
+def parse_address(text: str) -> Address:
+    """An address without its zone; an IPv4 one that is written as IPv6 is that IPv4 one. Raises ``ValueError``."""
+    address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
@@ -104,6 +109,4 @@ def place_of(peer: str) -> tuple[str, int]:
 
 def plain_host(host: str) -> str:
     """The address that a socket tells, written as ``host_of`` writes it."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)
+    return str(parse_address(host))

@@ -42,15 +42,22 @@ StoreTime = Callable[[bytes], int | None]
 class BulkReader(LogReader):
     """What a node does for those who read large parts of its log. Safe from any thread."""
 
-    def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
+    def __init__(
+        self,
+        files: LogFiles,
+        state: LogState,
+        check: Callable[[], None],
+        store_time: StoreTime | None,
+        *,
+        unchecked: bool,
+    ) -> None:
+        """``check`` is called before every read, and raises what is to be raised instead."""
         super().__init__(files, state, unchecked=unchecked)
-        self.check: Callable[[], None] = lambda: None
-        """Called before every read; raises what is to be raised instead."""
-        self.store_time: StoreTime | None = None
-        """Set by a broker, whose bodies are records; None: entries have no time."""
+        self._check = check
+        self._time_of = store_time
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
-        self.check()
+        self._check()
         return super()._stable(read)
 
     def committed_range(self) -> LogRange:
@@ -160,7 +167,7 @@ class BulkReader(LogReader):
 
         Messages are stored in the order of their times. Raises ``UntimedLogError`` for any other log.
         """
-        store_time = self.store_time
+        store_time = self._time_of
         if store_time is None:
             raise UntimedLogError(
                 "entries of this log have no timestamps, only a broker's messages do: start from an index or position"

@@ -38,7 +38,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
-from dledger.store.bulk_reader import BulkReader
+from dledger.store.bulk_reader import BulkReader, StoreTime
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
@@ -66,21 +66,20 @@ from dledger.types import (
 )
 
 
-class FileStore:
-    """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
+class FileStore(LogReader):
+    """A log in a directory, with what reads it. ``dledger.core.ports.Log`` says what each method promises."""
 
     def __init__(
         self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem, instruments: Instruments
     ) -> None:
         """``instruments`` are told of every batch written and of every flush."""
+        state = LogState(opened.checkpoint, opened.last)
+        super().__init__(opened.files, state, unchecked=config.import_unchecked)
         self._config = config
         self._opened = opened
         self._clock = clock
         self._fs = fs
-        self._files = opened.files
         self._checkpoint_file = opened.checkpoint_file
-        self._state = LogState(opened.checkpoint, opened.last)
-        self._reader = LogReader(opened.files, self._state, unchecked=config.import_unchecked)
         self._hooks: tuple[AppendHook, ...] = ()
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._remove_lock = threading.Lock()
@@ -93,16 +92,6 @@ class FileStore:
         self._instruments = instruments
         self.disk_used_ratio = -1.0
         """How full the fuller of the disks was when ``measure_room`` last looked; -1 before."""
-        self.bulk = BulkReader(opened.files, self._state, unchecked=config.import_unchecked)
-        """The committed log, for those who read a lot of it."""
-        reader = self._reader
-        self.end_of, self.last_index_before = reader.end_of, reader.last_index_before
-        self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at
-        self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
-        self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
-        self.read_committed, self.copy_committed = reader.read_committed, reader.copy_committed
-        self.read_body, self.read_bodies = reader.read_body, reader.read_bodies
-        self.positions, self.channel_runs = reader.positions, reader.channel_runs
 
     @classmethod
     def open(  # noqa: PLR0913  # one parameter per neighbour
@@ -190,11 +179,6 @@ class FileStore:
         return Position(self._state.flushed.position)
 
     @property
-    def committed_position(self) -> Position:
-        """See ``LogReader.committed_position``."""
-        return self._reader.committed_position
-
-    @property
     def write_sequence(self) -> int:
         return self._state.sequence
 
@@ -213,6 +197,10 @@ class FileStore:
         """
         self._state.on_damage = listener
 
+    def bulk_reader(self, check: Callable[[], None] = lambda: None, store_time: StoreTime | None = None) -> BulkReader:
+        """The committed log, for those who read a lot of it."""
+        return BulkReader(self._files, self._state, check, store_time, unchecked=self._unchecked)
+
     def scrub(self) -> Scrub:
         """A walk that verifies all of the log again and again, for a background thread."""
 
@@ -220,12 +208,11 @@ class FileStore:
             with suppress(CorruptLogError, IndexBeforeBeginError):
                 self.term_at(LogIndex(index))  # a look-up writes a wrong unit again
 
-        return Scrub(self._files, self._state, mend, unchecked=self._config.import_unchecked)
+        return Scrub(self._files, self._state, mend, unchecked=self._unchecked)
 
     def mender(self) -> Mender:
         """Repairs of this log with what peers have, for a background thread."""
-        unchecked = self._config.import_unchecked
-        return Mender(self._files, self._state, self._fs, self.directory, self._reader.mark_at, unchecked=unchecked)
+        return Mender(self._files, self._state, self._fs, self.directory, self.mark_at, unchecked=self._unchecked)
 
     def add_append_hook(self, hook: AppendHook) -> None:
         """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
@@ -354,7 +341,7 @@ class FileStore:
             )
             invariant(from_index > state.begin.index, "truncation below begin", at=from_index, begin=state.begin)
             last = EntryId(self.term_at(LogIndex(from_index - 1)), LogIndex(from_index - 1))
-            end = self._reader.mark_at(last.index)
+            end = self.mark_at(last.index)
             used, old_last = self._used_end(end.position, from_index), state.last.index
             was_flushed = state.lower(last, end)
             try:
@@ -377,7 +364,7 @@ class FileStore:
         if state.end < next_base:
             return state.end
         before = self.last_index_before(next_base)
-        return (self._reader.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
+        return (self.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
 
     def reset(self, begin: Boundary) -> None:
         state = self._state
@@ -412,10 +399,10 @@ class FileStore:
         state.committed = index
 
     def check_run(self, run: EntryRun) -> CheckedRun:
-        return records.check_run(run, unchecked=self._config.import_unchecked)
+        return records.check_run(run, unchecked=self._unchecked)
 
     def read(self, index: LogIndex) -> Entry:
-        return self._reader.read_range(index, index, 0)[0]
+        return self.read_range(index, index, 0)[0]
 
     def flush(self) -> FlushMark:
         with self._flush_lock:

@@ -1,4 +1,4 @@
-"""Columns of properties, made of the places where ``rocketstore.message.property_texts`` finds names and values."""
+"""Arrow columns of properties; ``rocketstore.message.property_texts`` finds their names and values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rocketstore.message.property_texts import PropertyTexts
 TAGS: Final = b"TAGS\x01"
 KEYS: Final = b"KEYS\x01"
 _PAIRS_PER_ROW_MAX: Final = 64
-"""The table that finds repeated names has at most so many cells per row."""
+"""Limit for the cells per row of the table that finds repeated names."""
 
 
 def named(texts: PropertyTexts, name: bytes) -> pa.Array:
-    """The value of the property with this name, which ends with 0x01, per record, as binary; null without one."""
+    """Each record's value of the property ``name``, which ends with 0x01, as binary; null if it is absent."""
     values = texts.named(name)
     found = slices(pa.py_buffer(texts.text), values.begins, values.ends)
     if len(found) in (0, len(texts)):
@@ -30,13 +30,13 @@ def named(texts: PropertyTexts, name: bytes) -> pa.Array:
     present[values.owners] = True
     _, offsets, data = found.buffers()
     before = np.cumsum(np.append(False, present))
-    spread = np.frombuffer(offsets, np.int32)[before]  # where a value is absent, it begins and ends in one place
+    spread = np.frombuffer(offsets, np.int32)[before]  # an absent value begins where it ends
     bits = pa.py_buffer(np.packbits(present, bitorder="little"))
     return pa.Array.from_buffers(pa.binary(), len(texts), [bits, pa.py_buffer(spread), data])
 
 
 def as_maps(texts: PropertyTexts) -> pa.Array:
-    """All properties, per record, as ``map<string, string>``."""
+    """All properties of each record, as ``map<string, string>``."""
     names, name_ends, ends, owners = texts.bounds
     offsets = np.zeros(len(texts) + 1, np.int32)
     np.cumsum(np.bincount(owners, minlength=len(texts)), out=offsets[1:])
@@ -51,7 +51,7 @@ def as_maps(texts: PropertyTexts) -> pa.Array:
 
 
 def _has_repeats(names: pa.Array, owners: Ints, count: int) -> bool:
-    """Whether one of ``count`` records has two properties of one name."""
+    """Whether any of ``count`` records has two properties with the same name."""
     encoded = pc.dictionary_encode(names)
     kinds = len(encoded.dictionary)
     cells = owners * kinds + np.asarray(encoded.indices)

@@ -23,6 +23,7 @@ from dledger.conditions import Conditions
 from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from dledger.rpc.clients.calls import Call
+from dledger.rpc.options import limit_metadata
 from rocketstore.broker.codec import ResultEncoder, SendCall
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
@@ -300,11 +301,12 @@ class SendStream:
         sender: SendHandler,
         decode: Callable[[bytes], SendCall],
         encoder: ResultEncoder,
+        request_bytes_max: int,
         memory: str = "",
     ) -> None:
         self._context = call.context
         self._connection = call.connection
-        self._memory = memory
+        self._told = limit_metadata(request_bytes_max) + (((MEMORY_KEY, memory),) if memory else ())
         self._bridge = bridge
         self._sender = sender
         self._decode = decode
@@ -324,7 +326,7 @@ class SendStream:
         Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses what was not taken.
         """
         # Tells the client that the stream is established: what fails before that was certainly not sent.
-        await self._context.send_initial_metadata(((MEMORY_KEY, self._memory),) if self._memory else ())
+        await self._context.send_initial_metadata(self._told)
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
         stopping = asyncio.create_task(stop.wait())

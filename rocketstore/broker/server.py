@@ -48,8 +48,7 @@ from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
-from rocketstore.config import KIB, MIB
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.message.delay import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
@@ -60,8 +59,6 @@ _log = logging.getLogger("rocketstore")
 STOP_GRACE_S: Final = 2.0
 """How long what was taken may still be answered when the broker stops."""
 WATCH_INTERVAL_S: Final = 1.0
-_REQUEST_BYTES_MAX: Final = 8 * MIB
-_FRAMING_BYTES: Final = 64 * KIB
 
 
 class BrokerServer:
@@ -127,7 +124,11 @@ class BrokerServer:
             log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
             self.node = DLedgerServer(
-                for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
+                for_broker(dledger),
+                repair=repair,
+                clock=self._clock,
+                instruments=self._instruments,
+                bodies=MESSAGES,
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
@@ -183,7 +184,7 @@ class BrokerServer:
                 if self.node is None:
                     bridge = self._loop.start()
                     if self._access is not None:
-                        self._access.start(bridge.post)
+                        self._access.start(bridge.post, self._threads.thread)
                     self.state.catch_up()
                     self.schedule.start()
                 else:
@@ -398,10 +399,9 @@ class BrokerServer:
 
 def _options(config: BrokerConfig) -> rpc_options.Options:
     calls_max = config.pulls_waiting_max + config.streams_max
-    request_bytes_max = max(_REQUEST_BYTES_MAX, config.store.max_message_size) + _FRAMING_BYTES
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", request_bytes_max),
+        ("grpc.max_receive_message_length", rpc_options.request_bytes_for(config.store.max_message_size)),
         ("grpc.max_send_message_length", -1),
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),

@@ -173,7 +173,10 @@ class BrokerService:
         return self._encoder.encode(request.request_id, await self._sender.send(request))
 
     async def _send_stream(self, call: Call) -> None:
-        stream = SendStream(call, self._bridge, self._sender, self._decoder(call), self._encoder, self._memory)
+        request_bytes_max = rpc_options.request_bytes_for(self._config.store.max_message_size)
+        stream = SendStream(
+            call, self._bridge, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory
+        )
         await stream.run(self._stop)
 
     async def _producer(self, data: bytes, call: Call) -> bytes:

@@ -1,4 +1,4 @@
-"""The property strings of many records in one array: taken apart, or searched and hashed, without an object for any.
+"""The property strings of many records in one array: parsed, searched and hashed without an object per record.
 
 The strings are joined, each with a 0x02 before it and one behind the last. What is no property (no name, no value) is
 skipped, and of several with one name in a record the last one counts, as in ``rocketstore.message.properties``.
@@ -53,7 +53,7 @@ class Values(NamedTuple):
 
 
 class PropertyBounds(NamedTuple):
-    """Where names and values begin and end; a value begins one byte behind its name's end."""
+    """The bounds of names and values; a value begins one byte after its name ends."""
 
     names: Places
     name_ends: Places
@@ -102,7 +102,7 @@ class PropertyTexts:
 
     @cached_property
     def bounds(self) -> PropertyBounds:
-        """All properties, in order; of one that is repeated in a record, every one."""
+        """All properties in order, including those that a later one of the same name and record overrides."""
         begins, ends = self._separators[:-1] + 1, self._separators[1:]
         owners = np.repeat(np.arange(len(self)), np.diff(np.searchsorted(self._separators, self._ends), prepend=0))
         name_ends = np.flatnonzero(self.text == _NAME_END)
@@ -113,7 +113,7 @@ class PropertyTexts:
         return PropertyBounds(begins[whole], name_ends[whole], ends[whole], owners[whole])
 
     def tags_codes(self) -> Places:
-        """What consume queues keep of each record's tags: their hash, 0 without."""
+        """The tags code of each record, as consume queues store it: the hash of its tags; 0 without."""
         codes = np.zeros(len(self), np.int64)
         tags = self.named(_TAGS)
         codes[tags.owners] = self.hashes(tags).view(np.int32)

@@ -161,15 +161,15 @@ def place_of(head: bytes, offset: int) -> StoredPlace | None:
 
 
 def body_behind_v6(record: bytes, sys_flag: int) -> tuple[int, int]:
-    """Where the body begins in a record with this system flag, and its length; -1 if the record ends before."""
+    """Where the body begins in a record with this system flag, and its length, -1 if the record is too short."""
     at = body_at(sys_flag)
     return at, BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at <= len(record) else -1
 
 
 def tail_of(data: bytes, magic: int, body: int, body_bytes: int, end: int) -> tuple[int, int, int, int]:
-    """Where in a record that ends at ``end`` the body ends, the topic begins and ends, and the properties begin.
+    """The end of the body, the bounds of the topic and the start of the properties, in a record that ends at ``end``.
 
-    Raises ``CorruptRecordError`` unless body, topic and properties, each as long as it is said to be, fill the record.
+    Raises ``CorruptRecordError`` unless the stored lengths of body, topic and properties fill the record exactly.
     """
     at = body + body_bytes
     if body_bytes < 0 or at + LENGTHS_BYTES > end:
@@ -200,7 +200,7 @@ def properties_of(record: bytes) -> bytes:
 
 
 class Tails(NamedTuple):
-    """What ``tail_of`` finds, of many records: a place or length of each."""
+    """What ``tail_of`` finds, for many records at once."""
 
     topic_begins: Ints
     topic_ends: Ints
@@ -208,7 +208,7 @@ class Tails(NamedTuple):
     property_lengths: Ints
 
     def fill(self, magics: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """Which records these lengths fill, so that ``tail_of`` would not raise. Their bodies do fit."""
+        """Which of these records ``tail_of`` accepts, provided that their bodies fit."""
         lengths = self.topic_ends - self.topic_begins
         whole: NDArray[np.bool_] = self.property_begins + self.property_lengths == ends
         whole &= (lengths > 0) & (lengths <= _LONG_TOPIC_BYTES_MAX)
@@ -218,7 +218,7 @@ class Tails(NamedTuple):
 
 
 def tails_of(window: NDArray[np.uint8], magics: Ints, body_ends: Ints) -> Tails:
-    """What is behind these bodies; for a place outside the window the byte at its nearer end is read."""
+    """The tails behind these bodies. Places outside the window are clamped to it."""
 
     def bytes_at(places: Ints) -> Ints:
         return window.take(places, mode="clip").astype("i8")

@@ -1,8 +1,8 @@
-"""The one peer port: pushes go to the push server, anything else is gRPC and is passed on to the gRPC server.
+"""The single peer port: passes pushes to the push server and relays everything else to the gRPC server.
 
-gRPC cannot share a port and does not serve sockets that others accepted, so what is not a push connection by its first
-bytes is relayed to it through a Unix socket, TLS and all. Only votes, heartbeats, handshakes, health and reflection
-pass that way: a few small messages per second.
+gRPC cannot share a port and does not serve sockets accepted by others, so a connection whose first bytes are not those
+of a push connection is relayed to it through a Unix socket, TLS and all. Only votes, heartbeats, handshakes, health and
+reflection take that path: a few small messages per second.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from dledger.rpc.tls_stream import TlsStream
 _LOG = logging.getLogger(__name__)
 
 FIRST_BYTES_TIMEOUT_S: Final = 5.0
-"""How long a connection may stay without showing what it is, its TLS handshake or its first frame included."""
+"""How long a new connection may take to identify itself, including its TLS handshake or its first frame."""
 REASONS_MAX: Final = 32
-"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
 UNKNOWN_MAX: Final = 256
-"""Connections that have not shown yet what they are; for one more, the oldest of the host with most is hung up on.
+"""The limit of connections not identified yet; one more closes the oldest of the host with the most.
 
-Silent ones take no place and no thread that a member needs: what they may become is known once they have said it.
+Silent ones occupy no place and no thread that a member needs, because these are assigned only after identification.
 """
 RELAYED_MAX: Final = 128
-"""Connections relayed to the gRPC server, three descriptors each; for one more, the longest silent is hung up on.
+"""The limit of connections relayed to the gRPC server, with three descriptors each; one more closes the one silent
+longest.
 
 A member has one or two of them, and is never silent for long: it pings.
 """
@@ -48,11 +49,11 @@ _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
 TakePush = Callable[[socket.socket, TlsStream | Frame], None]
-"""Takes a push connection, and its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
+"""Takes a push connection with its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
 
 
 class PeerListener:
-    """Listens from ``start`` to ``close``, on an event loop of its own: neither clients nor pushes can hold it up."""
+    """Listens from ``start`` to ``close``, on its own event loop: neither clients nor pushes can delay it."""
 
     def __init__(
         self,
@@ -70,12 +71,12 @@ class PeerListener:
         self._loop = LoopThread(name, report)
         self._bridge: LoopBridge | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unknown: dict[asyncio.Task[None], str] = {}  # and their hosts, in the order of their arrival
-        self._heard_at: dict[asyncio.Task[None], float] = {}  # of those that are relayed
+        self._unknown: dict[asyncio.Task[None], str] = {}  # with their hosts, in order of arrival
+        self._heard_at: dict[asyncio.Task[None], float] = {}  # of relayed connections
         self._listening: list[socket.socket] = []
 
     def start(self, host: str, port: int, grpc_socket: str) -> None:
-        """Listen, and pass on what is gRPC to ``grpc_socket``. Raises ``ConfigError`` if the address cannot be had."""
+        """Listen, and relay gRPC to ``grpc_socket``. Raises ``ConfigError`` if it cannot listen."""
         self._grpc_socket = grpc_socket
         listening = _listen(host, port)
         self.port = listening[0].getsockname()[1]
@@ -83,7 +84,7 @@ class PeerListener:
         bridge.post(partial(self._listen, listening))
 
     def close(self) -> None:
-        """End everything and join the thread. Idempotent."""
+        """Close everything and join the thread. Idempotent."""
         if self._bridge is not None:
             bridge, self._bridge = self._bridge, None
             bridge.run(self._end())
@@ -103,13 +104,15 @@ class PeerListener:
             asyncio.get_running_loop().add_reader(one, self._accept, one)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Take one connection. Not with ``sock_accept``: what it has accepted is lost if it is cancelled just then."""
+        """Accept one connection. Not with ``sock_accept``: a connection accepted just as it is cancelled would be
+        lost.
+        """
         loop = asyncio.get_running_loop()
         try:
             link, address = listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the caller hung up already
+        except (BlockingIOError, ConnectionAbortedError):  # the peer hung up already
             return
-        except OSError as error:  # out of descriptors: it stays acceptable, so look away for a while
+        except OSError as error:  # out of descriptors: it stays acceptable, so pause accepting
             _LOG.warning("cannot accept a connection to the peer port: %s", error)
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
@@ -121,11 +124,11 @@ class PeerListener:
         self._tasks.add(task)
         self._unknown[task] = str(address[0])
         task.add_done_callback(self._forget)
-        # Whoever is cancelled before its first step has closed nothing.
+        # A task cancelled before its first step closes nothing itself.
         task.add_done_callback(partial(_close_if_cancelled, link))
 
     def _make_room(self) -> None:
-        """Hang up on the oldest unknown connection of whoever has most of them."""
+        """Close the oldest unidentified connection of the host with the most."""
         (host, _), *_ = Counter(self._unknown.values()).most_common(1)
         oldest = next(task for task, its_host in self._unknown.items() if its_host == host)
         del self._unknown[oldest]
@@ -157,7 +160,7 @@ class PeerListener:
             link.close()
             return
         task = asyncio.current_task()
-        if task is None or task not in self._unknown:  # it had to make room just now
+        if task is None or task not in self._unknown:  # it was just closed to make room
             link.close()
             return
         del self._unknown[task]
@@ -173,20 +176,20 @@ class PeerListener:
             await self._relay(link, head, task)
 
     async def _exactly(self, link: socket.socket, count: int) -> bytes:
-        """So many bytes, or ``EOFError``."""
+        """Receive exactly ``count`` bytes. Raises ``EOFError``."""
         received = b""
         while len(received) < count:
             received += await _receive(link, count - len(received))
         return received
 
     async def _first_frame(self, link: socket.socket) -> Frame:
-        """Here, and not on a thread of the connection's own, which whoever is silent would hold. ``EOFError``."""
+        """Receive it here, and not on a thread of its own, which a silent peer would occupy. Raises ``EOFError``."""
         header = await self._exactly(link, push_frames.HEADER_BYTES)
         kind, length = push_frames.parse_header(header, push_frames.HANDSHAKE_BYTES_MAX)
         return kind, await self._exactly(link, length)
 
     async def _shake_hands(self, link: socket.socket, stream: TlsStream) -> TlsStream:
-        """Here, and not on a thread of the connection's own: until it is done, nobody knows whose that would be."""
+        """Do the handshake here, and not on a thread of its own: the peer is unknown until it is done."""
         received_bytes = 0
         try:
             while not stream.agreed:
@@ -202,7 +205,7 @@ class PeerListener:
         return stream
 
     def _refuse_unlike(self, link: socket.socket) -> None:
-        """One side speaks TLS and the other does not: say so in the clear."""
+        """One side uses TLS and the other does not: refuse in plaintext."""
         if self._tls is not None:
             reason = (
                 "this node accepts only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
@@ -212,7 +215,7 @@ class PeerListener:
         self._refuse(link, reason)
 
     def _refuse(self, link: socket.socket, reason: str) -> None:
-        with suppress(OSError):  # it is gone already
+        with suppress(OSError):  # it is already closed
             self._complain(f"a push connection from {_host_of(link)} is refused: {reason}")
             link.send(push_frames.pack(FrameType.REFUSAL, reason.encode()))
         link.close()
@@ -249,7 +252,7 @@ class PeerListener:
 
 
 async def _receive(link: socket.socket, bytes_max: int) -> bytes:
-    """Some bytes. Raises ``EOFError`` at the end."""
+    """Receive some bytes. Raises ``EOFError`` at the end."""
     data = await asyncio.get_running_loop().sock_recv(link, bytes_max)
     if not data:
         raise EOFError("connection closed")

@@ -28,6 +28,30 @@ def test_whatever_a_record_holds_its_neighbours_have_their_own(odd: bytes) -> No
     assert rows == [{"TAGS": "t"}, decode_properties(odd), {"KEYS": "k"}]
 
 
+@pytest.mark.parametrize("odd", [b"\1x", b"k\1", b"\1"])
+def test_a_property_without_a_name_or_a_value_is_none_where_all_others_are_plain(odd: bytes) -> None:
+    """Exactly one name's end in each: the short cut for what RocketMQ writes must not take it."""
+    assert taken_apart(b"TAGS\1t", odd, b"KEYS\1k") == [{"TAGS": "t"}, {}, {"KEYS": "k"}]
+
+
+@pytest.mark.parametrize("kinds", [2, 64, 65, 200])
+def test_the_later_of_two_properties_counts_however_many_names_there_are(kinds: int) -> None:
+    """In a batch of a few names, and in one where every record has its own."""
+    encoded = [*(b"k%d\1v" % number for number in range(kinds - 1)), b"TAGS\1first\2TAGS\1last"]
+
+    maps = as_maps(PropertyTexts.of(encoded)).to_pylist()
+
+    assert maps[-1] == [("TAGS", "last")]
+    assert maps[0] == [("k0", "v")]
+
+
+def test_a_property_whose_name_only_begins_alike_is_another_one() -> None:
+    """Names are compared as numbers."""
+    texts = PropertyTexts.of([b"TAGS2\1wrong", b"TAG\1wrong", b"TAGS\1t"])
+
+    assert named(texts, TAGS).to_pylist() == [None, None, b"t"]
+
+
 @given(st.lists(st.text("ab\1\2", max_size=12), min_size=1, max_size=4))
 def test_columns_hold_what_the_codec_reads(texts: list[str]) -> None:
     """For any mixture of separators."""
