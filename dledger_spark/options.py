@@ -204,7 +204,7 @@ class SecurityOptions:
 
     def client(self) -> ClientSecurity:
         """The client's settings. Raises ``OptionError`` if one of two related options is missing."""
-        # # Imported here: reading a directory, and planning, do not need gRPC, and Spark starts processes for both.
+        # Imported here: reading a directory, and planning, do not need gRPC, and Spark starts processes for both.
         from dledger.client.security import ClientSecurity
         from dledger.rpc.tls import TlsFiles
 

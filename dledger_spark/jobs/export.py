@@ -166,7 +166,7 @@ def _rows(spark: SparkSession, options: ExportOptions, extent: Extent, batch: Ex
         rows = rows.where(at < f.timestamp_millis(f.lit(source.to_time_ms)))
     if "topic" not in options.columns:
         return rows
-    # # Sorted, so that a task has one file open at a time, and each file is in log order.
+    # Sorted, so that a task has one file open at a time, and each file is in log order.
     return rows.withColumn("date", f.to_date(at)).sortWithinPartitions(*PARTITIONS, extent.unit)
 
 

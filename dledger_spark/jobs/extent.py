@@ -189,7 +189,7 @@ class _PositionPlaces:
     directory: _DirectoryPlaces
 
     def end_within(self, first: int, end: int, size_bytes: int) -> int:  # noqa: ARG002  # a port
-        # # Readers reach a position only by passing everything before it: one batch, of any size, reads the log once.
+        # Readers reach a position only by passing everything before it: one batch, of any size, reads the log once.
         return end
 
     def at_time(self, time_ms: int) -> int:

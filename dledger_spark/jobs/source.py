@@ -67,7 +67,7 @@ class LogSource:
         """The options for ``spark.read``."""
         found = dict(self.others)
         if self.path is not None:
-            # # The working directory of Spark's processes may differ from ours.
+            # The working directory of Spark's processes may differ from ours.
             found["path"] = str(Path(self.path).absolute())
         else:
             found |= {"bootstrap.servers": self.bootstrap or "", "group": self.group, "readFrom": self.read_from}

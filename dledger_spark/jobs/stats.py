@@ -124,7 +124,7 @@ def _hours(cube: DataFrame) -> dict[int, tuple[int, int]]:
 def _per_queue(cube: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    # # Half messages of transactions have no offset, so the span may be smaller than the count.
+    # Half messages of transactions have no offset, so the span may be smaller than the count.
     missing = f.max("last_offset") - f.min("first_offset") + 1 - f.sum("messages")
     return cube.groupBy("topic", "queueId").agg(
         f.sum("messages").alias("messages"),

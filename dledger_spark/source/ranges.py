@@ -38,7 +38,7 @@ def cut(whole: IndexRange, cutting: Cutting, places: ClientLog) -> list[IndexRan
     """The ranges, in order, at least one: an empty stretch is one empty range."""
     if whole.count <= 0:
         return [IndexRange(whole.first, whole.first)]
-    # # Use the start of the last entry instead of the stretch's end, because a blank may be added after that entry
+    # Use the start of the last entry instead of the stretch's end, because a blank may be added after that entry
     # later.
     begin, last = places.positions_of((whole.first, whole.end - 1))
     wanted = min(max(1, cutting.ranges_min, _ceil(last - begin, cutting.split_bytes)), whole.count, SPLITS_MAX)

@@ -62,7 +62,7 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
                 raise OptionError(
                     f"option partitioner: create topic {options.topic} first: keys choose among its queues"
                 )
-            # # Messages do not require a group name. If one is given and differs, these are the wrong brokers.
+            # Messages do not require a group name. If one is given and differs, these are the wrong brokers.
             if options.group != GROUP_DEFAULT and admin.status().replicated:
                 status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
         return
