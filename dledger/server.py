@@ -337,8 +337,7 @@ class DLedgerServer:
         return EXIT_FATAL if self._supervisor.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a leader first transfers leadership (``graceful``), then ports, threads and store are closed.
-        Idempotent.
+        """Stop: a leader first transfers leadership (``graceful``), then everything is closed. Idempotent.
 
         If the store cannot be closed properly, the stop counts as a failure: see ``wait`` and ``fatal``.
         """

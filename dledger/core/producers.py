@@ -413,9 +413,7 @@ class Rebuilt:
 
 @record(frozen=True, slots=True)
 class _Found:
-    """The result of a search back: runs of entries by channel, oldest first, and the payloads of the NOOPs among
-    them.
-    """
+    """The result of a search back: runs of entries by channel, oldest first, and the NOOPs' payloads."""
 
     runs: list[tuple[int, int, int]]
     payloads: dict[int, Payload]

@@ -146,9 +146,7 @@ def client_server_options(config: ServerConfig) -> Options:
 
 
 def client_channel_options() -> Options:
-    """For a client's channel. An answer to a read holds at least one entry of any size, so answers have no limit
-    here.
-    """
+    """For a client's channel. An answer to a read may be one entry of any size, so answers have no limit here."""
     return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", -1),

@@ -331,9 +331,7 @@ class Mender:
         fs.unlink(file.path)
 
     def _is_wanted(self, file: MappedFile) -> bool:
-        """Whether its place is still part of the log: retention and INSTALL continue meanwhile. Under
-        ``shape_lock``.
-        """
+        """Whether its place is still part of the log: retention and INSTALL may go on. Under ``shape_lock``."""
         self._state.check_usable()
         return self._state.begin.position < file.base + file.size
 

@@ -154,7 +154,7 @@ def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
 
 
 def _of_size(found: VerifiedNode, paths: list[Path], size: int) -> list[Path]:
-    """The segments of the right size; others are only reported, since reading one that is too large may take hours."""
+    """The segments to read; a larger one is only reported, since reading it may take hours."""
     sizes = {path: path.stat().st_size for path in paths}
     for path, actual in sizes.items():
         if actual != size:

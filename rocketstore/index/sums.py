@@ -83,11 +83,11 @@ class EntrySums:
         """For ``entries`` entries; entry 0, which is unused, is already included."""
         self._whole = np.zeros(-(-entries // BLOCK_ENTRIES), np.uint32)
         self.tail = crc32(_NO_ENTRY)
-        """Of the block that is not full; 0 if the last one is."""
+        """Of the incomplete last block; 0 if the last block is full."""
         self.next_entry = 1
 
     def add(self, data: bytes) -> int:
-        """The next entries; gives the new tail."""
+        """Add entries; returns the new tail."""
         at, number, tail = 0, self.next_entry, self.tail
         view = memoryview(data)
         while at < len(data):
@@ -106,12 +106,12 @@ class EntrySums:
         return int(self._whole[block])
 
     def all(self) -> NDArray[np.uint32]:
-        """All CRCs, the tail's last if there is one."""
+        """All CRCs, ending with the tail's if there is one."""
         whole = self._whole[: self.next_entry // BLOCK_ENTRIES]
         return np.append(whole, np.uint32(self.tail)) if self.next_entry % BLOCK_ENTRIES else whole.copy()
 
     def take(self, sums: NDArray[np.uint32], next_entry: int) -> None:
-        """Begin with the CRCs of the entries before ``next_entry``, as ``all`` gave them."""
+        """Start with the CRCs of the entries before ``next_entry``, as returned by ``all``."""
         count = next_entry // BLOCK_ENTRIES
         self._whole[:count] = sums[:count]
         self.tail = int(sums[count]) if next_entry % BLOCK_ENTRIES else 0
@@ -120,14 +120,14 @@ class EntrySums:
 
 @dataclass(frozen=True, slots=True)
 class IndexSums:
-    """What is kept of one file: its header, and the sums of slots and entries that belong to it."""
+    """The stored state of one file: its header, and the matching sums of slots and entries."""
 
     header: IndexHeader
     slots: NDArray[np.uint64]
     entries: NDArray[np.uint32]
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """The file's contents."""
         content = b"".join(
             (
                 _HEAD.pack(_MAGIC, len(self.slots)),
@@ -140,7 +140,7 @@ class IndexSums:
 
 
 def decode_sums(content: bytes, slots: int) -> IndexSums | None:
-    """Of a file's content; None if it is not whole, or of a file with other slots."""
+    """Parse a file's contents; None if it is incomplete, or for a different number of slots."""
     start = _HEAD.size + HEADER.size
     if len(content) < start + _CRC.size or _CRC.unpack(content[-_CRC.size :])[0] != crc32(content[: -_CRC.size]):
         return None

@@ -1,13 +1,12 @@
-"""Changes of broker state, and the messages of ``BROKER_STATE_TOPIC`` that carry them.
+"""Changes of broker state, and their encoding as messages of ``BROKER_STATE_TOPIC``.
 
-A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state is
-one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
-all its parts, applied to empty tables, give the state before queue offset ``upto``.
+A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state
+consists of one or more consecutive messages, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of all
+its parts, applied to empty tables, give the state before queue offset ``upto``.
 
-Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and
-nothing of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a
-*newer* version is not malformed: whoever wrote it meant something that this program does not know, and it must not act
-as if it did.
+Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and none
+of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a *newer*
+version is not malformed: it has a meaning that this version does not know and must not ignore.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 class MalformedStateError(InvalidRequestError):
-    """Raised when a state message or snapshot breaks the rules of its own version."""
+    """Raised when a state message or snapshot violates the rules of its own version."""
 
 
 class NewerStateError(InvalidRequestError):
@@ -45,7 +44,7 @@ class NewerStateError(InvalidRequestError):
 
 
 class QueueOffset(NamedTuple):
-    """How far a group has consumed one queue: the queue offset of the next message it wants."""
+    """A group's progress in one queue: the queue offset of the next message it needs."""
 
     topic: str
     queue_id: int
@@ -69,7 +68,7 @@ class TopicConfig:
 
     @property
     def queues(self) -> int:
-        """How many queues there are to read or to write."""
+        """The number of queues for reading or writing, whichever is higher."""
         return max(self.read_queues, self.write_queues)
 
     @property
@@ -85,16 +84,16 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class PutTopic:
-    """Make a topic, or change the one of this name."""
+    """Create or change a topic."""
 
     topic: TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Forget a topic and every group's offsets in it.
+    """Delete a topic and every group's offsets in it.
 
-    ``ends``: (queue id, next queue offset) of its queues. A topic of this name that is made later begins there.
+    ``ends``: (queue id, next queue offset) of its queues. A topic of this name created later starts there.
     """
 
     name: str
@@ -110,7 +109,7 @@ class DeleteTopic:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Note how far a group has consumed. An offset that is less than the noted one counts only with ``reset``."""
+    """Commit a group's offsets. An offset lower than the current one counts only with ``reset``."""
 
     group: str
     offsets: tuple[QueueOffset, ...]
@@ -127,7 +126,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Forget a subscription group and its offsets."""
+    """Delete a subscription group and its offsets."""
 
     group: str
 
@@ -137,7 +136,7 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True)
 class SetDelayOffsets:
-    """How far each delay level has been delivered: (level, next queue offset). The last writer wins."""
+    """The progress of each delay level: (level, next queue offset). The last writer wins."""
 
     offsets: tuple[tuple[int, int], ...]
 
@@ -153,13 +152,13 @@ Change = PutTopic | DeleteTopic | CommitOffsets | DeleteGroup | SetDelayOffsets
 
 @dataclass(frozen=True, slots=True)
 class FullPart:
-    """Which part of which full state a message is."""
+    """A message's full state, and which part of it the message is."""
 
     full_id: str
     part: int
     parts: int
     upto: int
-    """The state is the one before this queue offset of the state topic."""
+    """The state before this queue offset of the state topic."""
 
     def __post_init__(self) -> None:
         _check_range(len(self.full_id), "length of a full state's id", 1, 64)
@@ -177,13 +176,13 @@ class StateMessage:
 
 
 def check_name(name: object, what: str) -> None:
-    """Raise ``MalformedStateError`` unless ``name`` is what RocketMQ allows for topics and groups."""
+    """Raise ``MalformedStateError`` unless ``name`` is valid for RocketMQ's topics and groups."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
 
 
 def encode_change(change: Change) -> bytes:
-    """One change as JSON; ``join_changes`` makes a message of several."""
+    """One change as JSON; ``join_changes`` combines several into a message."""
     return _dump(_change_json(change))
 
 
@@ -197,7 +196,7 @@ def join_changes(changes: Iterable[bytes], full: FullPart | None = None) -> byte
 
 
 def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max: int) -> list[bytes]:
-    """The bodies of a full state's messages, each of about ``bytes_max`` bytes; more if they were too many."""
+    """The bodies of a full state's messages, each of about ``bytes_max`` bytes; larger if there would be too many."""
     every = [encode_change(change) for change in changes]
     groups = _grouped(every, bytes_max)
     while len(groups) > PARTS_MAX:
@@ -220,7 +219,7 @@ def _grouped(every: Iterable[bytes], bytes_max: int) -> list[list[bytes]]:
 
 
 def decode_state(body: bytes) -> StateMessage:
-    """Read a message's body. Raises ``MalformedStateError`` and ``NewerStateError``."""
+    """Decode a message's body. Raises ``MalformedStateError`` and ``NewerStateError``."""
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -237,7 +236,7 @@ def decode_state(body: bytes) -> StateMessage:
 
 
 def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[Change, ...]:
-    """Changes out of what ``json.loads`` gives. Raises ``MalformedStateError``."""
+    """Convert the result of ``json.loads`` to changes. Raises ``MalformedStateError``."""
     changes = _list(value)
     _check_range(len(changes), "changes", 0, count_max)
     return tuple(_change_from_json(change) for change in changes)
@@ -314,7 +313,7 @@ def _check_fields(fields: Mapping[str, object], needed: set[str], optional: Iter
 
 
 def _check_range(value: int, what: str, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:  # else it could be written, and never be read again
+    if type(value) is not int or not least <= value <= most:  # otherwise it could be written, but not read back
         raise MalformedStateError(f"{what}: invalid whole number {value} within {least} to {most}")
 
 

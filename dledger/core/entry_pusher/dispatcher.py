@@ -321,8 +321,7 @@ class EntryDispatcher:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
-        """Doubt a process that holds less of this log than its peer ``said``, or than is remembered of it: it has lost
-        something.
+        """Doubt a process that holds less than its peer ``said``, or than is remembered of it: it has lost entries.
 
         It does not know that, so heartbeats tell it, and until it has heard so it counts for nothing.
         """

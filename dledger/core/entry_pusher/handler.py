@@ -153,9 +153,7 @@ class EntryHandler:
                 assert_never(push)
 
     def _begin_session(self, leader: NodeId) -> None:
-        """Reset for a new leader or term: only committed entries are known to be in its log (leader completeness,
-        §5.4).
-        """
+        """Reset for a new leader or term: only committed entries are known to be in its log (§5.4)."""
         self._session = (self._state.term, leader)
         self._leader_epoch = 0
         self._deferred.clear()
@@ -294,9 +292,7 @@ class EntryHandler:
             self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _require_uncommitted(self, index: LogIndex) -> None:
-        """Raise if a conflicting entry, verified by now (``term_at``), is committed: then the leader has another
-        history.
-        """
+        """Raise if a conflicting entry, verified by now (``term_at``), is committed: the leader has another history."""
         if index <= self._state.commit_index:
             raise _OtherHistoryError
 

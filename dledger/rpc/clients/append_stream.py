@@ -17,9 +17,7 @@ from dledger.rpc.clients.calls import Call
 from dledger.types import AppendedBatch
 
 REQUESTS_PENDING_MAX: Final = 1024
-"""Requests of one stream that may wait for a quorum; at the limit the stream is not read, which slows the client
-down.
-"""
+"""The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""
 BYTES_PENDING_MAX: Final = 16 * MIB
 
 AppendOutcome = AppendedBatch | DLedgerError

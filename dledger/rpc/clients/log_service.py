@@ -353,9 +353,7 @@ class LogService:
     # --- access and lifetime ----------------------------------------------------------------------------------------
 
     def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
-        """Authenticate and authorize a call if there is access control; raises a refusal of ``access_gate``
-        otherwise.
-        """
+        """Authenticate and authorize a call, with access control; raises a refusal of ``access_gate``."""
         guard = self._guard
         if guard is None:
             return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
@@ -368,7 +366,9 @@ class LogService:
         return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
-        """An application's log holds the entries of all its users, so its permissions do not suffice here."""
+        """Whether only administrators may call it: transfers, and reads of an application's log, which mixes all its
+        users' entries.
+        """
         application = not self._config.client_appends
         return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
 

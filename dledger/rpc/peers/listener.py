@@ -37,8 +37,7 @@ UNKNOWN_MAX: Final = 256
 Silent ones occupy no place and no thread that a member needs, because these are assigned only after identification.
 """
 RELAYED_MAX: Final = 128
-"""The limit of connections relayed to the gRPC server, with three descriptors each; one more closes the one silent
-longest.
+"""The limit of connections relayed to the gRPC server, of three descriptors each; one more closes the longest silent.
 
 A member has one or two of them, and is never silent for long: it pings.
 """
@@ -104,9 +103,7 @@ class PeerListener:
             asyncio.get_running_loop().add_reader(one, self._accept, one)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection. Not with ``sock_accept``: a connection accepted just as it is cancelled would be
-        lost.
-        """
+        """Accept one connection. Not with ``sock_accept``: cancelling it could lose a connection just accepted."""
         loop = asyncio.get_running_loop()
         try:
             link, address = listening.accept()
