@@ -154,7 +154,6 @@ _SPOKEN_OF_AS: Final = {
 }
 
 WITHOUT_EFFECT: Final = {
-    "namesrv_addr": "there is no name server: clients ask the brokers",
     "ha_listen_port": "classic replication to slaves is not supported",
     "slave_timeout": "classic replication to slaves is not supported",
     "auto_create_subscription_group": "consumer groups are created on first use",

@@ -78,7 +78,7 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
 
 
 def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
-    """Whether the group begins: none of several members knows of a committed entry, and some may not have standing yet.
+    """Whether the group begins: no member knows of a committed entry, or it is the only one; some may lack standing.
 
     A member that knows of one knows that a majority had standing once: then disks were lost, and with them perhaps
     entries.

@@ -43,7 +43,8 @@ FAILURES_MAX: Final = 1024
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str, str], Awaitable[PutResult]]
+CreateTopic = Callable[[str, str, int], Awaitable[PutResult]]
+"""Gets the topic, who wants it, and of how many queues it may be at most (0: the broker's default)."""
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -109,12 +110,16 @@ class SendHandler:
         """Create missing topics if this broker may; messages for a topic that could not be created are refused."""
         owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
-            if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
-                task = self._creating.get(name)
-                if task is None:
-                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner))
-                    task.add_done_callback(partial(self._created, name))
-                await asyncio.shield(task)
+            if self._topics.find(name) is None and name not in request.denied and self.may_create(name):
+                await self.ensure_topic(name, owner)
+
+    async def ensure_topic(self, name: str, owner: str, queues_max: int = 0) -> None:
+        """Create one, unless that is under way; if it could not be, ``no_topic_reason`` says why."""
+        task = self._creating.get(name)
+        if task is None:
+            task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner, queues_max))
+            task.add_done_callback(partial(self._created, name))
+        await asyncio.shield(task)
 
     def submit(self, request: SendCall, done: SendDone) -> None:
         """Pass a request to the store; ``done`` is called once, on the loop, with one result per message."""
@@ -137,7 +142,7 @@ class SendHandler:
         messages none is left out, because the numbers of the following ones would no longer match the producer's.
         """
         messages = request.messages
-        if refused and request.producer is not None:
+        if refused and (request.producer is not None or request.together):
             self._bridge.post(partial(self._answered, request, _refused_wholly(refused, len(messages)), done))
             return
         allowed = [one for at, one in enumerate(messages) if at not in refused] if refused else messages
@@ -189,7 +194,8 @@ class SendHandler:
                 self._not_created.clear()
             self._not_created[name] = task.result()
 
-    def _may_create(self, name: str) -> bool:
+    def may_create(self, name: str) -> bool:
+        """Whether a send may create this topic here."""
         return (
             self._config.auto_create_topic_enable
             and self._store.role is not BrokerRole.SLAVE
@@ -253,6 +259,10 @@ class SendHandler:
         # Resending helps: the topic could not be created just now, or another broker has deleted it meanwhile.
         why = failure.reason if failure is not None else "it is being deleted"
         return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"cannot create topic {name}: {why}")
+
+    def no_topic_reason(self, name: str) -> str:
+        """Why a topic that does not exist was not created."""
+        return self._no_topic(name).reason
 
     def refusal_when_stopping(self) -> PutResult:
         """The result of requests that were not accepted any more."""

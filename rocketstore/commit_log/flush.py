@@ -369,22 +369,24 @@ class CommitLogFlusher:
         self._on_readable = on_readable
         self.group: GroupFlushService | None = None
         """Only with SYNC_FLUSH."""
+        self.first: GroupFlushService | PacedService
+        """Whom a put tells (``noted``)."""
         self._paced: list[PacedService] = []
         if config.flush_disk_type == "SYNC_FLUSH":
-            self.group = GroupFlushService(queue, config.sync_flush_timeout, clock, supervisor, on_flushed=on_readable)
-            self.noted = self.group.noted
+            self.first = self.group = GroupFlushService(
+                queue, config.sync_flush_timeout, clock, supervisor, on_flushed=on_readable
+            )
             return
         flushing = PacedService(
             "rocketstore-flush", FlushPace.of_flush(config), self._flush, self._flush_waits, clock, supervisor
         )
         self._paced = [flushing]
-        self._flushing_noted = self.noted = flushing.noted
         if pooled:
             committing = PacedService(
                 "rocketstore-commit", FlushPace.of_commit(config), self._commit, self._commit_waits, clock, supervisor
             )
             self._paced.insert(0, committing)
-            self.noted = committing.noted
+        self.first = self._paced[0]
 
     def start(self) -> None:
         """Start flushing."""
@@ -416,7 +418,7 @@ class CommitLogFlusher:
     def _commit(self, least_pages: int) -> bool:
         moved = commit_all(self._queue, least_pages)
         if moved:
-            self._flushing_noted()
+            self._paced[-1].noted()
             self._on_readable()
         return moved
 

@@ -264,7 +264,7 @@ class PlainCommitLog:
             if wait and flusher.group is not None:
                 flusher.group.wait_for(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
                 return
-            flusher.noted()
+            flusher.first.noted()
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)

@@ -183,11 +183,16 @@ def tail_of(data: bytes, magic: int, body: int, body_bytes: int, end: int) -> tu
     topic_end = topic + length
     properties = topic_end + _PROPERTIES_LENGTH_BYTES
     if not 0 < length <= longest or properties > end:
-        raise CorruptRecordError(f"the topic's length, {length}, does not fit")
+        raise CorruptRecordError(f"the topic's length, {_signed(length, longest)}, does not fit")
     length = data[topic_end] << 8 | data[topic_end + 1]
     if length != end - properties or length > PROPERTIES_BYTES_MAX:
-        raise CorruptRecordError(f"the properties' length, {length}, does not fit")
+        raise CorruptRecordError(f"the properties' length, {_signed(length, PROPERTIES_BYTES_MAX)}, does not fit")
     return at, topic, topic_end, properties
+
+
+def _signed(length: int, longest: int) -> int:
+    """What a length field says that was read without its sign."""
+    return length if length <= longest else length - 2 * (longest + 1)
 
 
 def properties_of(record: bytes) -> bytes:

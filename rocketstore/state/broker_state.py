@@ -33,6 +33,8 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -253,6 +255,11 @@ class BrokerState:
         with self._applier.lock:
             return name in self._applier.tables.groups
 
+    def group(self, name: str) -> GroupConfig:
+        """A group's settings: the defaults for one that has none, or is none."""
+        with self._applier.lock:
+            return self._applier.tables.group_configs.get(name) or GroupConfig(name)
+
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """The group's offsets, in one topic or (empty) in all."""
         with self._applier.lock:
@@ -352,6 +359,18 @@ class BrokerState:
                 )
             if offset > end:
                 raise InvalidRequestError(f"offset {offset} of {name} queue {queue_id} is beyond its end, {end}")
+
+    def put_group(self, group: GroupConfig, done: StateDone) -> None:
+        """Make a group or change its settings; members of an older version stop at any that are not the defaults."""
+        with self._applier.lock:
+            tables = self._applier.tables
+            known = group.name in tables.groups
+            same = known and (tables.group_configs.get(group.name) or GroupConfig(group.name)) == group
+            is_new_default = not known and group.is_default
+            if not known and self._store.role is not BrokerRole.SLAVE:
+                done = self.limits.take_offsets(tables, CommitOffsets(group.name, ()), done)
+        change = CommitOffsets(group.name, ()) if is_new_default else PutGroup(group)
+        self._change(change, done, changes_nothing=same)
 
     def delete_group(self, group: str, done: StateDone) -> None:
         """Delete a group and its offsets."""

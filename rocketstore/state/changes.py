@@ -1,8 +1,10 @@
 """Changes of broker state, and their encoding as messages of ``BROKER_STATE_TOPIC``.
 
-A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state
-consists of one or more consecutive messages, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of all
-its parts, applied to empty tables, give the state before queue offset ``upto``.
+A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. ``v`` is the oldest
+version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, otherwise 1.
+So a cluster of two versions works as long as nobody uses what the older one does not know. A published full state is
+one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
+all its parts, applied to empty tables, give the state before queue offset ``upto``.
 
 Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and none
 of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a *newer*
@@ -19,7 +21,9 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from dledger.errors import InvalidRequestError
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
+"""The newest that this program knows."""
+_FIRST_VERSION: Final = 1
 CHANGES_MAX: Final = 4096
 """Changes in one message."""
 OFFSETS_MAX: Final = 1024
@@ -30,6 +34,7 @@ QUEUE_ID_MAX: Final = 65_535
 OFFSET_MAX: Final = 2**62
 TOPIC_QUEUES_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 255
+_I32_MAX: Final = (1 << 31) - 1
 PERMISSION_MAX: Final = 7
 """RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
@@ -59,9 +64,14 @@ class TopicConfig:
     read_queues: int = 8
     write_queues: int = 8
     permission: int = 6
+    order: bool = False
+    """Whether clients shall keep the order over all queues; for RocketMQ's programs, nothing here looks at it."""
+    sys_flag: int = 0
+    """RocketMQ's marks of units, likewise."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
+        _check_range(self.sys_flag, "system flag", 0, _I32_MAX)
         _check_range(self.read_queues, "read queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.write_queues, "write queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.permission, "permission", 0, PERMISSION_MAX)
@@ -80,6 +90,47 @@ class TopicConfig:
     def writable(self) -> bool:
         """Whether producers may send."""
         return bool(self.permission & 2)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """Settings of a consumer group; names and defaults are RocketMQ's."""
+
+    name: str
+    consume_enable: bool = True
+    """Whether its consumers get anything."""
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    """Whether all its consumers may get all messages."""
+    retry_queues: int = 1
+    """Queues of its topic for messages that could not be consumed; 0: they are not tried again."""
+    retry_times_max: int = 16
+    """How often a message is tried again before it is dead."""
+    broker_id: int = 0
+    """Where its consumers shall pull."""
+    broker_id_when_slow: int = 1
+    """The same, while they are far behind."""
+    notify_changes: bool = True
+    """Whether consumers are told when one comes or goes."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "group")
+        _check_range(self.retry_queues, "retry queues", 0, TOPIC_QUEUES_MAX)
+        _check_range(self.retry_times_max, "retries", -1, _I32_MAX)
+        _check_range(self.broker_id, "broker id", 0, _I32_MAX)
+        _check_range(self.broker_id_when_slow, "broker id", 0, _I32_MAX)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was changed."""
+        return self == GroupConfig(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PutGroup:
+    """Make a subscription group, or change the settings of the one of this name."""
+
+    group: GroupConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +198,7 @@ class SetDelayOffsets:
             _check_range(offset, "offset", 0, OFFSET_MAX)
 
 
-Change = PutTopic | DeleteTopic | CommitOffsets | DeleteGroup | SetDelayOffsets
+Change = PutTopic | DeleteTopic | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +232,35 @@ def check_name(name: object, what: str) -> None:
         raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
 
 
-def encode_change(change: Change) -> bytes:
-    """One change as JSON; ``join_changes`` combines several into a message."""
-    return _dump(_change_json(change))
+class EncodedChange(NamedTuple):
+    """One change as JSON, and the first version that knows it."""
+
+    data: bytes
+    version: int = _FIRST_VERSION
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
 
 
-def join_changes(changes: Iterable[bytes], full: FullPart | None = None) -> bytes:
+def encode_change(change: Change) -> EncodedChange:
+    """One change; ``join_changes`` makes a message of several."""
+    is_new = isinstance(change, PutGroup) or (
+        isinstance(change, PutTopic) and (change.topic.order or change.topic.sys_flag != 0)
+    )
+    return EncodedChange(_dump(_change_json(change)), STATE_VERSION if is_new else _FIRST_VERSION)
+
+
+def join_changes(changes: Iterable[EncodedChange], full: FullPart | None = None) -> bytes:
     """A message's body from encoded changes."""
-    head = f'{{"v":{STATE_VERSION},'.encode()
+    encoded = list(changes)
+    version = max((one.version for one in encoded), default=_FIRST_VERSION)
+    head = f'{{"v":{version},'.encode()
     if full is not None:
         part = {"id": full.full_id, "part": full.part, "parts": full.parts, "upto": full.upto}
         head += b'"full":' + _dump(part) + b","
-    return head + b'"changes":[' + b",".join(changes) + b"]}"
+    return head + b'"changes":[' + b",".join(one.data for one in encoded) + b"]}"
 
 
 def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max: int) -> list[bytes]:
@@ -206,15 +274,15 @@ def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max:
     return [join_changes(group, FullPart(full_id, part, parts, upto)) for part, group in enumerate(groups)]
 
 
-def _grouped(every: Iterable[bytes], bytes_max: int) -> list[list[bytes]]:
-    groups: list[list[bytes]] = [[]]
+def _grouped(every: Iterable[EncodedChange], bytes_max: int) -> list[list[EncodedChange]]:
+    groups: list[list[EncodedChange]] = [[]]
     used = 0
     for encoded in every:
-        if groups[-1] and (used + len(encoded) > bytes_max or len(groups[-1]) == CHANGES_MAX):
+        if groups[-1] and (used + encoded.size > bytes_max or len(groups[-1]) == CHANGES_MAX):
             groups.append([])
             used = 0
         groups[-1].append(encoded)
-        used += len(encoded) + 1
+        used += encoded.size + 1
     return groups
 
 
@@ -229,7 +297,7 @@ def decode_state(body: bytes) -> StateMessage:
     if type(version) is int and version > STATE_VERSION:
         raise NewerStateError(f"state message of version {version}; this version supports up to {STATE_VERSION}")
     _check_fields(fields, {"v", "changes"}, {"full"})
-    if type(version) is not int or version != STATE_VERSION:
+    if type(version) is not int or not _FIRST_VERSION <= version <= STATE_VERSION:
         raise MalformedStateError(f"state message: version {version!r}")
     full = _full_from_json(fields["full"]) if "full" in fields else None
     return StateMessage(changes_from_json(fields["changes"]), full)
@@ -245,19 +313,35 @@ def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[C
 def _change_json(change: Change) -> dict[str, object]:
     match change:
         case PutTopic(topic):
-            return {
+            found: dict[str, object] = {
                 "op": "put_topic",
                 "name": topic.name,
                 "read": topic.read_queues,
                 "write": topic.write_queues,
                 "perm": topic.permission,
             }
+            if topic.order or topic.sys_flag:
+                found |= {"order": topic.order, "sys_flag": topic.sys_flag}
+            return found
+        case PutGroup(group):
+            return {
+                "op": "put_group",
+                "name": group.name,
+                "enable": group.consume_enable,
+                "from_min": group.consume_from_min_enable,
+                "broadcast": group.consume_broadcast_enable,
+                "retry_queues": group.retry_queues,
+                "retry_max": group.retry_times_max,
+                "broker": group.broker_id,
+                "broker_slow": group.broker_id_when_slow,
+                "notify": group.notify_changes,
+            }
         case DeleteTopic(name, ends):
             return {"op": "delete_topic", "name": name, "ends": ends}
-        case CommitOffsets(group, offsets, reset):
-            return {"op": "offsets", "group": group, "offsets": offsets, "reset": reset}
-        case DeleteGroup(group):
-            return {"op": "delete_group", "group": group}
+        case CommitOffsets(name, offsets, reset):
+            return {"op": "offsets", "group": name, "offsets": offsets, "reset": reset}
+        case DeleteGroup(name):
+            return {"op": "delete_group", "group": name}
         case SetDelayOffsets(delays):
             return {"op": "delay", "offsets": delays}
         case _:
@@ -268,9 +352,12 @@ def _change_from_json(value: object) -> Change:
     fields = _fields(value)
     match fields.get("op"):
         case "put_topic":
-            _check_fields(fields, {"op", "name", "read", "write", "perm"})
-            numbers = (_int(fields[name]) for name in ("read", "write", "perm"))
-            return PutTopic(TopicConfig(_text(fields["name"]), *numbers))
+            _check_fields(fields, {"op", "name", "read", "write", "perm"}, {"order", "sys_flag"})
+            read, write, permission = (_int(fields[name]) for name in ("read", "write", "perm"))
+            order, sys_flag = _bool(fields.get("order", False)), _int(fields.get("sys_flag", 0))
+            return PutTopic(TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag))
+        case "put_group":
+            return PutGroup(_group_from_json(fields))
         case "delete_topic":
             _check_fields(fields, {"op", "name", "ends"})
             return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]))
@@ -287,6 +374,18 @@ def _change_from_json(value: object) -> Change:
             return SetDelayOffsets(_int_pairs(fields["offsets"]))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
+
+
+def _group_from_json(fields: Mapping[str, Any]) -> GroupConfig:
+    flags, numbers = (
+        ("enable", "from_min", "broadcast", "notify"),
+        ("retry_queues", "retry_max", "broker", "broker_slow"),
+    )
+    _check_fields(fields, {"op", "name", *flags, *numbers})
+    enable, from_min, broadcast, notify = (_bool(fields[name]) for name in flags)
+    retry_queues, retry_max, broker, broker_slow = (_int(fields[name]) for name in numbers)
+    name = _text(fields["name"])
+    return GroupConfig(name, enable, from_min, broadcast, retry_queues, retry_max, broker, broker_slow, notify)
 
 
 def _full_from_json(value: object) -> FullPart:

@@ -15,7 +15,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from rocketstore.message.message import Message
-from rocketstore.state.changes import CHANGES_MAX, join_changes
+from rocketstore.state.changes import CHANGES_MAX, EncodedChange, join_changes
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, PutMessageStatus, PutResult
 
@@ -33,7 +33,7 @@ FULL_BYTES_AT_ONCE: Final = 512 * 1024
 
 @dataclass(slots=True)
 class _Waiting:
-    encoded: bytes
+    encoded: EncodedChange
     done: StateDone
     deadline_ms: int
 
@@ -64,14 +64,14 @@ class StatePublisher:
         self._closed = ""
         self._flight: _Flight | None = None
 
-    def offer(self, encoded: bytes, done: StateDone) -> None:
-        """Queue an encoded change; refused at once if too many are waiting."""
+    def offer(self, encoded: EncodedChange, done: StateDone) -> None:
+        """Queue an encoded change; refused at once if too many wait."""
         with self._lock:
             closed = self._closed
-            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + len(encoded) > PENDING_BYTES_MAX
+            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + encoded.size > PENDING_BYTES_MAX
             if not closed and not full:
                 self._waiting.append(_Waiting(encoded, done, self._clock.monotonic_ms() + self._timeout_ms))
-                self._waiting_bytes += len(encoded)
+                self._waiting_bytes += encoded.size
         if closed:
             done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, closed))
         elif full:
@@ -167,15 +167,15 @@ class StatePublisher:
         with self._lock:
             while self._waiting and len(batch) < CHANGES_MAX:
                 one = self._waiting[0]
-                if batch and used + len(one.encoded) > BATCH_BYTES_MAX:
+                if batch and used + one.encoded.size > BATCH_BYTES_MAX:
                     break
                 self._waiting.popleft()
-                self._waiting_bytes -= len(one.encoded)
+                self._waiting_bytes -= one.encoded.size
                 if one.deadline_ms <= now_ms:
                     late.append(one)
                 else:
                     batch.append(one)
-                    used += len(one.encoded) + 1
+                    used += one.encoded.size + 1
         for one in late:
             one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited too long; not written"))
         return batch

@@ -24,6 +24,8 @@ from rocketstore.state.changes import (
     Change,
     CommitOffsets,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -140,7 +142,8 @@ def _topics(content: _Content) -> Iterator[Change]:
 
 
 def _topic(name: str, topic: _Content) -> TopicConfig:
-    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"])
+    order, sys_flag = bool(topic.get("order", False)), topic.get("topicSysFlag", 0)
+    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"], order, sys_flag)
 
 
 def _is_possible(name: str, topic: _Content) -> bool:
@@ -152,8 +155,42 @@ def _is_possible(name: str, topic: _Content) -> bool:
 
 
 def _groups(content: _Content) -> Iterator[Change]:
-    for group in content["subscriptionGroupTable"]:
-        yield CommitOffsets(group, ())
+    for name, found in content["subscriptionGroupTable"].items():
+        yield CommitOffsets(name, ())
+        group = group_of_rocketmq(name, found)
+        if not group.is_default:
+            yield PutGroup(group)
+
+
+def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
+    """A group's settings as RocketMQ's JSON says them; what is missing has its default."""
+    values = {**_NEW_GROUP, **found}
+    return GroupConfig(
+        name,
+        values["consumeEnable"],
+        values["consumeFromMinEnable"],
+        values["consumeBroadcastEnable"],
+        values["retryQueueNums"],
+        values["retryMaxTimes"],
+        values["brokerId"],
+        values["whichBrokerWhenConsumeSlowly"],
+        values["notifyConsumerIdsChangedEnable"],
+    )
+
+
+def rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
+    """The same as RocketMQ's JSON has it."""
+    return {
+        "brokerId": group.broker_id,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": group.consume_from_min_enable,
+        "groupName": group.name,
+        "notifyConsumerIdsChangedEnable": group.notify_changes,
+        "retryMaxTimes": group.retry_times_max,
+        "retryQueueNums": group.retry_queues,
+        "whichBrokerWhenConsumeSlowly": group.broker_id_when_slow,
+    }
 
 
 def _consumer_offsets(content: _Content) -> Iterator[Change]:
@@ -224,9 +261,11 @@ class RocketmqFiles:
             topic.name: {
                 **_NEW_TOPIC,
                 **_entry(known, topic.name),
+                "order": topic.order,
                 "perm": topic.permission,
                 "readQueueNums": topic.read_queues,
                 "topicName": topic.name,
+                "topicSysFlag": topic.sys_flag,
                 "writeQueueNums": topic.write_queues,
             }
             for topic in tables.topics.values()
@@ -236,7 +275,10 @@ class RocketmqFiles:
 
     def _groups(self, tables: Tables) -> _Content:
         known = self._known_of(GROUPS, "subscriptionGroupTable")
-        found = {name: {**_NEW_GROUP, **_entry(known, name), "groupName": name} for name in tables.groups}
+        found = {
+            name: {**_NEW_GROUP, **_entry(known, name), "groupName": name, **_settings_of(tables, name)}
+            for name in tables.groups
+        }
         return {"subscriptionGroupTable": dict(sorted(found.items()))}
 
     def _known_of(self, name: str, table: str) -> _Content:
@@ -247,6 +289,11 @@ class RocketmqFiles:
             found = content.get(table)
             known = self._known[name] = found if isinstance(found, dict) else {}
         return known
+
+
+def _settings_of(tables: Tables, group: str) -> Mapping[str, object]:
+    config = tables.group_configs.get(group)
+    return {} if config is None else rocketmq_of_group(config)
 
 
 def _entry(known: _Content, name: str) -> Mapping[str, object]:

@@ -50,7 +50,9 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) ->
         "complete": snapshot.complete,
     }
     head = json.dumps(value, separators=(",", ":")).encode()[:-1]
-    changes = b",".join(map(encode_change, snapshot.changes))  # one by one: json holds the interpreter until it ends
+    changes = b",".join(
+        encode_change(change).data for change in snapshot.changes
+    )  # each by itself: json holds the interpreter until it ends
     state = b'%b,"changes":[%b]}' % (head, changes)
     make_dirs_durably(fs, directory) if not directory.exists() else None
     replace_durably(fs, directory / SNAPSHOT_FILE, _FORMAT % (crc32c(state), state))

@@ -19,6 +19,8 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -33,6 +35,8 @@ class Tables:
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.group_configs: dict[str, GroupConfig] = {}
+        """Of groups whose settings were set."""
         self.delay_offsets: dict[int, int] = {}
         self.begins: dict[str, dict[int, int]] = {}
         """Topics that were once deleted: queue id to the first queue offset that does not belong to the deleted topic.
@@ -53,10 +57,14 @@ class Tables:
                 self.topics[topic.name] = topic
             case DeleteTopic(name, ends):
                 self._delete_topic(name, ends)
+            case PutGroup(config):
+                self.groups.setdefault(config.name, {})
+                self.group_configs[config.name] = config
             case CommitOffsets(group, offsets, reset):
                 self._commit(self.groups.setdefault(group, {}), offsets, reset)
             case DeleteGroup(group):
                 self.offset_count -= len(self.groups.pop(group, ()))
+                self.group_configs.pop(group, None)
             case SetDelayOffsets(delays):
                 self.delay_offsets.update(delays)
             case _:
@@ -79,6 +87,7 @@ class Tables:
         made = Tables()
         made.topics = dict(self.topics)
         made.groups = {group: dict(noted) for group, noted in self.groups.items()}
+        made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
@@ -94,6 +103,8 @@ class Tables:
             offsets = [QueueOffset(topic, queue_id, offset) for (topic, queue_id), offset in noted.items()]
             for start in range(0, max(len(offsets), 1), OFFSETS_MAX):
                 yield CommitOffsets(group, tuple(offsets[start : start + OFFSETS_MAX]))
+        for config in self.group_configs.values():
+            yield PutGroup(config)
         if self.delay_offsets:
             yield SetDelayOffsets(tuple(self.delay_offsets.items()))
 

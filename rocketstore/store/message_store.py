@@ -526,6 +526,11 @@ class MessageStore:
         """Keep the log from where ``keeper`` still needs it; it is called by who removes files, and must be fast."""
         self._keepers = (*self._keepers, keeper)
 
+    @property
+    def memory_bytes_max(self) -> int:
+        """What is less than this behind the end of the log counts as being in memory."""
+        return self._reader.memory_bytes_max
+
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
         """Where a message is in the log; -1 if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
         unit = self._reader.unit(topic, queue_id, offset)

@@ -71,7 +71,8 @@ class StoreReader:
         self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
         self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
-        self._memory_bytes_max = memory * config.access_message_in_memory_max_ratio // 100
+        self.memory_bytes_max: Final = memory * config.access_message_in_memory_max_ratio // 100
+        """What is less than this behind the end of the log counts as being in memory."""
         self._in_memory = GetLimits(
             config.max_transfer_count_on_message_in_memory, config.max_transfer_bytes_on_message_in_memory
         )
@@ -108,7 +109,7 @@ class StoreReader:
         max_count = min(max_count, max(self._in_memory.messages, self._in_disk.messages))
         read = _Get(self, queue, offset, log_end, GetLimits(max_count, max_bytes), matches_tags, matches_record)
         status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
-        suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self._memory_bytes_max
+        suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self.memory_bytes_max
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
 
     def read_record(self, offset: int) -> bytes | None:
@@ -197,7 +198,7 @@ class StoreReader:
 
     def limits(self, behind_bytes: int) -> GetLimits:
         """What a get may give if it stands that far behind the log's end."""
-        return self._in_disk if behind_bytes > self._memory_bytes_max else self._in_memory
+        return self._in_disk if behind_bytes > self.memory_bytes_max else self._in_memory
 
     def record_of(self, queue: ConsumeQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
         """The message at a queue offset, or why there is none; a wrong unit is written again.

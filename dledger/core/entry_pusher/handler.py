@@ -1,7 +1,7 @@
 """The follower's side of replication: orders, checks and applies its leader's pushes.
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
-term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
+term or of an earlier attempt must not touch the log. Nothing at or below the commit index is ever
 removed. Only durable entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides
 whose pushes are accepted at all.
 
@@ -268,7 +268,7 @@ class EntryHandler:
         self._answer_when_durable(push.epoch, PushKind.INSTALL)
 
     def _commit(self, leader_commit: LogIndex) -> None:
-        """Commit what the leader has committed, as far as it is verified here (reliability trap 18)."""
+        """Commit what the leader has committed, as far as it is verified here."""
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
         self.take_standing_if_due()
 

@@ -21,7 +21,7 @@ HOMES: Final = {
     "rocketstore/message/batch.py": "batches, as clients send them",
     "rocketstore/message/ids.py": "message ids",
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
-    "rocketstore/remoting/bodies/topics.py": "the length before a JSON value, as RocketMQ sends it; nothing stored",
+    "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
     "rocketstore/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.remoting.bodies.clients import (
+    CLIENT_BYTES_MAX,
     GROUPS_MAX,
     SUBSCRIPTIONS_MAX,
     TAGS_MAX,
@@ -13,10 +14,11 @@ from rocketstore.remoting.bodies.clients import (
     ConsumerConnectionList,
     ConsumeType,
     HeartbeatData,
+    LockQueuesBody,
     MessageModel,
     ProducerConnectionList,
     ProducerInfo,
-    ProducerTable,
+    ProducersByGroup,
     SubscriptionData,
 )
 from rocketstore.remoting.bodies.groups import CorrectionOffsets, GroupList, SubscriptionGroupConfig
@@ -65,7 +67,7 @@ CASES: dict[str, tuple[str, Body]] = {
     "producer connections": (f'{{"connectionSet":[{CONNECTION}]}}', ProducerConnectionList((CONNECTED,))),
     "producers": (
         '{"data":{"g":[{"clientId":"c","language":"GO","lastUpdateTimestamp":7,"remoteIP":"/1.2.3.4:5","version":317}]}}',
-        ProducerTable({"g": (ProducerInfo("c", "/1.2.3.4:5", Language.GO, 317, 7),)}),
+        ProducersByGroup({"g": (ProducerInfo("c", "/1.2.3.4:5", Language.GO, 317, 7),)}),
     ),
     "client's subscription": (
         f'{{"clientId":"c","group":"g","subscriptionData":{SUBSCRIPTION}}}',
@@ -146,5 +148,14 @@ def test_a_heartbeat_is_bounded(most: dict[str, int]) -> None:
     """In each list: brokers keep them."""
     assert HeartbeatData.decode(_heartbeat(**most))
     last = list(most)[-1]
-    with pytest.raises(RequestError, match="a list of at most"):
+    with pytest.raises(RequestError, match=r"a list of at most (4096|16384) items"):
         HeartbeatData.decode(_heartbeat(**{**most, last: most[last] + 1}))
+
+
+@pytest.mark.parametrize("kind", [HeartbeatData, LockQueuesBody, CheckClientBody])
+def test_what_any_client_may_send_is_shorter_than_a_frame(kind: type[Body]) -> None:
+    """Told by its length, before anything of it is read."""
+    with pytest.raises(RequestError, match=f"{CLIENT_BYTES_MAX + 1} bytes, at most {CLIENT_BYTES_MAX} are allowed"):
+        kind.decode(b" " * (CLIENT_BYTES_MAX + 1))
+    with pytest.raises(RequestError, match="not JSON"):
+        kind.decode(b" " * CLIENT_BYTES_MAX)
