@@ -67,7 +67,7 @@ def parse(text: str) -> Node:
     """The text's single value, for an empty text an empty mapping. Raises ``ConfigError`` naming the bad lines."""
     if hidden := _HIDDEN_BREAK.search(text):
         line = len(_LINE_BREAK.findall(text, 0, hidden.start())) + 1
-        what = f"U+{ord(hidden[0]):04X} looks like no line break, and is one in YAML: remove it"
+        what = f"U+{ord(hidden[0]):04X} is a line break in YAML but not in most editors: remove it"
         raise ConfigError([f"line {line}: {what}"])
     reader = _Reader(text)
     try:

@@ -133,9 +133,9 @@ def test_lists_may_stand_in_brackets_and_texts_take_several_lines() -> None:
         ("&x a: 1", 1, "anchors and aliases are not supported"),
         ("a:\n  &x b: 1", 2, "anchors and aliases are not supported"),
         ("a: 1\n!!str b: 2", 2, "tags are not supported"),
-        ("a: 1\n# b\u2028c: 1", 2, "U+2028 looks like no line break"),
-        ("a: 1\n# b\u2029c: 1", 2, "U+2029 looks like no line break"),
-        ("a: 1\n# b\x85c: 1", 2, "U+0085 looks like no line break"),
+        ("a: 1\n# b\u2028c: 1", 2, "U+2028 is a line break in YAML"),
+        ("a: 1\n# b\u2029c: 1", 2, "U+2029 is a line break in YAML"),
+        ("a: 1\n# b\x85c: 1", 2, "U+0085 is a line break in YAML"),
     ],
 )
 @pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
