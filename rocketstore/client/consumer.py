@@ -210,7 +210,7 @@ class Consumer:
             return
         try:
             messages = split_records(chunk.records)
-            if self._tags is not None:  # the broker compares hashes only
+            if self._tags is not None:  # the broker compares only hashes
                 messages = [message for message in messages if message.tags in self._tags]
         except DLedgerError:
             queue.fetcher.seek(queue.delivered)  # what was damaged in transit may be intact the next time
