@@ -158,7 +158,7 @@ class FrontDoor:
         self._tasks.discard(task)
         self._unknown.pop(task, None)
         if arrival.is_ours:
-            _hang_up(arrival.link)
+            hang_up(arrival.link)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a connection to the %s port was lost", self._whose, exc_info=error)
 
@@ -202,9 +202,10 @@ async def _peek(link: socket.socket, count: int) -> bytes:
     return head
 
 
-def _hang_up(link: socket.socket) -> None:
+def hang_up(link: socket.socket) -> None:
+    """Close it without a reset for the other side, if only first bytes have come."""
     with suppress(OSError):  # nothing has come, or the other side is gone
-        link.recv(LOOK_BYTES_MAX)  # what is unread when it is closed would be a reset for the other side
+        link.recv(LOOK_BYTES_MAX)
     link.close()
 
 

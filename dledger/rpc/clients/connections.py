@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,7 @@ from dledger.access.addresses import host_of, place_of, plain_host
 from dledger.access.quota import TooManyWaitsError
 from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
+from dledger.rpc.relay import peer_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Connection:
 
 
 class Connections:
-    """Begin calls with ``call``, on the loop. ``watch`` each port once it is known; ``close`` joins the thread."""
+    """Begin calls with ``call``, on the loop. ``watch`` ports once they are known; ``close`` joins the thread."""
 
     def __init__(
         self, name: str, limits: ConnectionLimits, *, share_percent: int, conditions: Conditions | None = None
@@ -108,9 +109,9 @@ class Connections:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
 
-    def watch(self, port: int, calls_max: int) -> None:
-        """Watch the connections to this port, whose server takes so many calls at once."""
-        self._ports |= {port}
+    def watch(self, ports: Iterable[int], calls_max: int) -> None:
+        """Watch the connections to these ports, whose server takes so many calls at once."""
+        self._ports |= set(ports)
         self._calls_max += max(1, calls_max * self._share // 100)
         if self._thread.ident is None:
             self._thread.start()
@@ -127,7 +128,7 @@ class Connections:
     @contextmanager
     def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of whatever it carries
         """Around the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
-        peer = context.peer()
+        peer = peer_of(context.peer())
         one = self._known.get(peer)
         if one is None or (one.hung_up and not one.calls):  # who comes again from the same port is another
             one = self._new(peer)
@@ -153,6 +154,19 @@ class Connections:
             answered = True
         finally:
             one._clients_turn()
+
+    def enter(self, peer: str) -> Connection:
+        """A connection of another protocol to one of the ports: it counts as one with a call until ``leave``."""
+        one = self._new(peer)
+        one.calls = one.handled = 1
+        one.heard_at = time.monotonic()
+        return one
+
+    def leave(self, one: Connection) -> None:
+        """The end of what ``enter`` gave."""
+        one.calls = one.handled = 0
+        if self._known.get(one.peer) is one:
+            del self._known[one.peer]
 
     def hang_up(self, one: Connection) -> None:
         """End a connection, with all that gRPC keeps for it."""

@@ -51,4 +51,4 @@ def _directory(spare_place: Path) -> Path:
             return Path(tempfile.mkdtemp(prefix="dledger-", dir=place))  # for its owner only
         except OSError as error:
             problems.append(str(error))
-    raise ConfigError([f"no directory for the peer port's socket ({'; '.join(problems)}): set TMPDIR"])
+    raise ConfigError([f"no directory for gRPC's socket ({'; '.join(problems)}): set TMPDIR"])
