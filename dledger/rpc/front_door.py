@@ -20,7 +20,7 @@ from typing import Final
 
 from dledger.errors import ConfigError
 from dledger.rpc import options
-from dledger.rpc.relay import Relay, connect
+from dledger.rpc.relay import CHUNK_BYTES, Relay, connect
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class FrontDoor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unknown: dict[asyncio.Task[None], str] = {}  # and their hosts, in the order of their arrival
         self._relays: set[Relay] = set()
+        self._buffer = memoryview(bytearray(CHUNK_BYTES))
 
     def open(self, listening: Iterable[socket.socket]) -> None:
         """Accept from these (see ``listen``), and own them. May be called again."""
@@ -182,7 +183,7 @@ class FrontDoor:
         if len(self._relays) >= self._limits.relayed_max:
             min(self._relays, key=lambda one: one.heard_at).end()
         try:
-            self._relays.add(Relay(arrival.link, inner, self._relays.discard))
+            self._relays.add(Relay(arrival.link, inner, self._buffer, self._relays.discard))
         except OSError:
             inner.close()
             raise

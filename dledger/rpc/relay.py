@@ -16,7 +16,7 @@ from typing import Final
 from dledger.access.addresses import plain_host
 
 CHUNK_BYTES: Final = 128 * 1024
-"""How much is passed on at once. As much at most waits in each direction for the other side to take it."""
+"""How much is passed on at once; a connection's direction keeps no more than that for a side that takes it slowly."""
 ENDED_MAX: Final = 1024
 """Names of connections that have ended that are still known: gRPC may have calls of theirs in its hands."""
 _BUSY_PAUSE_S: Final = 0.01
@@ -98,13 +98,18 @@ class Relay:
     On the running event loop. A client that ends its side only still gets what the server has to say.
     """
 
-    def __init__(self, outer: socket.socket, inner: socket.socket, ended: Callable[[Relay], None]) -> None:
-        """Owns both sockets. Raises ``OSError`` if the client is gone, and then owns neither."""
+    def __init__(
+        self, outer: socket.socket, inner: socket.socket, buffer: memoryview, ended: Callable[[Relay], None]
+    ) -> None:
+        """Owns both sockets. Raises ``OSError`` if the client is gone, and then owns neither.
+
+        ``buffer``: of all relays of this loop; nothing stays in it.
+        """
         peer = peer_name(outer)
         self._loop = asyncio.get_running_loop()
         self._outer, self._inner, self._ended = outer, inner, ended
         self._name = _grpc_name(inner)
-        self._buffer = memoryview(bytearray(CHUNK_BYTES))
+        self._buffer = buffer
         self._over = False
         self.heard_at = self._loop.time()
         """When the client last said something."""

@@ -116,7 +116,8 @@ _GROUPS: Final = (
         "Broker: identity and addresses",
         "What a broker is called, where it listens, and what it tells clients to connect to.",
         ("BrokerConfig", "MessageStoreConfig"),
-        r"cluster_name|broker_.*|listen_.*|grpc_port|vip_port|tls_server_mode|namesrv_addr|ha_listen_port|advertised.*|enable_dledger.*",
+        r"cluster_name|broker_.*|listen_.*|(grpc|vip)_port|namesrv_addr|ha_listen_port|advertised.*"
+        r"|enable_dledger.*",
     ),
     _Group(
         "Broker: topics, sending and pulling",
@@ -273,6 +274,7 @@ _KINDS: Final = {
     "str": "text",
     "NodeId": "text",
     "bytes": "text",
+    "TlsServerMode | None": "`disabled`, `permissive` or `enforcing`",
     "Path": "directory",
     "Path | None": "file",
     "tuple[Path, ...]": "directories",
