@@ -17,11 +17,10 @@ BASE_IMAGE ?=
 SEEDS ?= 2000
 MUTANTS ?=
 TESTS ?= tests
-# one more than there are processors, for tests wait now and then
-WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((n < 8 ? n : 8)))
-# tests that share nothing, the longest first; more of them at a time, for more of them wait
+# more than there are processors, for tests often wait
+WORKERS ?= $(shell n=$$((2 * $$(getconf _NPROCESSORS_ONLN))); echo $$((n < 8 ? n : 8)))
+# tests that share nothing, the longest first
 FAST_TESTS := tests/store tests/scenarios tests/contract tests/paper tests/unit
-FAST_WORKERS ?= $(shell n=$$((2 * $$(getconf _NPROCESSORS_ONLN))); echo $$((n < 8 ? n : 8)))
 DRILL ?= kill-leader
 DEMO_ARGS ?= --keep
 CLUSTER ?= start
@@ -65,7 +64,7 @@ test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 test-fast: $(STAMP) ## Units, scenarios, contract, store and paper: two minutes, while you work (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal $(PYTEST_ARGS) $(FAST_TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) $(FAST_TESTS)
 
 coverage: $(STAMP) ## All tests with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*

@@ -1,4 +1,4 @@
-"""How commands find brokers: ``-b HOST:PORT,…`` or ``DLEDGER_BROKER``; and how they read times."""
+"""How commands find brokers (``-b HOST:PORT,…`` or ``DLEDGER_BROKER``) and parse times."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class BrokerTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
-    # Imported in the methods, so that --help need not wait for gRPC.
+    # Imported in the methods, so that --help does not load gRPC.
 
     def admin(self) -> Admin:
-        """To be closed by the caller, as the others."""
+        """An admin client; the caller closes it, like the other clients."""
         from rocketstore.client import Admin
 
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     def producer(self) -> Producer:
-        """Never sends anything twice."""
+        """A producer that never sends anything twice."""
         from rocketstore.client import Producer
 
         return Producer(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer:
-        """Of a group, or with an empty one of none."""
+        """A consumer of a group, or of none if the name is empty."""
         from rocketstore.client import Consumer
 
         security = self.security.for_client()
@@ -54,7 +54,7 @@ class BrokerTarget:
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--broker``, ``--timeout`` and the security options, which reach the command as one ``target``."""
+    """Add ``--broker``, ``--timeout`` and the security options, passed to the command as one ``target``."""
 
     @security_options
     @functools.wraps(command)
@@ -83,7 +83,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class Moment(click.ParamType[str | int]):
-    """A time: milliseconds since 1970, ISO 8601 (local time unless it says otherwise), or how long ago (``30m``).
+    """A time: milliseconds since 1970, ISO 8601 (local time unless it has an offset), or an age (``30m``).
 
     With ``ends``, also ``first`` and ``last``, which stay text.
     """
@@ -117,7 +117,7 @@ def _moment_ms(text: str) -> int:
 
 
 def start_of(moment: str | int) -> Literal["first", "last"] | int:
-    """What ``Moment(ends=True)`` gave, in the words of consumers."""
+    """Converts the value of ``Moment(ends=True)`` to a consumer's start."""
     if isinstance(moment, int):
         return moment
     return "last" if moment == "last" else "first"

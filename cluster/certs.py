@@ -1,7 +1,7 @@
-"""A certificate authority in a directory, for development and for groups that have no other.
+"""A certificate authority in a directory, for development and for groups without one.
 
-A node's certificate carries its id and the names and addresses that clients use, and is good for both ends of a
-connection. A client's carries no name of a host: it can call, and can be taken for no node.
+A node's certificate contains its id and the names and addresses that clients use, and is valid for both ends of a
+connection. A client's names no host: it is valid only for the calling end, so it cannot impersonate a node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
 CA_NAME: Final = "ca"
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-"""What a node's certificate is good for when no host is given."""
+"""Hosts in a node's certificate if none are given."""
 CLIENT_URI: Final = "urn:dledger:client:"
 _CLOCKS_DIFFER_BY: Final = timedelta(minutes=5)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
@@ -55,23 +55,23 @@ class Pair:
 
     @classmethod
     def named(cls, directory: Path, name: str) -> Pair:
-        """Where they are kept."""
+        """The paths of a name's certificate and key."""
         return cls(directory / f"{name}.crt", directory / f"{name}.key")
 
     @property
     def exists(self) -> bool:
-        """Whether there is either of them."""
+        """Whether either file exists."""
         return self.cert.exists() or self.key.exists()
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are both: who was ended between the two has left a key alone."""
+        """Whether both files exist; a process killed between writing them leaves a key alone."""
         return self.cert.exists() and self.key.exists()
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate says, for people."""
+    """A certificate's contents, for display."""
 
     subject: str
     issuer: str
@@ -84,7 +84,7 @@ class CertificateFacts:
 
     @property
     def validity(self) -> str:
-        """Whether it is good now."""
+        """Whether it is valid now, in words."""
         now = datetime.now(UTC)
         if now < self.begins:
             return "not valid yet"
@@ -92,11 +92,11 @@ class CertificateFacts:
 
 
 def make_authority(directory: Path, *, days: int = CA_DAYS, force: bool = False) -> Pair:
-    """A new CA. Raises ``ConfigError`` if there is one: what it has signed would be worth nothing any more."""
+    """Create a CA. Raises ``ConfigError`` if there is one, whose certificates would become worthless."""
     pair = Pair.named(directory, CA_NAME)
     _refuse_to_replace(pair, force=force)
     key = _new_key()
-    name = _common_name(f"dledger CA {secrets.token_hex(3)}")  # two of one name would be taken for each other
+    name = _common_name(f"dledger CA {secrets.token_hex(3)}")  # two CAs of the same name would be confused
     builder = (
         _builder(name, name, key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -109,7 +109,7 @@ def make_authority(directory: Path, *, days: int = CA_DAYS, force: bool = False)
 def make_node(
     directory: Path, node_id: str, hosts: Sequence[str] = (), *, days: int = LEAF_DAYS, force: bool = False
 ) -> Pair:
-    """A certificate for a node, good for its id and for ``hosts`` (names or addresses)."""
+    """Create a certificate for a node, valid for its id and for ``hosts`` (names or addresses)."""
     pair = _pair_for(directory, node_id, force=force)
     names = [x509.DNSName(node_id), *(_host_name(host) for host in hosts or LOCAL_HOSTS)]
     key = _new_key()
@@ -118,7 +118,7 @@ def make_node(
 
 
 def make_client(directory: Path, name: str, *, days: int = LEAF_DAYS, force: bool = False) -> Pair:
-    """A certificate for a client."""
+    """Create a certificate for a client."""
     pair = _pair_for(directory, name, force=force)
     key = _new_key()
     uri = x509.UniformResourceIdentifier(f"{CLIENT_URI}{name}")
@@ -127,7 +127,9 @@ def make_client(directory: Path, name: str, *, days: int = LEAF_DAYS, force: boo
 
 
 def renew(directory: Path, name: str, *, days: int = LEAF_DAYS, new_key: bool = False) -> Pair:
-    """The same certificate with a new lifetime, for the same key: one file changes, at once. Or for a new key."""
+    """Issue the same certificate with a new lifetime: for the same key, so that one file changes atomically, or a new
+    one.
+    """
     pair = Pair.named(directory, _checked_name(name))
     old = _read_certificate(pair.cert)
     key = _new_key() if new_key else _read_key(pair.key)
@@ -146,7 +148,7 @@ def renew(directory: Path, name: str, *, days: int = LEAF_DAYS, new_key: bool = 
 
 
 def look_at(path: Path) -> CertificateFacts:
-    """What the first certificate in a file says. Raises ``ConfigError``."""
+    """The contents of the first certificate in a file. Raises ``ConfigError``."""
     certificate = _read_certificate(path)
     names: tuple[str, ...] = ()
     usages: list[str] = []
@@ -314,7 +316,7 @@ def _write_pair(pair: Pair, key: ec.EllipticCurvePrivateKey, certificate: x509.C
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """All of it or nothing: whoever reads meanwhile sees the old file, and a key is never readable by others."""
+    """Replace a file atomically: concurrent readers see the old file, and a key is never readable by others."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # readable by us only

@@ -1,4 +1,4 @@
-"""``dledger``: run nodes, write and read the log, look after a group; run brokers, send and consume messages.
+"""``dledger``: runs nodes, writes and reads the log, manages a group; runs brokers, sends and consumes messages.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
 """
@@ -37,11 +37,11 @@ MODULES: Final = {
     "transfer-leader": "group",
     "verify": "verify",
 }
-"""The module of ``cluster.commands`` that has each command."""
+"""Maps each command to its module in ``cluster.commands``."""
 
 
 class _Commands(ErrorReportingGroup):
-    """Loads a command when it is asked for: all of them take longer to load than most take to run."""
+    """Loads a command on demand: loading all of them takes longer than running most of them."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(MODULES)
@@ -68,7 +68,7 @@ def main(context: click.Context) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
-    # gRPC's C core otherwise tells people about every connection that a stopped node closes.
+    # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from dledger.client import DLedgerClient
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
-"""Where a single node with default settings serves its clients."""
+"""The default client address of a single node."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTarget:
-    """The group that a command talks to."""
+    """The group a command talks to."""
 
     bootstrap: tuple[str, ...]
     group: str
@@ -29,8 +29,8 @@ class GroupTarget:
     security: CommandSecurity = NO_SECURITY
 
     def connect(self) -> DLedgerClient:
-        """A client for it; to be closed by the caller."""
-        from dledger.client import DLedgerClient  # here, so that --help need not wait for gRPC
+        """A client for it, which the caller closes."""
+        from dledger.client import DLedgerClient  # here, so that --help does not load gRPC
 
         return DLedgerClient(
             list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
@@ -38,7 +38,7 @@ class GroupTarget:
 
 
 def group_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--bootstrap``, ``--group``, ``--timeout`` and the security options: one ``target`` for the command."""
+    """Add ``--bootstrap``, ``--group``, ``--timeout`` and the security options, passed on as one ``target``."""
 
     @security_options
     @functools.wraps(command)

@@ -1,8 +1,8 @@
-"""``dledger demo``: three real processes take a text, lose their leader to SIGKILL, and prove that nothing is lost.
+"""``dledger demo``: three real processes store a text, lose their leader to SIGKILL, and prove that nothing is lost.
 
-The lines are appended one batch after the other, as a producer whose sequence is the line's number: whatever becomes of
-a batch, it is simply sent again, and the group stores what it does not have yet. So "every line once, in order" can be
-demanded of the whole log, not only of the acknowledged lines.
+The lines are appended batch by batch as a producer whose sequence is the line number: whatever happens to a batch, it
+is sent again, and the group stores only what it lacks. So "every line once, in order" must hold for the whole log, not
+only for the acknowledged lines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
 
 
 def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
-    """Tell the whole story; 0 only if the proof holds. ``console``: stay afterwards, with the group's page."""
+    """Run the whole demo; returns 0 only if the proof holds. ``console``: stay afterwards, with the group's page."""
     out = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
@@ -73,7 +73,7 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
 
 
 def run_brokers() -> int:
-    """Three brokers, a producer and two groups of consumers, for somebody at the web console."""
+    """Three brokers, a producer and two consumer groups, to watch in the web console."""
     out = Console(highlight=False, soft_wrap=True)
     from cluster.local.brokers import LocalBrokers
 
@@ -91,7 +91,7 @@ def run_brokers() -> int:
 
 @contextmanager
 def _page(out: Console, group: LocalGroup) -> Iterator[str]:
-    """The group's web console for as long as the block runs; gives its address, or nothing if it is not installed."""
+    """The address of the group's web console, which runs during the block; empty if it is not installed."""
     try:
         from cluster.console.playground import open_console
     except ModuleNotFoundError:
@@ -104,7 +104,7 @@ def _page(out: Console, group: LocalGroup) -> Iterator[str]:
 
 
 def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
-    """Keep the group, its console and some load until Ctrl-C, SIGTERM or ``ended``."""
+    """Keep the group, its console and some load running until Ctrl-C, SIGTERM or ``ended``."""
     from cluster.console.playground import appending, trading
     from cluster.local.brokers import LocalBrokers
 
@@ -123,7 +123,7 @@ def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | 
 
 @contextmanager
 def _ending_by_signal(ended: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set the event. Elsewhere than on the main thread, nothing does."""
+    """Ctrl-C and SIGTERM set the event; without effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -136,13 +136,13 @@ def _ending_by_signal(ended: threading.Event) -> Iterator[None]:
 
 
 def read_lines(file: Path) -> list[bytes]:
-    """The lines of a file, without their ends."""
+    """The lines of a file, without line ends."""
     with file.open("rb") as stream:
         return [line.removesuffix(b"\n").removesuffix(b"\r") for line in stream]
 
 
 def generated_lines(count: int = GENERATED_LINES) -> list[bytes]:
-    """A real text that every installation has: the sources of the packages that this one is built on."""
+    """A real text available in every installation: the sources of the packages this one depends on."""
     lines: list[bytes] = []
     for package in (rich, click):
         root = Path(package.__path__[0])
@@ -205,7 +205,7 @@ def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | 
 
 
 def _kill(group: LocalGroup, node: NodeId) -> float:
-    """SIGKILL; gives the monotonic time just before it, so that the failover is never measured too short."""
+    """SIGKILL; returns the monotonic time just before it, so that the failover time is never too short."""
     at = time.monotonic()
     group.kill(node)
     return at
@@ -220,18 +220,18 @@ _PRODUCER: Final = "demo"
 
 @dataclass(slots=True)
 class Writer:
-    """Appends lines in order and knows at which index each of them is."""
+    """Appends lines in order and records the index of each."""
 
     client: DLedgerClient
     lines: Sequence[bytes]
     advance: Callable[[int], None]
     indexes: list[LogIndex] = field(default_factory=list)
-    """Per line, where it is, as acknowledged."""
+    """The acknowledged index of each line."""
     new_leader_acknowledged_at: float = float("nan")
     _old_term: Term | None = None
 
     def watch_for_term_after(self, term: Term) -> None:
-        """Note the time of the first acknowledgement from a later term than this."""
+        """Record the time of the first acknowledgement from a term later than this."""
         self._old_term = term
 
     def write_until(self, count: int) -> None:
@@ -293,7 +293,7 @@ def _prove(out: Console, group: LocalGroup, statuses: Mapping[NodeId, NodeStatus
 
 
 def check_entries(entries: Sequence[Entry], lines: Sequence[bytes], indexes: Sequence[LogIndex]) -> list[str]:
-    """What contradicts "these are exactly the lines, once, in order, at the indexes that were acknowledged"."""
+    """Contradictions to "these are exactly the lines, once, in order, at the acknowledged indexes"."""
     problems: list[str] = []
     if any(second.index != first.index + 1 for first, second in pairwise(entries)):
         problems.append("the indexes have gaps")
@@ -326,7 +326,7 @@ def digest_of(data_dir: Path, begin: int, end: int) -> str:
 
 
 def spark_lines(addresses: str) -> tuple[str, ...]:
-    """What to type into Python to use a running group from Spark: a session; read, follow, write. See README.md."""
+    """Python lines that use a running group from Spark: a session; read, follow, write. See README.md."""
     return (
         "from dledger_spark import spark_session; spark = spark_session(); "
         f'log = {{"bootstrap.servers": "{addresses}"}}',

@@ -1,4 +1,4 @@
-"""Where the ``dledger`` command begins: ``cluster.cli``, and before it what cannot wait until that is loaded."""
+"""Entry point of the ``dledger`` command: what must happen before ``cluster.cli`` is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 _SERVERS: Final = frozenset({"broker", "console", "serve"})
 _OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
-"""Of a write to something that has no name here; a broken pipe is click's."""
+"""Write errors without a name in this module; click handles broken pipes."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -34,15 +34,15 @@ def main() -> None:
             raise
         with suppress(OSError):
             sys.stderr.write(f"error: cannot write to standard output: {error.strerror}\n")
-        os._exit(1)  # what is still buffered cannot be written either
+        os._exit(1)  # the remaining buffer cannot be written either
 
 
 def _settle_signals(command: list[str]) -> None:
-    """Say what a signal does until the command itself catches it.
+    """Set the reaction to signals until the command itself handles them.
 
-    A server that is stopped before it has begun has stopped gracefully. The first process of a container has no
-    default reaction to signals: without a handler it would go on as if none had come, and be killed when the time for
-    stopping is over. For everything else Ctrl-C ends the process; ``KeyboardInterrupt`` would show where an import was.
+    A server that is stopped before it starts serving has stopped gracefully. The first process of a container has no
+    default reaction to signals: without a handler it would continue, and be killed at the end of the stop timeout.
+    Other commands end at Ctrl-C; ``KeyboardInterrupt`` would print a traceback from an import.
     """
     if _SERVERS.issuperset(command) and command:
         for number in _STOP_SIGNALS:
@@ -50,7 +50,7 @@ def _settle_signals(command: list[str]) -> None:
     elif os.getpid() == 1:
         for number in _STOP_SIGNALS:
             signal.signal(number, _exit)
-    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if whoever started us ignores it
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if our parent ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -63,7 +63,7 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Put ``/dev/null`` where a standard stream is closed: the next file or socket would take its number."""
+    """Open ``/dev/null`` for closed standard streams; otherwise the next file or socket would get their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)

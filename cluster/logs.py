@@ -1,7 +1,7 @@
-"""A server's log on standard error: lines for people, or one JSON object per line for machines.
+"""A server's log on standard error: text lines, or one JSON object per line.
 
-What is logged is the same; as JSON, the facts of an event (``extra`` of the record) are fields of their own beside the
-sentence, and every line names its node and group. Nothing secret is given to a logger anywhere, so nothing is masked.
+Both contain the same events; in JSON, an event's facts (``extra`` of the record) are separate fields next to the
+message, and every line names its node and group. Secrets are never passed to a logger, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FORMATS: Final = ("text", "json")
 _TEXT: Final = "%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s"
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-"""What every record has; the rest came with ``extra``."""
+"""Attributes of every record; all others come from ``extra``."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (UTC), level, logger, thread, message, then who says it, then the event's facts."""
+    """One object per line: time (UTC), level, logger, thread, message, the speaker, then the event's facts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def to_stderr(level: str, form: str = "text") -> None:
-    """Log from ``level`` on; once per process. ``form`` is one of ``FORMATS``."""
+    """Log from ``level`` on; call once per process. ``form`` is one of ``FORMATS``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -56,7 +56,7 @@ def to_stderr(level: str, form: str = "text") -> None:
 
 
 def name_speaker(**who: str) -> None:
-    """Have every JSON line from now on say who speaks, such as ``node`` and ``group``."""
+    """Add fields that identify the speaker, such as ``node`` and ``group``, to every JSON line from now on."""
     for formatter in _json_formatters():
         formatter.who.update(who)
 
@@ -75,11 +75,11 @@ def _json_formatters() -> list[JsonFormatter]:
 
 
 def _plainly(value: object) -> object:
-    """Values that JSON does not know: paths as texts, tuples of them, anything else as people write it."""
+    """Converts values that JSON lacks: paths and other objects to text, tuples element by element."""
     return str(value) if isinstance(value, PurePath) else repr(value)
 
 
 def _is_no_lost_client(record: logging.LogRecord) -> bool:
-    """gRPC reports a client that went before its answer could be written as an error, with a traceback."""
+    """Filters out gRPC's error and traceback for a client that disconnected before its response was written."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "ExecuteBatchError"

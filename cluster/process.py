@@ -1,4 +1,4 @@
-"""A server as a process: from its command line to its exit code."""
+"""Runs a server as a process, from its command line to its exit code."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server(Protocol):
-    """What runs until it is stopped."""
+    """A server that runs until it is stopped."""
 
     def start(self) -> object:
-        """Serve."""
+        """Start serving."""
 
     def stop(self) -> None:
-        """End gracefully."""
+        """Stop gracefully."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit status once it has ended, None on timeout."""
+        """The exit status once it has ended; None on timeout."""
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why it stopped itself."""
+        """The error that made it stop itself."""
 
 
 ServerT = TypeVar("ServerT", bound=Server)
 
 
 def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
-    """The settings given by ``--set NAME=VALUE``. Raises ``click.UsageError``, also for what ``flags`` has already."""
+    """The settings from ``--set NAME=VALUE``. Raises ``click.UsageError``, also for duplicates of ``flags``."""
     found: dict[str, str] = {}
     for one in assignments:
         name, equals, text = one.partition("=")
@@ -55,7 +55,7 @@ def assigned(assignments: Sequence[str], flags: Mapping[str, str]) -> dict[str, 
 
 
 def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_stdin_closes: bool) -> int:
-    """Make and start a server, say on standard output that it is ready, and wait for its end; gives the exit code."""
+    """Create and start a server, print that it is ready, and wait for its end; returns the exit code."""
     signals = _catch_signals()
     _allow_descriptors()
     server = make()
@@ -63,12 +63,12 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
     server.start()
     if until_stdin_closes:
         _watch("dledger-stdin", lambda: _on_end_of_stdin(server.stop))
-    if server.wait(0) is None:  # else a signal came during the recovery
+    if server.wait(0) is None:  # otherwise a signal arrived during recovery
         click.echo(logs.announcement(ready(server), "started"))
         sys.stdout.flush()
     code = server.wait() or 0
     if code:
-        # A node that failed must be gone at once: its other threads may wait for a disk that never answers.
+        # A failed node must exit at once: its other threads may be waiting for a disk that never responds.
         _log.critical("exiting immediately with code %d: %s", code, server.fatal, extra={"event": "failed"})
         logging.shutdown()
         os._exit(code)
@@ -77,9 +77,9 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
 
 
 def _allow_descriptors() -> None:
-    """As many open files as the process may have: the usual 1024 are fewer than the connections it takes.
+    """Raise the soft limit of open files to the hard one: the usual 1024 are fewer than the connections it accepts.
 
-    Without one a segment cannot be made, and the node stops.
+    Without a free descriptor no segment can be created, and the node stops.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
@@ -88,16 +88,16 @@ def _allow_descriptors() -> None:
 
 
 def _watch(name: str, wait_and_act: Callable[[], None]) -> None:
-    """A daemon, because it may wait for ever for something that never comes and must not keep a stopped node alive."""
+    """A daemon thread, because it may wait forever and must not keep a stopped node alive."""
     threading.Thread(target=wait_and_act, name=name, daemon=True).start()
 
 
 def _catch_signals() -> int:
-    """Have every stop signal put a byte into a pipe; gives the end to read from.
+    """Have every stop signal write a byte to a pipe; returns the end to read from.
 
-    Not by blocking them for a thread that waits: a library may have started threads that do not block them (numpy's
-    does), and the signal would end the process there. Not by a handler either, which would run between two byte codes
-    of the main thread, which may hold the very lock that stopping needs: Python wants one, so it does nothing.
+    Not by blocking the signals for a waiting thread: libraries such as numpy may have started threads that do not block
+    them, and the signal would end the process there. Not in a handler either: it runs between two bytecodes of the main
+    thread, which may hold the lock that stopping needs. Python requires one, so it does nothing.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -108,7 +108,7 @@ def _catch_signals() -> int:
 
 
 def _on_signals(signals: int, stop: Callable[[], None]) -> None:
-    """The first signal stops gracefully, a second one at once (the log is made for that)."""
+    """The first signal stops gracefully, a second one at once, which the log tolerates."""
     name = signal.Signals(_next_signal(signals)).name
     _log.info("stopping because of %s", name, extra={"event": "stopping", "reason": name})
     threading.Thread(target=stop, name="dledger-stop").start()

@@ -1,4 +1,4 @@
-"""Errors as people and scripts see them: a sentence on standard error and an exit code."""
+"""Reports errors as a sentence on standard error and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands protect what they say to the group, and show who they are: ``--tls-ca`` and the like, or variables."""
+"""TLS and access keys of commands: options such as ``--tls-ca``, or environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommandSecurity:
-    """What was given on the command line or in the environment."""
+    """Values from the command line or the environment."""
 
     tls_ca: Path | None = None
     tls_cert: Path | None = None
@@ -27,8 +27,8 @@ class CommandSecurity:
     secret_key: str = field(default="", repr=False)
 
     def for_client(self) -> ClientSecurity:
-        """The same for a client. Raises ``ConfigError`` if something is missing."""
-        from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
+        """The same as settings for a client. Raises ``ConfigError`` if something is missing."""
+        from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help does not load gRPC
         from dledger.errors import ConfigError
 
         if self.access_key and not self.secret_key:
@@ -44,7 +44,7 @@ class CommandSecurity:
 
 
 def _secret_key(file: Path | None) -> str:
-    """Never an option's value: other users of the machine see the command lines of its processes."""
+    """Reads a file or the environment; never an option, because other users can see command lines."""
     if file is None:
         return os.environ.get("DLEDGER_SECRET_KEY", "")
     try:
@@ -57,10 +57,10 @@ NO_SECURITY: Final = CommandSecurity()
 
 
 def security_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for TLS and for access keys, which reach the command as one ``security``."""
+    """Add the options for TLS and access keys, passed to the command as one ``security``."""
 
     @functools.wraps(command)
-    def with_security(  # one per option
+    def with_security(  # one parameter per option
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,

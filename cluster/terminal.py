@@ -1,4 +1,4 @@
-"""What commands read and print: rich tables and progress for people on a terminal, plain text for everything else."""
+"""Input and output of commands: rich tables and progress bars on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 from dledger.conditions import Condition
 
 Advance = Callable[[int], None]
-"""Moves a progress bar: so many more are done."""
+"""Advances a progress bar by a number of steps."""
 
 
 def on_terminal() -> bool:
-    """Whether a person sees standard output."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 @contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process with exit code 0, at once: for commands that only show what comes.
+    """Let Ctrl-C end the process at once with exit code 0, for commands that only display data.
 
-    ``KeyboardInterrupt`` may be raised where nobody passes it on, in a callback of gRPC's, and is lost then.
+    ``KeyboardInterrupt`` may be raised in a callback of gRPC, where it is lost.
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        with suppress(OSError, RuntimeError):  # a pipe that nobody reads, or an interrupted print
+        with suppress(OSError, RuntimeError):  # a closed pipe, or an interrupted print
             sys.stdout.flush()
         os._exit(0)
 
@@ -58,7 +58,7 @@ def print_json(value: object) -> None:
 
 
 def condition_text(condition: Condition) -> str:
-    """What is the matter, with what, since when (local time)."""
+    """The condition, its subject and its start (local time)."""
     since = datetime.fromtimestamp(condition.since_ms / 1000).astimezone()
     about = f" {condition.subject}" if condition.subject else ""
     return f"{condition.kind.upper()}{about} since {since:%Y-%m-%d %H:%M:%S}: {condition.message}"
@@ -69,7 +69,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(header_style="bold underline", box=None, pad_edge=False)  # frames cost the columns that 80 do not have
+    grid = Table(header_style="bold underline", box=None, pad_edge=False)  # frames would not fit into 80 columns
     for number, column in enumerate(columns):
         figures = rows and all(row[number].lstrip("-").replace(",", "").isdigit() or row[number] == "" for row in rows)
         grid.add_column(column, justify="right" if figures else "left", no_wrap=True)
@@ -80,7 +80,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same for pipes and logs: columns padded with blanks, easy to cut."""
+    """For pipes and logs: columns padded with blanks, easy to cut."""
     lines = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
     return "\n".join(
@@ -99,7 +99,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: M
 
 
 def printable(body: bytes) -> str:
-    """The body as text in which no byte can move the cursor or recolour the terminal."""
+    """The body as text in which no byte can move the cursor or change colours."""
     text = body.decode(errors="backslashreplace")
     return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in text)
 
@@ -114,7 +114,7 @@ def host_text(host: HostAddress) -> str:
 
 
 def body_json(body: bytes) -> dict[str, object]:
-    """The body as a field of a JSON object: ``body``, or ``body_base64`` if it is no UTF-8."""
+    """The body as a JSON field: ``body``, or ``body_base64`` if it is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -122,13 +122,13 @@ def body_json(body: bytes) -> dict[str, object]:
 
 
 def lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines without their ends."""
+    """Lines without line ends."""
     for line in stream:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def count_lines(stream: BinaryIO) -> int | None:
-    """How many lines a file has, which is then read from its begin; None for a pipe, which can be read only once."""
+    """The number of lines of a file, which is then rewound; None for a pipe, which can be read only once."""
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return None
     count = sum(1 for _ in stream)
@@ -138,7 +138,7 @@ def count_lines(stream: BinaryIO) -> int | None:
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Advance]:
-    """A progress bar on standard error if that is a terminal, nothing elsewhere."""
+    """A progress bar on standard error if that is a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield _no_advance
         return
@@ -163,4 +163,4 @@ def progress(title: str, total: int | None) -> Iterator[Advance]:
 
 
 def _no_advance(_steps: int) -> None:
-    """Where nobody looks, nothing moves."""
+    """Does nothing."""

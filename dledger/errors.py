@@ -252,6 +252,10 @@ class UntimedLogError(InvalidRequestError):
     code = ResponseCode.UNSUPPORTED
 
 
+class RequestTooLargeError(InvalidRequestError):
+    """Raised when a server refused a request for its size, before it was read: nothing was done. Send less at once."""
+
+
 class EntryTooLargeError(InvalidRequestError):
     """Raised when an entry is larger than the configured maximum."""
 

@@ -1,4 +1,4 @@
-"""The replicated log on Spark: a data source and sink named ``dledger``, and the jobs that outgrow one machine.
+"""The replicated log on Spark: a data source and sink named ``dledger``, and jobs for logs too large for one machine.
 
 ``import dledger_spark`` loads neither Spark nor Arrow.
 """
@@ -16,10 +16,10 @@ __all__ = ["register", "spark_session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session that does not find them by itself.
+    """Register the formats with a session that does not discover them.
 
-    ``dledger`` is found wherever the package is installed; the formats of the jobs, ``dledger-blocks``,
-    ``dledger-derived``, ``dledger-cq`` and ``dledger-index``, never are.
+    ``dledger`` is discovered wherever the package is installed; the jobs' formats ``dledger-blocks``,
+    ``dledger-derived``, ``dledger-cq`` and ``dledger-index`` never are.
     """
     from dledger_spark.source.blocks import BlocksDataSource
     from dledger_spark.source.datasource import DLedgerDataSource

@@ -1,6 +1,6 @@
-"""Every setting of a broker, its default, its limits and its relations to the others. Pure: it reads no file.
+"""Every setting of a broker: defaults, limits and relations. Pure: it reads no files.
 
-Reading conf files, the environment and flags is ``rocketstore.settings``'s business.
+``rocketstore.settings`` reads conf files, the environment and flags.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GET_LIMITS: Final[dict[str, Any]] = {  # Any: for keyword arguments
     "max_transfer_count_on_message_in_disk": 4096,
     "max_transfer_bytes_on_message_in_disk": MIB,
 }
-"""RocketMQ's own (32 messages or 256 KiB, on disk 8 or 64 KiB) are for clients that pull without a pause between."""
+"""RocketMQ's defaults (32 messages or 256 KiB, from disk 8 or 64 KiB) suit clients that pull without pauses."""
 
 
 def _broker_store() -> MessageStoreConfig:
-    """The message store's defaults, except how much one get gives: here one answer takes the place of many."""
+    """The message store's defaults, except the size of one get, whose response replaces many of RocketMQ's."""
     return MessageStoreConfig(**GET_LIMITS)
 
 
@@ -58,9 +58,8 @@ class BrokerConfig:
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
     """
     tls_server_mode: TlsServerMode | None = None
-    """Whether clients of the remoting protocol use TLS if certificates are set: ``enforcing`` (all must, as gRPC's; the
-    default then), ``permissive`` (those that want to, and what the others say is readable on the network), ``disabled``
-    (none).
+    """Whether remoting clients use TLS if certificates are configured: ``enforcing`` (they must, like gRPC clients; the
+    default), ``permissive`` (they may; others send plaintext over the network), ``disabled`` (they must not).
     """
     listen_host: str = ""
     """Address to listen on for clients; empty: in a DLedger broker, ``bind_host`` or the member's host; in a plain one,
@@ -111,7 +110,7 @@ class BrokerConfig:
 
     @property
     def name(self) -> str:
-        """The broker's name; all members of a DLedger group have the same."""
+        """The broker's name, which all members of a DLedger group share."""
         return self.broker_name or (self.dledger.group if self.dledger is not None else "broker-a")
 
     @property
@@ -130,7 +129,7 @@ class BrokerConfig:
 
     @property
     def effective_security(self) -> SecurityConfig:
-        """What protects the broker's port."""
+        """The security settings of the broker's port."""
         return self.security if self.dledger is None else self.dledger.security
 
     @property
@@ -139,12 +138,12 @@ class BrokerConfig:
         return self.limits if self.dledger is None else self.dledger.limits
 
     def address(self, port: int) -> str:
-        """What clients connect to, given the port that is listened on."""
+        """The address for clients, given the port it listens on."""
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
         return address_text(host, port)
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self.store) + out_of_range(self) + _delay_problems(self.store)
         found += self._further_port_problems()
         if self.tls_server_mode is TlsServerMode.ENFORCING and not self.effective_security.has_tls:
@@ -166,7 +165,7 @@ class BrokerConfig:
         return found
 
     def _why_everywhere(self) -> str:
-        """What made it listen on every address, if it was not said."""
+        """Why it listens on every address, if no address was configured."""
         if self.listen_host or not self.broker_ip1:
             return ""
         return (
@@ -174,7 +173,7 @@ class BrokerConfig:
         )
 
     def _listen_problems(self, dledger: ServerConfig) -> list[str]:
-        """Plaintext for other machines, unless the node's own addresses have told of it already."""
+        """Plaintext for other machines, unless already reported for the node's own addresses."""
         told = [
             *(member.address for member in dledger.members),
             *filter(None, (dledger.bind_host, dledger.client_host)),
@@ -204,7 +203,7 @@ class BrokerConfig:
 
     def _port_problems(self, dledger: ServerConfig) -> list[str]:
         if dledger.node_id not in [member.node_id for member in dledger.members]:
-            return []  # told already
+            return []  # already reported
         if self.listen_port == 0:
             return [
                 "listen_port=0 works for plain brokers only: the members of a group announce their addresses to "

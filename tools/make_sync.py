@@ -1,6 +1,6 @@
-"""``python -m tools.make_sync [--check]``: make the modules for threads from those for asyncio.
+"""``python -m tools.make_sync [--check]``: generate the threaded modules from the asyncio ones.
 
-``unasync`` takes ``async`` and ``await`` away; names and modules that have a counterpart are exchanged for it.
+``unasync`` removes ``async`` and ``await``, and replaces names and modules by their threaded counterparts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MADE: Final = {
     )
     for name in names
 }
-"""The source, and what is made from it."""
+"""Each source and the file generated from it."""
 _COUNTERPARTS: Final = {
     "aclosing": "closing",
     "aio": "threads",
@@ -54,7 +54,7 @@ _COUNTERPARTS: Final = {
 
 
 def make(source: Path) -> str:
-    """The module for threads."""
+    """Generate the threaded module."""
     with tempfile.TemporaryDirectory() as directory:
         begin, end = Path(directory, "async"), Path(directory, "sync")
         begin.mkdir()
@@ -69,14 +69,14 @@ def make(source: Path) -> str:
 
 
 def main() -> int:
-    """Write them, or with ``--check`` say which are not as they should be."""
+    """Write the modules, or with ``--check`` list the stale ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if something would change")
     check: bool = parser.parse_args().check
     stale = {name: text for source, name in MADE.items() if (text := make(ROOT / source)) != _text(ROOT / name)}
     for name, text in stale.items():
         if check:
-            sys.stderr.write(f"{name} is not what `make unasync` makes\n")
+            sys.stderr.write(f"{name} is stale: run `make unasync`\n")
         else:
             (ROOT / name).write_text(text)
     return 1 if check and stale else 0

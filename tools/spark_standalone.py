@@ -1,9 +1,8 @@
 """A Spark cluster on this machine: a standalone master and workers as processes on loopback, from Spark's pip package.
 
-For trying what a cluster does to a job, and for tests. The pip package has no ``start-master.sh`` and
-``start-worker.sh``; ``spark-class`` runs what they run. A directory holds everything: which processes there are
-(``cluster.json``), their logs, what they work with. Nobody beyond this machine reaches them; whoever is on it may use
-them.
+For trying a job on a cluster, and for tests. The pip package lacks ``start-master.sh`` and ``start-worker.sh``, so
+``spark-class`` runs the same classes. One directory holds the list of processes (``cluster.json``), their logs and
+their working files. The cluster cannot be reached from other machines; any user of this one can use it.
 
 ``python -m tools.spark_standalone start|status|stop``, or ``make spark-cluster``.
 """
@@ -43,12 +42,12 @@ _WORKER_CLASS: Final = "org.apache.spark.deploy.worker.Worker"
 
 
 class SparkClusterError(PipelineError):
-    """Raised when the cluster does not do what it was told; holds the end of a process's log where one ended."""
+    """Raised when the cluster fails to start or stop; contains the end of a process's log if one exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to start. Ports: 0 takes any free one."""
+    """What to start. Port 0 selects a free one."""
 
     directory: Path
     workers: int = 2
@@ -62,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, told from another one that got its number later by when it began."""
+    """A process; its start time distinguishes it from a later one with the same pid."""
 
     name: str
     pid: int
@@ -70,23 +69,23 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return _began(self.pid) == self.began
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster that was started."""
+    """A started cluster."""
 
     master: str
-    """What a session connects to."""
+    """The URL that sessions connect to."""
     ui: str
     workers: int
     processes: tuple[Process, ...]
 
     @property
     def alive(self) -> bool:
-        """Whether all of its processes run."""
+        """Whether all its processes are running."""
         return all(process.alive for process in self.processes)
 
 
@@ -125,7 +124,7 @@ def start(options: Options) -> Cluster:
 
 
 def stop(directory: Path) -> bool:
-    """End the cluster of ``directory`` and remove what it worked with, but its logs; whether there was one."""
+    """Stop the cluster of ``directory`` and remove its files except logs; False if there was none."""
     cluster = load(directory)
     if cluster is None:
         return False
@@ -166,14 +165,14 @@ def _spark_home() -> str:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """What the processes are told, beyond what this one was told: everything on loopback, everything in one place."""
+    """This process's environment, plus settings that keep the cluster on loopback and its files in ``directory``."""
     environment = dict(os.environ)
     environment.pop("SPARK_NO_DAEMONIZE", None)
     places = {"SPARK_WORKER_DIR": "work", "SPARK_LOCAL_DIRS": "local", "SPARK_LOG_DIR": "log", "SPARK_PID_DIR": "log"}
     for name, place in places.items():
         (directory / place).mkdir(exist_ok=True)
         environment[name] = str(directory / place)
-    fixed_ports = "-Dspark.port.maxRetries=0"  # else a taken port is silently another one
+    fixed_ports = "-Dspark.port.maxRetries=0"  # otherwise Spark silently moves to another port if one is taken
     return environment | {
         "SPARK_LOCAL_IP": HOST,
         "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
@@ -184,7 +183,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _spawn(words: list[str], environment: Mapping[str, str], log: Path) -> int:
-    """Start a process that outlives this one and its terminal; gives its number."""
+    """Start a process that outlives this one and its terminal; return its pid."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     silence = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -198,7 +197,7 @@ def _spawn(words: list[str], environment: Mapping[str, str], log: Path) -> int:
 
 
 def _alive_workers(ui_port: int) -> int | None:
-    """How many workers the master counts; None if it does not answer."""
+    """The number of workers that have joined the master; None if it does not answer."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{ui_port}/json/", timeout=HTTP_TIMEOUT_S) as answer:
             said = json.load(answer)
@@ -225,7 +224,7 @@ def _log_end(directory: Path, process: Process) -> str:
 
 
 def _end(processes: Sequence[Process]) -> None:
-    """SIGTERM, workers first, which end their executors; what is not gone in time is killed."""
+    """SIGTERM, workers first, which stop their executors; then SIGKILL for those still running."""
     order = processes[::-1]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in order:
@@ -237,7 +236,7 @@ def _end(processes: Sequence[Process]) -> None:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty if it does not run (a zombie does not)."""
+    """A process's start time in kernel ticks; empty if it is not running (zombies are not)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -255,11 +254,11 @@ def _began(pid: int) -> str:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/spark-cluster"),
     show_default=True,
-    help="Where everything of the cluster is.",
+    help="Directory for the cluster's state, logs and working files.",
 )
 @click.pass_context
 def main(context: click.Context, directory: Path) -> None:
-    """A Spark master and workers on this machine, to try what a cluster does."""
+    """A Spark master and workers on this machine, to try jobs on a cluster."""
     context.obj = directory.absolute()
 
 
@@ -271,7 +270,7 @@ def main(context: click.Context, directory: Path) -> None:
 @click.option("--ui-port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Of its page; 0: any.")
 @click.pass_obj
 def start_command(directory: Path, workers: int, cores: int, memory: str, port: int, ui_port: int) -> None:
-    """Start it, and say how to use it."""
+    """Start it, and print how to use it."""
     cluster = start(Options(directory, workers, cores, memory, port, ui_port))
     click.echo(f"{cluster.workers} workers have joined {cluster.master}; its page: {cluster.ui}")
     click.echo(f"A job on it:  dledger pipeline stats DIRECTORY --master {cluster.master}")
@@ -283,7 +282,7 @@ def start_command(directory: Path, workers: int, cores: int, memory: str, port: 
 @main.command("status")
 @click.pass_obj
 def status_command(directory: Path) -> None:
-    """Which processes run. Exit code 1 unless all do."""
+    """Show its processes. Exit code 1 unless all are running."""
     cluster = load(directory)
     if cluster is None:
         raise DLedgerError(f"there is no cluster in {directory}: make spark-cluster")
@@ -297,7 +296,7 @@ def status_command(directory: Path) -> None:
 @main.command("stop")
 @click.pass_obj
 def stop_command(directory: Path) -> None:
-    """End it. Logs stay."""
+    """Stop it. Logs are kept."""
     click.echo("Ended." if stop(directory) else f"There is no cluster in {directory}.")
 
 

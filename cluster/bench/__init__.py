@@ -1,1 +1,1 @@
-"""``dledger bench``: load for a running group or its brokers, and how it bore it."""
+"""``dledger bench``: puts load on a running group or its brokers, and measures it."""

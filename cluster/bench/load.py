@@ -1,4 +1,4 @@
-"""Makes the load: some clients, each with a thread that keeps so many records in flight, or sends at a rate."""
+"""Generates load: clients with one thread each that keep a number of records in flight, or send at a fixed rate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
 from dledger.sending.futures import SentItem
 from rocketstore.client.errors import NotFoundError
 
-Submit: TypeAlias = Callable[[], SentItem[Any]]  # Any: what it brings is not looked at
+Submit: TypeAlias = Callable[[], SentItem[Any]]  # Any: the result is not used
 OpenClient: TypeAlias = Callable[[], AbstractContextManager[Submit]]
-"""A client of its own, closed at the end of the block. What it gives sends one record."""
+"""Opens a client that is closed at the end of the block; the yielded callable sends one record."""
 _HOPELESS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
-"""What one record was refused with, all others would be."""
+"""Errors that every further record would get, too."""
 _LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``records`` or ``seconds``, whichever is given; ``rate`` is records per second of all clients together."""
+    """Stops after ``records`` or ``seconds``, whichever is set; ``rate``: records per second of all clients."""
 
     records: int | None
     seconds: float | None
@@ -34,7 +34,7 @@ class LoadPlan:
     clients: int
 
     def share(self, client: int) -> int | None:
-        """How many records this client sends; None: as many as it can."""
+        """How many records this client sends; None if unlimited."""
         if self.records is None:
             return None
         return self.records // self.clients + (client < self.records % self.clients)
@@ -55,7 +55,7 @@ class BenchLoad:
     _ended_s: float = 0.0
 
     def start(self) -> None:
-        """Begin with all clients."""
+        """Start all clients."""
         self._started_s = self._ended_s = self.clock()
         for number in range(self.plan.clients):
             thread = threading.Thread(target=self._guarded, args=(number,), name=f"bench-{number}", daemon=True)
@@ -63,11 +63,11 @@ class BenchLoad:
             thread.start()
 
     def stop(self) -> None:
-        """Send no more. What is in flight is still waited for."""
+        """Stop sending; records in flight are still awaited."""
         self._stopping.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether everything was answered within the time. Raises what a client broke with."""
+        """Whether all records were answered within the time. Raises a client's fatal error."""
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -79,7 +79,7 @@ class BenchLoad:
 
     @property
     def took_s(self) -> float:
-        """From the begin to the last answer."""
+        """Seconds from the start to the last response."""
         return self._ended_s - self._started_s
 
     def _guarded(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a load is measured with, in memory that does not grow with it."""
+"""Measures a load, in constant memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _STEP: Final = 1.02
 _FIRST_S: Final = 0.000_01
 _LAST_S: Final = 1000.0
 BOUNDS_S: Final = tuple(_FIRST_S * _STEP**n for n in range(1 + math.ceil(math.log(_LAST_S / _FIRST_S, _STEP))))
-"""Latencies are told to 2 %, which is less than two runs differ."""
+"""Buckets for latencies with a resolution of 2 %, less than the variation between runs."""
 PERCENTS: Final = (50.0, 95.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """How many records failed in the same way; ``first`` is what the first of them said."""
+    """How many records failed in the same way; ``first`` is the first one's message."""
 
     kind: str
     outcome: Outcome
@@ -31,7 +31,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything so far. Latencies are in seconds, and of acknowledged records only; None while there is none."""
+    """Totals so far. Latencies are in seconds, of acknowledged records only; None if there are none."""
 
     acknowledged: int
     average_s: float | None
@@ -41,12 +41,12 @@ class Measured:
 
     @property
     def failed(self) -> int:
-        """Records that are not known to be stored."""
+        """Records not known to be stored."""
         return sum(one.count for one in self.errors)
 
 
 class Recent(NamedTuple):
-    """The records acknowledged since somebody asked last."""
+    """Records acknowledged since the last query."""
 
     records: int
     average_s: float
@@ -65,7 +65,7 @@ class Meter:
         self._errors: dict[tuple[str, Outcome], ErrorCount] = {}
 
     def acknowledge(self, latency_s: float) -> None:
-        """Count a record that is stored."""
+        """Count a stored record."""
         self._latencies.observe(latency_s)
         with self._lock:
             self._acknowledged += 1
@@ -74,7 +74,7 @@ class Meter:
             self._recent = (count + 1, total_s + latency_s, max(max_s, latency_s))
 
     def fail(self, error: DLedgerError) -> None:
-        """Count a record that is not, or may not be."""
+        """Count a record that is not stored, or may not be."""
         key = (type(error).__name__, error.outcome)
         with self._lock:
             before = self._errors.get(key)
@@ -82,19 +82,19 @@ class Meter:
             self._errors[key] = ErrorCount(*key, (before.count if before else 0) + 1, first)
 
     def take_recent(self) -> Recent:
-        """What was acknowledged since the last call."""
+        """The records acknowledged since the last call."""
         with self._lock:
             (count, total_s, max_s), self._recent = self._recent, (0, 0.0, 0.0)
         return Recent(count, total_s / max(count, 1), max_s)
 
     @property
     def failed(self) -> int:
-        """How many failed so far."""
+        """The number of failures so far."""
         with self._lock:
             return sum(one.count for one in self._errors.values())
 
     def read(self) -> Measured:
-        """Everything so far."""
+        """The totals so far."""
         buckets, total_s = self._latencies.read()
         with self._lock:
             count, max_s, errors = self._acknowledged, self._max_s, tuple(self._errors.values())
@@ -105,6 +105,6 @@ class Meter:
 
 
 def percentile(buckets: Sequence[tuple[str, float]], percent: float) -> float:
-    """The least bound that ``percent`` % of the values do not exceed; ``buckets`` as ``Histogram.read`` gives them."""
+    """The lowest bound that ``percent`` % of the values do not exceed; ``buckets`` come from ``Histogram.read``."""
     wanted = math.ceil(buckets[-1][1] * percent / 100)
     return next(float(bound) for bound, up_to in buckets if up_to >= wanted)

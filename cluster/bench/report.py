@@ -1,4 +1,4 @@
-"""How a load's figures are told: lines for people, one JSON object for programs."""
+"""Reports a load: lines for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """``what`` names the kind of load, ``where`` whom it was for."""
+    """``what`` names the kind of load, ``where`` its target."""
 
     what: str
     where: Mapping[str, str]
@@ -25,12 +25,12 @@ class LoadReport:
 
     @property
     def records_per_s(self) -> float:
-        """Acknowledged records."""
+        """Acknowledged records per second."""
         return self.measured.acknowledged / self.seconds if self.seconds > 0 else 0.0
 
 
 def second_line(at_s: float, took_s: float, size: int, recent: Recent, failed: int) -> str:
-    """The last ``took_s``, short enough for a narrow terminal."""
+    """A line about the last ``took_s``, short enough for a narrow terminal."""
     rate = recent.records / took_s
     line = f"{at_s:5.0f} s  {rate:>9,.0f}/s  {rate * size / MB:>7.2f} MB/s"
     if recent.records:

@@ -1,4 +1,4 @@
-"""``dledger access``: accounts for access control, made and checked without a server."""
+"""``dledger access``: creates and checks accounts for access control, without a server."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...]
     for key, permissions in (("topicPerms", topics), ("groupPerms", groups)):
         if permissions:
             lines += [f"  {key}:", *(f'  - "{one}"' for one in permissions)]
-    parse_rules("\n".join(("accounts:", *lines)))  # raises what is wrong with a name or a permission
+    parse_rules("\n".join(("accounts:", *lines)))  # raises for an invalid name or permission
     click.echo("\n".join((*(["accounts:"] if whole_file else []), *lines)))

@@ -1,4 +1,4 @@
-"""``dledger bench``: how much a running group takes, and how fast it answers."""
+"""``dledger bench``: measures the throughput and latency of a running group."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from cluster.bench.report import LoadReport
 
 SIZE_MAX: Final = 4 << 20
-"""What nodes and brokers take by default."""
+"""The default limit of nodes and brokers."""
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_BYTES: Final = 8 << 20
 IN_FLIGHT_BYTES_MAX: Final = 1 << 30
-"""Of all clients together: what is in flight is in memory."""
+"""For all clients together: everything in flight is in memory."""
 SECONDS: Final = 10.0
 _TICK_S: Final = 1.0
 _OVERHEAD_BYTES: Final = 1024
-"""More than what a record costs its client besides its body."""
+"""An upper bound for what a record costs its client besides its body."""
 
 
 @click.group(
@@ -60,7 +60,7 @@ class _Wanted:
 
 
 def _load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what both loads have, which reaches the command as one ``wanted``."""
+    """Add the options common to both loads, passed to the command as one ``wanted``."""
 
     @functools.wraps(command)
     def with_wanted(
@@ -171,7 +171,7 @@ def append(wanted: _Wanted, target: GroupTarget) -> None:
             yield partial(appender.append, body)
 
     with closing(target.connect()) as client:
-        client.metadata()  # the usual error if nobody answers, and not one for each record
+        client.metadata()  # fails once with the usual error if nobody answers, instead of once per record
     _measure(wanted, open_client, {"group": target.group})
 
 
@@ -226,7 +226,7 @@ def _measure(wanted: _Wanted, open_client: OpenClient, where: Mapping[str, str])
 
 
 def _watch(load: BenchLoad, size: int) -> None:
-    """Until the load has ended; with a line every second if a person sees it."""
+    """Wait for the end of the load, printing a line every second on a terminal."""
     from cluster.bench.report import second_line
 
     begun_s = before_s = time.monotonic()
@@ -250,7 +250,7 @@ def _print(wanted: _Wanted, found: LoadReport) -> None:
 
 @contextmanager
 def _stopping_by_signal(load: BenchLoad) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the load and are remembered; a second one ends the process."""
+    """Record SIGINT and SIGTERM and stop the load; a second one ends the process."""
     caught: list[int] = []
 
     def stop(number: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""``dledger broker``: one broker as a process, alone or as a member of a DLedger group."""
+"""``dledger broker``: runs one broker, alone or as a member of a DLedger group."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
 
 
 def _collect_less() -> None:
-    """Look for garbage cycles less often: every message makes some objects, which die without that.
+    """Run the garbage collector less often: every message creates objects that die without it.
 
-    With Python's thresholds a broker under load spends up to 15 % of its time on looking through messages that are
-    being stored. What was imported never becomes garbage and is looked through no more.
+    With Python's thresholds, a broker under load spends up to 15 % of its time scanning messages that are being stored.
+    Imported modules are never garbage and are frozen.
     """
     gc.collect()
     gc.freeze()

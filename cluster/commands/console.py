@@ -1,4 +1,4 @@
-"""``dledger console``: the group as a web page."""
+"""``dledger console``: serves a web page of the group."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def console(  # noqa: PLR0913  # one parameter per option
 
 
 def _any_group(context: click.Context, target: GroupTarget, nodes: tuple[str, ...] | None) -> GroupTarget:
-    """The addresses of ``--nodes``; and whichever group is there, unless one was named."""
+    """The addresses from ``--nodes``; without ``--group``, any group is accepted."""
     if nodes is not None:
         target = dataclasses.replace(target, bootstrap=nodes)
     if context.get_parameter_source("group") is click.core.ParameterSource.DEFAULT:

@@ -1,4 +1,4 @@
-"""``dledger demo``: what works without a running group of one's own."""
+"""``dledger demo``: a demonstration that needs no running group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dledger drill``: break a group on purpose, and see what becomes of its messages."""
+"""``dledger drill``: breaks a group on purpose and checks its messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dledger import flag_values
 
 
 def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """``list`` needs nothing else; other names must exist."""
+    """``list`` excludes other arguments; other names must exist."""
     from cluster.drill.drills import DRILLS
 
     if "list" in names:

@@ -1,4 +1,4 @@
-"""``dledger status`` and ``transfer-leader``: looking after a group."""
+"""``dledger status`` and ``transfer-leader``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _watch(client: DLedgerClient, interval: float, as_json: bool) -> None:
 
 
 def ask_members(client: DLedgerClient) -> dict[NodeId, NodeStatus | DLedgerError]:
-    """Every member's own word, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+    """Every member's own status, or the error. Raises ``UnavailableError`` if nobody answers."""
     return dict(client.members_status())
 
 
@@ -97,7 +97,7 @@ def _show(answers: Mapping[NodeId, NodeStatus | DLedgerError], as_json: bool) ->
 
 
 def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[str]:
-    """One line for each thing that is the matter with a member."""
+    """One line for each condition of a member."""
     return [
         f"{node_id}: {terminal.condition_text(one)}"
         for node_id, answer in sorted(answers.items())
@@ -107,7 +107,7 @@ def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list
 
 
 def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
-    """For people: notes and conditions below the table, where a line is long enough for them."""
+    """For a terminal: notes and conditions below the table, where lines are long enough for them."""
     from rich.console import Group
     from rich.text import Text
 
@@ -117,7 +117,7 @@ def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> Rende
 
 
 def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:
-    """The leader of the highest term; an old one that has not noticed yet does not count."""
+    """The leader of the highest term; an older one has not noticed yet that it was replaced."""
     leaders = [one for one in answers.values() if isinstance(one, NodeStatus) and one.role is Role.LEADER]
     return max(leaders, key=lambda one: one.term, default=None)
 

@@ -1,4 +1,4 @@
-"""``dledger health``: one question by gRPC's health protocol, for containers and process managers."""
+"""``dledger health``: one request of gRPC's health protocol, for containers and process managers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """The server whose settings are in the environment: where it listens, and what it shows and trusts."""
+    """The server configured in the environment: its address, certificates and CA."""
 
     address: str
     name: str
     security: SecurityConfig
 
     def channel(self) -> grpc.Channel:
-        """A channel to it. Its certificate is ours as well; it names the node, not the address that is dialled here."""
+        """A channel to it, using the node's own certificate, which contains the node's id, not the address dialled."""
         import grpc
 
         files = (self.security.tls_trust_cert_path, self.security.tls_key_path, self.security.tls_cert_path)
@@ -104,7 +104,7 @@ def _reachable(host: str, port: int) -> str:
 
 
 def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
-    """What is wrong with the server; empty if it serves."""
+    """The problem with the server; empty if it is serving."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

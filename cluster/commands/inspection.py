@@ -1,4 +1,4 @@
-"""``dledger inspect``: verify and dump a node's files without running it."""
+"""``dledger inspect``: verifies and dumps a node's files offline."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _item_line(item: DataItem) -> str:
 
 
 def _said(header: EntryHeader, body: bytes) -> str:
-    """What a NOOP tells of producers; empty for everything else."""
+    """A NOOP's producer payload in words; empty for other entries."""
     return describe_payload(body) if _kind(header) == Magic.NOOP.name else ""
 
 
@@ -142,7 +142,7 @@ def _kind(header: EntryHeader) -> str:
 
 @dataclass(slots=True)
 class _FileSummary:
-    """What is in one file."""
+    """The contents of one file."""
 
     path: Path
     kind: str

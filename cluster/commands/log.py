@@ -1,4 +1,4 @@
-"""``dledger append``, ``get`` and ``tail``: writing and reading the log."""
+"""``dledger append``, ``get`` and ``tail``: write and read the log."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from dledger.client import AppendFuture, AppendResult, DLedgerClient
 
 PIPELINE_MAX = 10_000
-"""Appends in flight at once; the same bound as a leader's default for pending entries."""
+"""Appends in flight at once; equal to a leader's default limit of pending entries."""
 READ_PAGE = 1000
 INTERNAL_AT_END = 16
-"""What ``tail`` reads first beyond the wanted entries, for those of no application between them."""
+"""How many extra entries ``tail`` reads first, to allow for internal entries among them."""
 
 
 @click.command(
@@ -84,7 +84,7 @@ def _print_appended(result: AppendResult, as_json: bool) -> None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the lines of one stream."""
+    """The results of one stream's lines."""
 
     acknowledged: int = 0
     not_applied: int = 0
@@ -112,7 +112,7 @@ class _Tally:
 
 
 def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
-    """Pipeline the lines; after the first failure nothing more is sent, and what is in flight is awaited."""
+    """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
     tally = _Tally()
     in_flight: deque[AppendFuture] = deque()
     started = time.monotonic()
@@ -218,7 +218,7 @@ def tail(
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1
-        # A follower may not have heard yet of what was just appended; without a leader, what one knows is all there is.
+        # A follower may not know yet that the last append was committed; without a leader, a follower's view must do.
         read = partial(client.read, mode=ReadMode.LINEARIZABLE)
         if leader is None:
             read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)
@@ -238,9 +238,9 @@ def tail(
 
 
 def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines: int) -> int:
-    """Where the last ``lines`` entries of applications begin: what a term or a producer begins with counts for none.
+    """Where the last ``lines`` application entries start; NOOPs of terms and producers do not count.
 
-    Each read makes the leader confirm that it leads, so steps back double up to a page.
+    Each read makes the leader confirm its leadership, so steps back double up to a page.
     """
     step = min(lines + INTERNAL_AT_END, READ_PAGE)
     while lines and end > begin:

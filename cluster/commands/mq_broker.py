@@ -1,4 +1,4 @@
-"""``dledger broker`` and ``dledger cluster``: run a broker, and see how brokers are."""
+"""``dledger broker`` and ``dledger cluster``: run a broker, and show the state of brokers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _HELP = ("-h", "--help")
 
 
 class _StartingGroup(ErrorReportingGroup):
-    """``dledger broker -c FILE`` is ``dledger broker start -c FILE``, as RocketMQ's mqbroker is started."""
+    """``dledger broker -c FILE`` means ``dledger broker start -c FILE``, as with RocketMQ's mqbroker."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Options before any command are those of ``start``."""
+        """Options before any command belong to ``start``."""
         if args and args[0].startswith("-") and args[0] not in _HELP:
             args = ["start", *args]
         return super().parse_args(ctx, args)
@@ -131,7 +131,7 @@ def list_brokers(as_json: bool, target: BrokerTarget) -> None:
 
 
 def _master_of(found: Mapping[str, BrokerStatus | DLedgerError]) -> str | None:
-    """Of the highest term; an old one that has not noticed yet does not count."""
+    """The master of the highest term; an older one has not noticed yet that it was replaced."""
     masters = [one for one in found.values() if not isinstance(one, DLedgerError) and one.is_master]
     newest = max(masters, key=lambda one: one.term, default=None)
     return newest.address if newest else None

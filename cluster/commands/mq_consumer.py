@@ -1,4 +1,4 @@
-"""``dledger consumer``: how far groups are, and where they go on."""
+"""``dledger consumer``: shows and changes the progress of consumer groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
             if group is not None or admin.offsets(one, topic):
                 found[one] = admin.progress(one, topic)
             elif not topic:
-                found[one] = []  # registered, and it has committed nothing yet
+                found[one] = []  # registered, but nothing committed yet
     if group is None:
         totals = [(one, len({row.topic for row in rows}), sum(row.lag for row in rows)) for one, rows in found.items()]
         if as_json:

@@ -52,7 +52,7 @@ message.add_command(print_messages)
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
-    """What all messages of one command have in common."""
+    """What all messages of one command share."""
 
     topic: str
     properties: dict[str, str]
@@ -161,7 +161,7 @@ def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the lines of one stream."""
+    """The results of one stream's lines."""
 
     stored: int = 0
     not_stored: int = 0
@@ -185,7 +185,7 @@ class _Tally:
 
 
 def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
-    """Pipeline the lines; after the first failure nothing more is sent, and what is in flight is awaited."""
+    """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
     tally = _Tally()
     in_flight: deque[SendFuture] = deque()
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""How commands show messages."""
+"""Prints messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_message(received: ReceivedMessage, as_json: bool) -> None:
-    """One line: JSON for scripts, place and body for people, the body alone for pipes."""
+    """One line: JSON for scripts, position and body on a terminal, only the body in pipes."""
     if as_json:
         terminal.print_json(message_json(received.decode(), received.body))
     elif terminal.on_terminal():
@@ -28,7 +28,7 @@ def print_message(received: ReceivedMessage, as_json: bool) -> None:
 
 
 def message_json(message: Message, body: bytes) -> dict[str, object]:
-    """Everything that is stored of it, with the body as its producer meant it."""
+    """Everything stored with it, and the decompressed body."""
     from rocketstore.message.ids import offset_message_id
 
     return {
@@ -54,7 +54,7 @@ def message_json(message: Message, body: bytes) -> dict[str, object]:
 
 
 def print_details(message: Message, body: bytes) -> None:
-    """All of one message, a line per fact, as mqadmin's queryMsgById does."""
+    """All of one message, one line per property, like mqadmin's queryMsgById."""
     facts = message_json(message, body)
     facts["born_timestamp"] = time_text(message.born_timestamp)
     facts["store_timestamp"] = time_text(message.store_timestamp)

@@ -1,4 +1,4 @@
-"""``dledger message query-by-id``, ``query-by-key`` and ``print``: find messages and look at queues."""
+"""``dledger message query-by-id``, ``query-by-key`` and ``print``: find messages and print queues."""
 
 from __future__ import annotations
 

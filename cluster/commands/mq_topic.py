@@ -1,4 +1,4 @@
-"""``dledger topic``: create, list, look at and delete topics."""
+"""``dledger topic``: creates, lists, shows and deletes topics."""
 
 from __future__ import annotations
 

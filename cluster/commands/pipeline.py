@@ -1,4 +1,4 @@
-"""``dledger pipeline``: jobs over the log on Spark. Nothing of them is loaded until one is asked for."""
+"""``dledger pipeline``: Spark jobs over the log, loaded on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class _Jobs(click.Group):
-    """Finds its commands in ``dledger_spark.jobs``, which takes longer to load than most commands run."""
+    """Finds its commands in ``dledger_spark.jobs``, which takes longer to import than most commands take to run."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         from dledger_spark.jobs import JOBS

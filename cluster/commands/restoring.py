@@ -1,4 +1,4 @@
-"""``dledger restore-vote``: a person vouches for what a stopped node remembers."""
+"""``dledger restore-vote``: an operator confirms that a stopped node remembers its votes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
         if not yes:
             click.confirm("Confirm that nothing this node has forgotten is still needed?", abort=True)
         store.hard_state.save(vouched)
-        forget_remembered(FileSystem(), directory)  # it would make those doubt again who are vouched for with it
+        forget_remembered(FileSystem(), directory)  # otherwise the members just restored would be doubted again
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
 
 

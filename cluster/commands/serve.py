@@ -1,4 +1,4 @@
-"""``dledger serve``: one node as a process."""
+"""``dledger serve``: runs one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dledger verify``: everything in the directories of stopped nodes and brokers, offline, and their logs compared."""
+"""``dledger verify``: verifies the directories of stopped nodes and brokers, and compares their logs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dledger.store.format import parse_segment_name
 from dledger.store.inspect import ProblemItem
 from dledger.store.verify import LogDivergence, VerifiedNode, compare_nodes, is_node_directory, verify_node
 
-if TYPE_CHECKING:  # loaded when a broker's directory is named
+if TYPE_CHECKING:  # imported only for a broker's directory
     from rocketstore.verification.verify import LogPart, VerifiedBroker
 
 
 @dataclass(slots=True)
 class _Found:
-    """Everything that was looked at."""
+    """The results of everything that was verified."""
 
     nodes: list[VerifiedNode] = field(default_factory=list)
     brokers: list[VerifiedBroker] = field(default_factory=list)
@@ -30,14 +30,14 @@ class _Found:
 
     @property
     def problems(self) -> list[ProblemItem]:
-        """All of them."""
+        """All problems found."""
         return [one for node in self.nodes for one in node.problems] + [
             one for broker in self.brokers for one in broker.problems
         ]
 
     @property
     def is_ok(self) -> bool:
-        """Whether everything checks out."""
+        """Whether no problem was found."""
         return not self.problems and not self.differences
 
 
@@ -97,7 +97,7 @@ def verify(
 def _verify(
     directory: Path, data_dirs: tuple[Path, ...], conf_file: Path | None, found: _Found, *, log_only: bool
 ) -> None:
-    """A node's own directory, a broker's root, or the directory that holds several nodes."""
+    """Verify a node's directory, a broker's root, or a directory that contains several nodes."""
     if is_node_directory(directory):
         found.nodes.append(verify_node(directory, data_dirs))
         return
@@ -120,7 +120,7 @@ def _verify(
 
 
 def _part_of(node: VerifiedNode) -> LogPart:
-    """What a broker's files are derived from: the committed log up to where it checks out."""
+    """The committed log, as far as it is sound, from which a broker's files are derived."""
     from rocketstore.verification.verify import LogPart
 
     size = node.identity.segment_bytes if node.identity else 1 << 30

@@ -1,1 +1,1 @@
-"""The web console: one sampler that asks the nodes, one small server that shows what they said, and a page."""
+"""The web console: a sampler that polls the nodes, a small server that publishes the results, and a page."""

@@ -1,4 +1,4 @@
-"""The console's routes: the page, its events, what it looks up, what it does."""
+"""The console's routes: the page, its events, lookups and actions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dledger.types import NodeId
 
 BODY_BYTES_MAX: Final = 4096
 LOOKUPS_MAX: Final = 8
-"""How many requests that wait for a node may be under way; more are refused, for they would only wait."""
+"""Concurrent lookups that wait for a node; further ones are refused, because they would only queue."""
 TEXT_CHARACTERS_MAX: Final = 1024
 _OFFSET_MAX: Final = (1 << 63) - 1
 _TYPES: Final = {
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a console is made of."""
+    """The components of a console."""
 
     history: History
     sampler: Sampler
@@ -57,11 +57,11 @@ class Parts:
 
 
 class BadInputError(Exception):
-    """Raised for a request that makes no sense; the message says why."""
+    """Raised for an invalid request; the message says why."""
 
 
 class Console:
-    """The application (``asgi``), and its streams."""
+    """The application (``asgi``) and its event streams."""
 
     def __init__(self, parts: Parts, rules: ConsoleRules) -> None:
         self._parts = parts
@@ -76,8 +76,6 @@ class Console:
             parts.catalog.snapshot,
             self._watch,
         )
-        parts.history.on_change = self.streams.hurry
-        parts.catalog.on_change = partial(self.streams.hurry, catalog=True)
         get = partial(Route, methods=["GET"])
         post = partial(Route, methods=["POST"])
         app = Starlette(
@@ -257,7 +255,7 @@ class Console:
 
 
 def load_files(directory: Path) -> dict[str, tuple[bytes, str, str]]:
-    """Every file of the page with its type and entity tag. Nothing else can be asked for."""
+    """Every file of the page with its type and entity tag; nothing else can be requested."""
     found: dict[str, tuple[bytes, str, str]] = {}
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
@@ -267,7 +265,7 @@ def load_files(directory: Path) -> dict[str, tuple[bytes, str, str]]:
 
 
 async def _body(request: Request) -> bytes:
-    """The whole body if it is small."""
+    """The whole body, if it is small enough."""
     body = b""
     try:
         async for chunk in request.stream():

@@ -1,7 +1,7 @@
-"""Looking at single messages, entries, queues and groups: what a page asks for by itself, as JSON.
+"""Looks up single messages, entries, queues and groups for the page, as JSON.
 
-Bodies are anybody's bytes. They leave as text in which no character can hide, reorder or break lines unseen, or as a
-hex dump, and never whole when they are large.
+Bodies are untrusted bytes. They are returned as text without characters that hide, reorder or break lines, or as a hex
+dump, and truncated if large.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PAGE_MAX: Final = 100
 ANSWER_BYTES_MAX: Final = 1 << 20
-"""A list's entries are fetched up to so many bytes."""
+"""Limit for the entries fetched for a list."""
 PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
@@ -36,14 +36,14 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def safe_text(text: str) -> str:
-    """The text with every character that does not show as itself written as an escape."""
+    """The text with every character that is not displayed as itself replaced by an escape."""
     return "".join(
         one if one in _SHOWN or unicodedata.category(one) not in _HIDDEN else ascii(one)[1:-1] for one in text
     )
 
 
 def body_view(body: bytes) -> dict[str, object]:
-    """The whole of a body, as far as a page can take it: ``text`` if it is UTF-8 (else None), and ``hex``."""
+    """A body, truncated to what a page can take: ``text`` if it is UTF-8 (otherwise None), and ``hex``."""
     cut = body[:TEXT_BYTES_MAX]
     return {
         "bytes": len(body),
@@ -55,7 +55,7 @@ def body_view(body: bytes) -> dict[str, object]:
 
 
 def preview(body: bytes) -> dict[str, object]:
-    """A line of it for a list."""
+    """One line of a body, for lists."""
     text = _text_of(body[: 4 * PREVIEW_CHARACTERS], cut_off=len(body) > 4 * PREVIEW_CHARACTERS)
     if text is None:
         return {"bytes": len(body), "is_text": False, "text": body[:32].hex(" ")}
@@ -64,7 +64,7 @@ def preview(body: bytes) -> dict[str, object]:
 
 
 def hex_dump(data: bytes) -> str:
-    """Offset, sixteen bytes, and what of them is ASCII; a line each."""
+    """Offset, sixteen bytes and their ASCII characters per line."""
     lines = []
     for at in range(0, len(data), _HEX_ROW):
         row = data[at : at + _HEX_ROW]
@@ -74,7 +74,7 @@ def hex_dump(data: bytes) -> str:
 
 
 def _text_of(data: bytes, *, cut_off: bool) -> str | None:
-    for drop in range(4 if cut_off else 1):  # a character may have been cut in two
+    for drop in range(4 if cut_off else 1):  # a character may have been cut
         try:
             text = data[: len(data) - drop].decode()
         except UnicodeDecodeError:
@@ -91,11 +91,11 @@ class MessageBrowser:
         self._admin = admin
 
     def close(self) -> None:
-        """Calls under way fail."""
+        """Calls in progress fail."""
         self._admin.close()
 
     def by_offset(self, topic: str, queue_id: int, offset: int, count: int) -> dict[str, object]:
-        """Messages of one queue from ``offset`` on; negative: that many before the end."""
+        """Messages of a queue starting at ``offset``; a negative one counts from the end."""
         found = self._admin.queue_range(topic, queue_id)
         start = found.max_offset + offset if offset < 0 else offset
         start = max(start, found.min_offset, 0)
@@ -115,24 +115,24 @@ class MessageBrowser:
         }
 
     def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
-        """All of one message."""
+        """All details of one message."""
         messages, _ = self._admin.messages(topic, queue_id, offset, max_messages=1)
         if not messages or messages[0].queue_offset != offset:
             return None
         return _whole(messages[0].decode(), *_body_of(messages[0]))
 
     def by_key(self, topic: str, key: str, *, unique: bool) -> dict[str, object]:
-        """Messages with a business key, or with the id that a producer gave them."""
+        """Messages with a business key, or with the unique id assigned by the producer."""
         found = self._admin.messages_by_key(topic, key, max_messages=PAGE_MAX, unique=unique)
         return {"messages": [_message_json(one, one.body, "") for one in found]}
 
     def by_id(self, message_id: str) -> dict[str, object]:
-        """The message that an offset message id names."""
+        """The message with an offset message id."""
         message = self._admin.message_by_id(message_id)
         return {"messages": [_message_json(message, message.body, "")]}
 
     def topic(self, name: str) -> dict[str, object]:
-        """The queues of a topic, and how far every group is in each."""
+        """The queues of a topic, and every group's progress in each."""
         info = self._admin.topic(name)
         queues = max(info.read_queues, info.write_queues)
         ranges = [self._admin.queue_range(name, one) for one in range(min(queues, QUEUES_MAX))]
@@ -157,7 +157,7 @@ class MessageBrowser:
         }
 
     def group(self, name: str) -> dict[str, object]:
-        """How far a group is, queue by queue."""
+        """A group's progress per queue."""
         return {
             "name": name,
             "rows": [
@@ -175,7 +175,7 @@ class MessageBrowser:
 
 
 def _body_of(message: ReceivedMessage) -> tuple[bytes, str]:
-    """The body as it was sent, or as it is stored and why."""
+    """The decompressed body, or the stored one and the reason."""
     try:
         return message.body, ""
     except BadAnswerError as error:
@@ -217,27 +217,27 @@ def _whole(message: Message, body: bytes, note: str) -> dict[str, object]:
 
 
 class EntryBrowser:
-    """Reads entries of a log that belongs to no broker."""
+    """Reads entries of a log without brokers."""
 
     def __init__(self, target: GroupTarget) -> None:
         self._target = target
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
-        """Committed entries from ``index`` on; negative: that many before the end, fewer where they are large."""
+        """Committed entries starting at ``index``; a negative one counts from the end. Fewer if they are large."""
         with closing(replace(self._target, group=group).connect()) as client:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             start = max(last + 1 + index if index < 0 else index, begin)
-            # Of the same member: another may not have heard yet of what this one knows to be committed.
+            # Read from the same member: another one may not know yet that these entries are committed.
             read = partial(client.read, count=count, max_bytes=ANSWER_BYTES_MAX, address=status.client_address or None)
             entries = read(start) if start <= last else []
-            while index < 0 and entries and entries[-1].index < last:  # halving bounds what is read for nothing
+            while index < 0 and entries and entries[-1].index < last:  # halving limits how much is read in vain
                 start = max(entries[-1].index, (start + last) // 2) + 1
                 entries = read(start)
         return {"begin": begin, "last": last, "entries": [_entry_json(one) for one in entries[:count]]}
 
     def one(self, group: str, index: int) -> dict[str, object] | None:
-        """All of one entry."""
+        """All details of one entry."""
         with closing(replace(self._target, group=group).connect()) as client:
             entries = client.read(index, count=1)
         if not entries or entries[0].index != index:

@@ -1,7 +1,7 @@
-"""Topics and consumer groups of the brokers, looked at every few seconds while a page is open.
+"""Topics and consumer groups of the brokers, refreshed every few seconds while a page is open.
 
-A round costs one request per queue, so it has a budget: of more queues than that it takes some each time, in turn, and
-says of each topic when it was looked at.
+A round costs one request per queue, so it has a budget: if there are more queues, each round covers some of them in
+turn, and each topic records when it was refreshed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUPS_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One topic; ``messages`` and what follows is None until it was looked at."""
+    """One topic; ``messages`` and the fields after it are None until it was refreshed."""
 
     name: str
     write_queues: int
@@ -42,7 +42,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One consumer group: its topics, and how many messages are still to come over all of them."""
+    """One consumer group: its topics, and its total lag."""
 
     name: str
     topics: tuple[str, ...]
@@ -51,9 +51,15 @@ class GroupRow:
 
 
 class Catalog:
-    """Thread-safe. ``on_change`` is called, on the catalog's thread, when something is new."""
+    """Thread-safe. ``on_change`` is called on the catalog's thread when something changed."""
 
-    def __init__(self, admin: Admin, applies: Callable[[], bool], interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        applies: Callable[[], bool],
+        on_change: Callable[[], None] = lambda: None,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self._admin = admin
         self._applies = applies
         self._interval_s = interval_s
@@ -66,14 +72,14 @@ class Catalog:
         self._error = ""
         self._loaded = False
         self._thread = threading.Thread(target=self._run, name="dledger-console-catalog", daemon=True)
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a request under way fails."""
+        """Stop; a request in progress fails."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -82,13 +88,13 @@ class Catalog:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def watch(self, *, watched: bool) -> None:
-        """Whether anybody looks; nobody is asked otherwise."""
+        """Set whether a page is open; otherwise nothing is requested."""
         with self._changed:
             self._watched = watched
             self._changed.notify_all()
 
     def snapshot(self) -> dict[str, object]:
-        """What was seen last."""
+        """The last results."""
         with self._changed:
             return {
                 "loaded": self._loaded,
@@ -110,7 +116,7 @@ class Catalog:
                 self._changed.wait_for(lambda: self._stopping, self._interval_s if self._loaded else 0.5)
 
     def look(self) -> None:
-        """One round."""
+        """Run one round."""
         before = self.snapshot()
         try:
             self._look()
@@ -121,7 +127,7 @@ class Catalog:
             self._error = error
             self._loaded = self._loaded or not error
         if not self._stopping and _without_times(self.snapshot()) != _without_times(before):
-            self.on_change()
+            self._on_change()
 
     def _look(self) -> None:
         found = self._admin.topics()
@@ -139,7 +145,7 @@ class Catalog:
                     looked = [
                         self._admin.queue_range(topic.name, one) for one in range(min(queues, ROUND_REQUESTS_MAX))
                     ]
-                except NotFoundError:  # deleted meanwhile
+                except NotFoundError:  # deleted in the meantime
                     continue
                 ranges[topic.name] = looked
                 rows[topic.name] = _topic_row(topic, looked)

@@ -1,8 +1,8 @@
-"""Connections to the console that ask nothing: uvicorn waits for their requests for ever, and counts them as busy.
+"""Limits connections that send no request: uvicorn waits for one forever, and counts them as busy.
 
-A request must come in within ``REQUEST_TIMEOUT_S``, however little of it comes at once; and when there is no room for
-another connection, the one that has been without a request for longest is hung up on. Uvicorn's ``limit_concurrency``
-would refuse the newcomer instead, and ``timeout_keep_alive`` counts between requests only.
+A request must arrive within ``REQUEST_TIMEOUT_S``, however slowly it trickles in. If there is no room for another
+connection, the one that has been without a request for longest is closed. Uvicorn's ``limit_concurrency`` would refuse
+the newcomer instead, and ``timeout_keep_alive`` only applies between requests.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _LOOK_INTERVAL_S: Final = 1.0
 
 
 class PatientForAWhile(H11Protocol):
-    """Uvicorn's protocol, for so long."""
+    """Uvicorn's protocol with a time limit for requests."""
 
     _begun_at = 0.0
     _looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base has it
-        """Begin to wait."""
+        """Start waiting for a request."""
         super().connection_made(transport)
         self._begun_at = self.loop.time()
         self._look()
@@ -33,10 +33,10 @@ class PatientForAWhile(H11Protocol):
             silent = [one for one in self.connections if isinstance(one, PatientForAWhile) and one.asks_nothing]
             silent.remove(self)
             if silent:
-                min(silent, key=lambda one: one._begun_at).transport.abort()  # our own kind
+                min(silent, key=lambda one: one._begun_at).transport.abort()  # always an instance of this class
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         super().connection_lost(exc)
         if self._looking is not None:
             self._looking.cancel()
@@ -48,7 +48,7 @@ class PatientForAWhile(H11Protocol):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether no whole request is there."""
+        """Whether no complete request has arrived."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
-"""What the console's buttons do: a port, and its two implementations.
+"""The actions behind the console's buttons: a port and its two implementations.
 
-``GroupControl`` can hand leadership over, which any client may. ``LocalControl`` belongs to a demo: it can also kill,
-pause, resume and restart the processes of the group that the same process started.
+``GroupControl`` can transfer leadership, as any client may. ``LocalControl`` belongs to a demo: it can also kill,
+pause, resume and restart processes started by the same process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRANSFER_TIMEOUT_S: Final = 10.0
 
 
 class Action(StrEnum):
-    """What can be done."""
+    """A possible action."""
 
     TRANSFER = "transfer"
     KILL = "kill"
@@ -36,44 +36,44 @@ class Action(StrEnum):
 
 
 class ActionRefusedError(Exception):
-    """Raised when an action makes no sense now, or did not work; the message is for people."""
+    """Raised when an action is not possible now or failed; the message is for users."""
 
 
 class ClusterControl(Protocol):
-    """Thread-safe; every call blocks until the thing is done, or raises."""
+    """Thread-safe; every call blocks until the action is done, or raises."""
 
     @property
     def actions(self) -> frozenset[Action]:
-        """What it can do."""
+        """The supported actions."""
 
     def transfer(self, target: NodeId | None) -> str:
-        """Hand leadership to ``target``, or to the most caught-up member; says what happened.
+        """Transfer leadership to ``target``, or to the most caught-up member; returns a description.
 
         Raises ``DLedgerError``, or ``ActionRefusedError``.
         """
 
     def act(self, action: Action, node: NodeId) -> str:
-        """Do anything but a transfer to one node; says what happened. Raises ``ActionRefusedError``."""
+        """Perform any action but a transfer on one node; returns a description. Raises ``ActionRefusedError``."""
 
     def processes(self) -> dict[NodeId, str]:
-        """``running``, ``paused``, ``starting`` or ``ended`` for each process that it looks after."""
+        """``running``, ``paused``, ``starting`` or ``ended`` for each process under its control."""
 
 
 class NoControl:
-    """A console that only shows."""
+    """A read-only console."""
 
     actions: frozenset[Action] = frozenset()
 
     def transfer(self, target: NodeId | None) -> str:  # noqa: ARG002
-        """Refused."""
+        """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def act(self, action: Action, node: NodeId) -> str:  # noqa: ARG002
-        """Refused."""
+        """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def processes(self) -> dict[NodeId, str]:
-        """None."""
+        """Empty."""
         return {}
 
 
@@ -100,25 +100,25 @@ class GroupControl:
         return f"{leader.node_id} leads now; the transfer took {(time.monotonic() - started) * 1000:,.0f} ms"
 
     def act(self, action: Action, node: NodeId) -> str:
-        """Nothing but transfers."""
+        """Always refused: only transfers are possible."""
         raise ActionRefusedError(
             f"this console cannot {action} {node}: only the console of a demo can, for its own processes"
         )
 
     def processes(self) -> dict[NodeId, str]:
-        """None of ours."""
+        """Empty: it controls no processes."""
         return {}
 
 
 class LocalControl(GroupControl):
-    """The processes of a ``LocalGroup`` (or ``LocalBrokers``) of this process."""
+    """Controls the processes of a ``LocalGroup`` (or ``LocalBrokers``) in this process."""
 
     actions: frozenset[Action] = frozenset(Action)
 
     def __init__(self, target: GroupTarget, local: LocalGroup) -> None:
         super().__init__(target, lambda: local.name)
         self._local = local
-        self._lock = threading.Lock()  # one action at a time, for LocalGroup is not thread-safe
+        self._lock = threading.Lock()  # one action at a time, because LocalGroup is not thread-safe
         self._paused: set[NodeId] = set()
         self._starting: set[NodeId] = set()
 
@@ -133,7 +133,7 @@ class LocalControl(GroupControl):
                 raise ActionRefusedError(str(error).splitlines()[0]) from error
 
     def processes(self) -> dict[NodeId, str]:
-        """Of each process of the group."""
+        """The state of each process of the group."""
         return {node: self._process_state(node) for node in self._local.nodes}
 
     def _process_state(self, node: NodeId) -> str:

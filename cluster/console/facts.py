@@ -1,7 +1,7 @@
-"""What a node says of itself, in the console's words. Nothing here does anything.
+"""A node's status in the console's terms. Pure data.
 
-An answer of the log service and one of the broker service become the same ``NodeFacts``; a plain broker, which has no
-group, is a lane of its own kind whose positions count bytes of its log instead of entries.
+Responses of the log service and of the broker service become the same ``NodeFacts``; a plain broker, which has no
+group, gets its own kind of lane whose positions are bytes of its log instead of entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Unit = Literal["entries", "bytes"]
 
 
 class NodeState(StrEnum):
-    """What a lane shows. ``UNKNOWN`` only until the first answer, or the first failure to get one."""
+    """The state shown in a lane; ``UNKNOWN`` only until the first response or failure."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -36,14 +36,14 @@ _STATES = {Role.LEADER: NodeState.LEADER, Role.FOLLOWER: NodeState.FOLLOWER, Rol
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One answer: indexes are the last ones (inclusive), as ``dledger status`` shows them."""
+    """One response: indexes are inclusive, as ``dledger status`` shows them."""
 
     node_id: str
     group: str
     state: NodeState
     term: int
     members: tuple[tuple[str, str], ...]
-    """Node ids and client addresses; an address is empty until that node was heard from."""
+    """Node ids and client addresses; an address is empty until that node answered."""
     begin: int
     end: int
     committed: int
@@ -56,13 +56,13 @@ class NodeFacts:
     pending: int = 0
     version: str = ""
     lags: tuple[tuple[str, int], ...] = ()
-    """Of a leader: how many entries each follower is behind, as the leader counts them."""
+    """Leader only: how many entries each follower is behind."""
     conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """What a broker adds to that."""
+    """Additional facts of a broker."""
 
     cluster: str
     broker_name: str
@@ -75,7 +75,7 @@ class BrokerFacts:
 
 
 def facts_of_node(status: NodeStatus) -> NodeFacts:
-    """From the log service's answer."""
+    """Facts from the log service's response."""
     return NodeFacts(
         node_id=status.node_id,
         group=status.group,
@@ -98,7 +98,7 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
 
 
 def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
-    """From a broker without a group, which has no log service: positions are bytes."""
+    """Facts of a broker without a group, which has no log service: positions are bytes."""
     return NodeFacts(
         node_id=status.broker_name or status.address,
         group=status.cluster,
@@ -117,7 +117,7 @@ def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
 
 
 def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
-    """What a broker of either kind adds."""
+    """The additional facts of either kind of broker."""
     return BrokerFacts(
         cluster=status.cluster,
         broker_name=status.broker_name,

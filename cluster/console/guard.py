@@ -1,10 +1,10 @@
-"""Who may talk to the console, and what a page of it may do: checks before every request, headers on every answer.
+"""Access checks before every request of the console, and security headers on every response.
 
-- **Host**: only names and addresses that are ours, so that no foreign name can be rebound to this address.
-- **Origin**: what changes something must come from our own page, and bring the token that only it could read.
-- **Token**: needed for everything but the health check once the console listens to other machines. Who guesses at it is
-  logged, and must wait; a browser that has brought it is known for ``SESSION_S``.
-- **Content-Security-Policy**: nothing but our own files; no inline code, no markup from strings (Trusted Types).
+- **Host**: only our own names and addresses, so that no foreign name can be rebound to this address.
+- **Origin**: a request that changes something must come from our own page, with the token that only it could read.
+- **Token**: required for everything but the health check once the console listens to other machines. Failed guesses
+  are logged and throttled; a browser that has sent the token stays signed in for ``SESSION_S``.
+- **Content-Security-Policy**: only our own files; no inline code, no markup from strings (Trusted Types).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 COOKIE: Final = "dledger-console"
 SESSION_S: Final = 12 * 3600
 GUESSES_MAX: Final = 10
-"""Wrong tokens of one address within ``GUESSES_S``."""
+"""Allowed wrong tokens per address within ``GUESSES_S``."""
 GUESSES_IN_ALL_MAX: Final = 100
 GUESSES_S: Final = 60.0
 CSRF_HEADER: Final = "x-csrf-token"
@@ -55,7 +55,7 @@ HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with "no-referrer" browsers call the origin of our own sign-in form "null"
+    "referrer-policy": "same-origin",  # with "no-referrer", browsers send the origin "null" from our own sign-in form
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -64,7 +64,7 @@ HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsoleRules:
-    """``hosts``: further names that a browser may know the console by. ``remote``: other machines may ask."""
+    """``hosts``: additional names that browsers may use for the console. ``remote``: other machines may connect."""
 
     token: str = field(default="", repr=False)
     hosts: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ class ConsoleRules:
     https: bool = False
 
     def knows_host(self, header: str) -> bool:
-        """Whether a Host header names us; the port does not matter, for it may have been published as another."""
+        """Whether a Host header names this console; its port is ignored, because another one may be published."""
         name = _host_name(header)
         if name is None:
             return False
@@ -85,24 +85,24 @@ class ConsoleRules:
         return self.remote or address.is_loopback
 
     def session(self, began_s: int) -> str:
-        """What the cookie holds: proof of the token, not the token, and of when it was brought (s since 1970)."""
+        """The cookie's value: proof of the token without revealing it, and the time of sign-in (s since 1970)."""
         proof = hmac.new(self.token.encode(), b"dledger console session %d" % began_s, hashlib.sha256).hexdigest()
         return f"{began_s}.{proof}"
 
     def knows_session(self, cookie: str, now_s: float) -> bool:
-        """Whether it was made here, not longer than ``SESSION_S`` ago."""
+        """Whether we issued the cookie, at most ``SESSION_S`` ago."""
         began = cookie.partition(".")[0]
         if not (began.isascii() and began.isdigit() and len(began) <= _SECONDS_DIGITS):
             return False
         return 0 <= now_s - int(began) < SESSION_S and same(cookie, self.session(int(began)))
 
     def brings_token(self, headers: Headers) -> bool | None:
-        """Whether the token in the Authorization header is right; None: there is none."""
+        """Whether the token in the Authorization header is correct; None if there is none."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         return same(given.strip(), self.token) if scheme.lower() == "bearer" else None
 
     def admits(self, headers: Headers) -> bool:
-        """Whether the request brings the token, or the cookie made of it."""
+        """Whether the request contains the token, or a valid cookie."""
         if not self.token:
             return True
         if self.brings_token(headers):
@@ -110,7 +110,7 @@ class ConsoleRules:
         return self.knows_session(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""), time.time())
 
     def signed_in(self, response: Response) -> Response:
-        """Have the browser remember it."""
+        """Set the session cookie."""
         response.set_cookie(
             COOKIE,
             self.session(int(time.time())),
@@ -124,32 +124,32 @@ class ConsoleRules:
 
 
 class Guesses:
-    """Wrong tokens of the last minute, by address; on one event loop."""
+    """Wrong tokens of the last minute, by address. Used on one event loop."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._wrong: deque[tuple[float, str]] = deque()
 
     def too_many(self, address: str) -> bool:
-        """Whether this address must wait; so must all while too many guess."""
+        """Whether this address must wait; all must while too many addresses guess."""
         now = self._clock_s()
         while self._wrong and self._wrong[0][0] <= now - GUESSES_S:
             self._wrong.popleft()
         return len(self._wrong) >= GUESSES_IN_ALL_MAX or sum(who == address for _, who in self._wrong) >= GUESSES_MAX
 
     def note(self, address: str) -> None:
-        """A wrong token came; ``too_many`` was asked before, which bounds what is kept and logged."""
+        """Record a wrong token; ``too_many`` was called before, which bounds what is stored and logged."""
         self._wrong.append((self._clock_s(), address))
         _log.warning("console: a wrong token from %s", address, extra={"event": "sign_in_refused", "address": address})
 
 
 def same(given: str, expected: str) -> bool:
-    """Compares in constant time."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _host_name(header: str) -> str | None:
-    """The name in ``name``, ``name:port``, ``[v6]:port``."""
+    """The host in ``name``, ``name:port`` or ``[v6]:port``."""
     if header.startswith("["):
         name, bracket, rest = header[1:].partition("]")
         return name.lower() if bracket and (not rest or _is_port(rest)) else None
@@ -173,12 +173,12 @@ class ConsoleGuard:
         self.csrf = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on."""
+        """Refuse the request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # a websocket: uvicorn answers 403 by itself
+            return  # a websocket: uvicorn answers 403
         path: str = scope["path"]
 
         async def send_guarded(message: Message) -> None:
@@ -230,7 +230,7 @@ class ConsoleGuard:
         """Why a request that changes something does not come from our page; empty if it does."""
         origin = headers.get("origin")
         host = headers.get("host", "")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):  # a proxy may add the TLS
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):  # a proxy may add TLS
             return "request from another site"
         if path == "/login":
             return ""

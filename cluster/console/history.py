@@ -1,8 +1,7 @@
-"""What the console remembers of a group: the last answers, roles over time, series for the charts, what happened.
+"""The console's memory of a group: last responses, roles over time, series for the charts, events.
 
-All of it is bounded. Every change has a number, so that a page can be told only what it does not know yet. Times are
-milliseconds since 1970 (the console's clock, not the nodes'); they are when the console *saw* something, which is up to
-one sampling interval later than it was.
+Everything is bounded. Changes are numbered, so that a page is sent only those it does not have. Times are milliseconds
+since 1970 on the console's clock, when the console *saw* a change: up to one sampling interval late.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ CHANGES_MAX: Final = 400
 """Per node."""
 EVENTS_MAX: Final = 200
 POINTS_MAX: Final = 1800
-"""Half an hour at one a second."""
+"""Half an hour at one point per second."""
 POINT_MS: Final = 1000
 SILENT_MS: Final = 1500
-"""A node that answers nothing for so long is unreachable; one that refuses connections is at once."""
+"""A node that has not responded for this long is unreachable; one that refuses connections is so at once."""
 TEXT_MAX: Final = 300
 ALIVE: Final = (NodeState.LEADER, NodeState.FOLLOWER, NodeState.CANDIDATE, NodeState.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From ``at_ms`` on a node was in this state."""
+    """The state of a node from ``at_ms`` on."""
 
     number: int
     node: str
@@ -43,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleEvent:
-    """Something a person wants to read. ``gap_ms``: how long no leader was seen before this one; -1: not known."""
+    """An event for the user. ``gap_ms``: how long no leader was seen before this one; -1 if unknown."""
 
     number: int
     at_ms: int
@@ -56,7 +55,7 @@ class ConsoleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One second of the charts; a rate is None where it cannot be told."""
+    """One second of the charts; a rate is None if unknown."""
 
     number: int
     at_ms: int
@@ -72,7 +71,7 @@ _Numbered = TypeVar("_Numbered", Change, ConsoleEvent, Point)
 
 @dataclass(slots=True)
 class _Lane:
-    """One node. ``facts`` outlive its answers: the last known positions stay on the page."""
+    """One node. ``facts`` are kept when it stops responding, so that the last known positions stay on the page."""
 
     node: str
     address: str
@@ -89,7 +88,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Where the group was at some time, to count rates from."""
+    """The group's positions at some time, to calculate rates from."""
 
     at_ms: int
     end: int
@@ -97,13 +96,13 @@ class _Mark:
 
 
 class History:
-    """Thread-safe. ``on_change`` is called outside the lock, on the thread that brought the news."""
+    """Thread-safe. ``on_change`` is called outside the lock, on the thread that reported the change."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], on_change: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()  # guards all fields
         self._given = tuple(dict.fromkeys(addresses))[:NODES_MAX]
         self._lanes: dict[str, _Lane] = {}  # by node id
-        self._strangers: dict[str, _Lane] = {}  # given addresses at which nobody answered yet
+        self._strangers: dict[str, _Lane] = {}  # given addresses at which no node has answered yet
         self._node_at: dict[str, str] = {}
         self._number = 0
         self._events: deque[ConsoleEvent] = deque(maxlen=EVENTS_MAX)
@@ -113,18 +112,18 @@ class History:
         self._leader_term = 0
         self._leader_since_ms = 0
         self._leader_began = False
-        """Whether the present leader was seen to begin; else it may have led for long."""
+        """Whether the current leader's start was seen; otherwise it may have led for a long time."""
         self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         for address in self._given:
             self._strangers[address] = _Lane(address, address)
 
     # --- what the sampler brings -------------------------------------------------------------------------------------
 
     def answered(self, address: str, answer: Answer, now_ms: int) -> None:
-        """The node at ``address`` said this."""
+        """Record a response of the node at ``address``."""
         facts = answer.facts
         with self._lock:
             lane = self._lane_of(address, facts)
@@ -138,10 +137,10 @@ class History:
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
-            self.on_change()
+            self._on_change()
 
     def failed(self, address: str, error: Exception, now_ms: int, *, silent: bool) -> None:
-        """The node at ``address`` did not answer; ``silent``: in time, as one that is paused or slow."""
+        """Record that the node at ``address`` did not respond; ``silent``: it timed out, like a paused or slow one."""
         with self._lock:
             lane = self._lanes.get(self._node_at.get(address, "")) or self._strangers.get(address)
             if lane is None or lane.address != address:
@@ -155,18 +154,18 @@ class History:
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
-            self.on_change()
+            self._on_change()
 
     def tell(self, kind: str, node: str, text: str, now_ms: int) -> None:
-        """Something that the console did or noticed, for the list of events."""
+        """Add an event about something the console did or noticed."""
         with self._lock:
             self._add_event(kind, node, 0, text, now_ms)
-        self.on_change()
+        self._on_change()
 
     # --- what it is asked --------------------------------------------------------------------------------------------
 
     def addresses(self) -> tuple[str, ...]:
-        """Every address worth asking: given ones, and learnt ones of nodes that answered at no given one."""
+        """All addresses to poll: given ones, and those of members that were not reached at a given one."""
         with self._lock:
             return tuple(
                 dict.fromkeys((*self._given, *(lane.address for lane in self._lanes.values() if lane.address)))
@@ -174,25 +173,25 @@ class History:
 
     @property
     def group(self) -> str:
-        """The group's name; empty until a node answered."""
+        """The group's name; empty until a node responded."""
         with self._lock:
             return next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), "")
 
     @property
     def kind(self) -> str:
-        """``log``, ``brokers``, ``broker`` (a plain one), or ``unknown`` until a node answered."""
+        """``log``, ``brokers``, ``broker`` (a plain one), or ``unknown`` until a node responded."""
         with self._lock:
             return self._kind()
 
     def unsettled(self, now_ms: int) -> bool:
-        """Whether it is worth looking more often: there is no leader, or there was none a moment ago."""
+        """Whether to poll more often, because there is no leader or there was none a moment ago."""
         with self._lock:
             if self._kind() in ("unknown", "broker"):
                 return False
             return (not self._leader and now_ms - self._lost_ms < 15_000) or now_ms - self._leader_since_ms < 1000
 
     def snapshot(self, now_ms: int) -> dict[str, object]:
-        """Everything, for a page that knows nothing."""
+        """The whole state, for a new page."""
         with self._lock:
             return {
                 **self._present(now_ms),
@@ -203,7 +202,7 @@ class History:
             }
 
     def update(self, after: int, now_ms: int) -> dict[str, object]:
-        """What is, and what was added behind change number ``after``."""
+        """The current state, and changes after number ``after``."""
         with self._lock:
             return {
                 **self._present(now_ms),
@@ -216,7 +215,7 @@ class History:
     # --- under the lock ----------------------------------------------------------------------------------------------
 
     def _lane_of(self, address: str, facts: NodeFacts) -> _Lane | None:
-        """The lane of the node that answered at ``address``; None for one of another group, or one too many."""
+        """The lane of the node that answered at ``address``; None if it is of another group, or beyond the limit."""
         group = next((lane.facts.group for lane in self._lanes.values() if lane.facts is not None), facts.group)
         lane = self._lanes.get(facts.node_id)
         if facts.group != group or (lane is None and len(self._lanes) >= NODES_MAX):
@@ -239,7 +238,7 @@ class History:
         return address in self._given and than not in self._given
 
     def _meet(self, facts: NodeFacts) -> bool:
-        """Make lanes for members that were never asked; given addresses at which nobody answers may be theirs."""
+        """Create lanes for members never polled; given addresses without a response may be theirs."""
         met = False
         for node, address in facts.members:
             lane = self._lanes.get(node)
@@ -266,7 +265,7 @@ class History:
         return True
 
     def _compare_conditions(self, lane: _Lane, facts: NodeFacts, now_ms: int) -> bool:
-        """An event for each condition that began or ended since the node's last answer."""
+        """Add an event for each condition that began or ended since the node's last response."""
         before = {} if lane.facts is None else {(one.kind, one.subject): one for one in lane.facts.conditions}
         now = {(one.kind, one.subject): one for one in facts.conditions}
         for key, one in now.items():
@@ -290,7 +289,7 @@ class History:
             lost, self._leader = bool(self._leader), ""
             self._lost_ms = now_ms if lost else self._lost_ms
             return lost
-        term, seen_ms, node = max(leaders)  # an old one that has not noticed yet does not count
+        term, seen_ms, node = max(leaders)  # an old leader that has not noticed yet does not count
         if (node, term) == (self._leader, self._leader_term):
             self._leader_seen_ms = seen_ms
             return False
@@ -307,7 +306,7 @@ class History:
         self._events.append(ConsoleEvent(self._number, now_ms, kind, node, term, text[:TEXT_MAX], gap_ms))
 
     def _measure(self, now_ms: int) -> None:
-        """Add a point when one is due. The rates are those of the furthest node, whoever leads."""
+        """Add a point when one is due. Rates are those of the most advanced node, whoever leads."""
         last_ms = self._points[-1].at_ms if self._points else 0
         if now_ms - last_ms < POINT_MS or all(lane.facts is None for lane in self._lanes.values()):
             return
@@ -331,7 +330,7 @@ class History:
 
     def _all_lanes(self) -> list[_Lane]:
         found = [self._lanes[node] for node in sorted(self._lanes)]
-        if any(lane.facts is None for lane in found):  # an address at which nobody answers may be that member's
+        if any(lane.facts is None for lane in found):  # an unresponsive address may be that member's
             return found
         return [*found, *self._strangers.values()]
 
@@ -377,7 +376,7 @@ def _term(lane: _Lane) -> int:
 
 
 def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str | None:
-    """What to say of a lane's change; a new leader is told by ``_see_leader``, which knows the whole group."""
+    """The event text of a lane's change; ``_see_leader``, which knows the whole group, reports new leaders."""
     match state:
         case NodeState.UNREACHABLE:
             return f"{node} does not answer" if before is NodeState.UNKNOWN else f"{node} stopped answering"
@@ -392,7 +391,7 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
 
 
 def _named(condition: Condition) -> str:
-    """In words; the subject's end says the most: a file's name."""
+    """In words; the end of the subject is the most informative part: a file's name."""
     words = condition.kind.replace("_", " ")
     subject = f" ({condition.subject[-80:]})" if condition.subject else ""
     return f"{words}{subject}: {condition.message}"
@@ -402,13 +401,13 @@ def _rates(before: _Mark | None, now: _Mark) -> tuple[float | None, float | None
     if before is None or now.at_ms - before.at_ms < POINT_MS / 4:
         return None, None
     seconds = (now.at_ms - before.at_ms) / 1000
-    if now.end < before.end or now.position < before.position:  # a restarted node learns what is committed
+    if now.end < before.end or now.position < before.position:  # a restarted node has yet to learn what is committed
         return None, None
     return round((now.end - before.end) / seconds, 2), round((now.position - before.position) / seconds, 1)
 
 
 def _behind(items: deque[_Numbered], after: int) -> list[_Numbered]:
-    """The newest ones, whose numbers are greater; there are few, so look from the end."""
+    """The items numbered above ``after``; there are few, so search from the end."""
     found: list[_Numbered] = []
     for one in reversed(items):
         if one.number <= after:
@@ -422,7 +421,7 @@ def _change(change: Change) -> list[object]:
 
 
 def _lane_json(lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
-    """``lag``: as the leader counts it, who does not know yet where a node is that has not answered it."""
+    """``lag``: as counted by the leader, which does not know the position of a node it has not heard from yet."""
     facts = lane.facts
     return {
         "node": lane.node,

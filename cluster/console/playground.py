@@ -1,7 +1,7 @@
-"""The console of a demo: local processes to do things to, and a little load so that something moves.
+"""A demo's console: local processes to act on, and a little load so that something moves.
 
-The load knows no fear: whatever a kill or a pause makes of a request, the next one is tried. It proves nothing (the
-demo's own story does); it is there to be looked at.
+Failed requests are ignored, whatever a kill or pause does to them: the load is only for show. The demo itself proves
+that nothing is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _GOODS: Final = ("espresso", "flat white", "matcha ☕", "crème brûlée", "bri
 
 
 def console_of(group: LocalGroup, *, port: int | None = None) -> ConsoleServer:
-    """A console for it, with every button; not started. Without ``port``: the usual one, or any if that is taken."""
+    """A console for the group with all buttons, not started. Without ``port``: the default one, or any if that is
+    taken.
+    """
     target = GroupTarget(tuple(group.addresses), group.name, TIMEOUT_S)
     brokers = BrokerTarget(target.bootstrap, TIMEOUT_S)
     control = LocalControl(target, group)
@@ -43,7 +45,7 @@ def console_of(group: LocalGroup, *, port: int | None = None) -> ConsoleServer:
 
 @contextmanager
 def open_console(group: LocalGroup, *, port: int | None = None) -> Iterator[ConsoleServer]:
-    """The same, running for as long as the block does."""
+    """The same, running during the block."""
     server = console_of(group, port=port)
     try:
         server.start()
@@ -61,14 +63,14 @@ def open_console(group: LocalGroup, *, port: int | None = None) -> Iterator[Cons
 
 @contextmanager
 def appending(group: LocalGroup, per_s: float = APPENDS_PER_S) -> Iterator[None]:
-    """Append lines for as long as the block runs."""
+    """Append lines during the block."""
     with group.client(TIMEOUT_S) as client, _repeating(1 / per_s, lambda number: client.append(_line(number))):
         yield
 
 
 @contextmanager
 def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]:
-    """Send orders for as long as the block runs; two groups consume them, one of them slowly."""
+    """Send orders during the block; two groups consume them, one of them slowly."""
     from rocketstore.client import TopicInfo
     from rocketstore.message.message import Message
 
@@ -95,14 +97,14 @@ def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]
 
 def _line(number: int) -> bytes:
     if number % 50 == 49:
-        return bytes(range(256))  # not every body is text
+        return bytes(range(256))  # not all bodies are text
     order = {"order": number, "what": _GOODS[number % len(_GOODS)], "cups": 1 + number % 3}
     return json.dumps(order, ensure_ascii=False).encode()
 
 
 @contextmanager
 def _repeating(every_s: float, work: Callable[[int], object]) -> Iterator[None]:
-    """Call ``work`` with 0, 1, … from a thread, until the block ends. A failed call is forgotten."""
+    """Call ``work`` with 0, 1, … on a thread until the block ends, ignoring failures."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""Asking one node, over the same connections as every other command."""
+"""Polls one node, over the same kind of connections as other commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROKER_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node said, and how long the request for it took: -1 for the first one, which also connects."""
+    """A node's status, and how long the request took; -1 for the first one, which includes connecting."""
 
     facts: NodeFacts
     broker: BrokerFacts | None
@@ -28,7 +28,7 @@ class Answer:
 
 
 class GroupProbe:
-    """Asks nodes; finds out by itself whether an address is a log node, a broker of a group or a plain broker.
+    """Polls nodes; detects whether an address is a log node, a broker of a group or a plain broker.
 
     Thread-safe.
     """
@@ -41,19 +41,19 @@ class GroupProbe:
         self._plain: set[str] = set()
 
     def ask(self, address: str, timeout_s: float) -> Answer:
-        """What the node at ``address`` says of itself: a timed metadata request, then a broker's status.
+        """The status of the node at ``address``: a timed metadata request, then the broker's status.
 
-        Raises ``DLedgerError`` if it says nothing in time.
+        Raises ``DLedgerError`` if there is no response in time.
         """
         if address in self._plain:
             return self._ask_plain(address)
         started = time.perf_counter()
         try:
             status = self._client.metadata(address, timeout_s=timeout_s)
-        except InvalidRequestError:  # no log service there
+        except InvalidRequestError:  # it has no log service
             return self._ask_plain(address)
         except DLedgerError:
-            self._no_broker.discard(address)  # who comes back may be another
+            self._no_broker.discard(address)  # another server may be there after a restart
             self._connected.discard(address)
             raise
         latency_ms = self._latency_ms(address, started)
@@ -66,7 +66,7 @@ class GroupProbe:
         return (time.perf_counter() - started) * 1000
 
     def close(self) -> None:
-        """Calls under way fail."""
+        """Calls in progress fail."""
         self._client.close()
         self._admin.close()
 
@@ -77,7 +77,7 @@ class GroupProbe:
             return broker_facts_of(self._admin.status(address))
         except InvalidRequestError:
             self._no_broker.add(address)
-        except DLedgerError:  # it starts, or is about to go: the log's word is enough
+        except DLedgerError:  # it is starting or stopping: the log service's status is enough
             return None
         return None
 

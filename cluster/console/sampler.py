@@ -1,7 +1,7 @@
-"""One sampler per console, however many pages are open: a thread per node asks it, as often as somebody cares.
+"""One sampler per console, however many pages are open, with a polling thread per node.
 
-Each node has a thread of its own, so that one that is paused (its requests run into their deadline) delays nobody
-else's news. While no page is open nodes are asked seldom: the history goes on, at next to no cost.
+Each node has its own thread, so that a paused one, whose requests run into their deadline, does not delay the others.
+While no page is open, nodes are polled rarely: the history continues at little cost.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ JOIN_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SamplePace:
-    """How often a node is asked, and how long it may take to answer."""
+    """How often a node is polled, and how long it may take to respond."""
 
     watched_s: float = 0.5
     unwatched_s: float = 2.0
     unsettled_s: float = 0.15
-    """While there is no leader, or was none a moment ago, and somebody looks."""
+    """While a page is open and there is no leader, or was none a moment ago."""
     unreachable_s: float = 1.0
     timeout_s: float = 0.8
     retry_timeout_s: float = 0.3
-    """For a node that did not answer the last time."""
+    """For a node that did not respond the last time."""
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970: what pages show."""
+    """Milliseconds since 1970, as shown on pages."""
     return int(time.time() * 1000)
 
 
 class Sampler:
-    """Fills a ``History``; starts threads for nodes as they become known."""
+    """Fills a ``History``; starts threads for nodes as they are discovered."""
 
     def __init__(self, probe: GroupProbe, history: History, pace: SamplePace | None = None) -> None:
         self._probe = probe
@@ -52,11 +52,11 @@ class Sampler:
         self._nudges = 0
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start polling."""
         self._cover()
 
     def stop(self) -> None:
-        """End every thread; their requests fail at once."""
+        """Stop all threads; their requests fail at once."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -65,7 +65,7 @@ class Sampler:
             thread.join(JOIN_TIMEOUT_S)
 
     def watch(self, *, watched: bool) -> None:
-        """Whether anybody looks."""
+        """Set whether a page is open."""
         with self._changed:
             if watched and not self._watched:
                 self._nudges += 1
@@ -73,19 +73,19 @@ class Sampler:
             self._watched = watched
 
     def nudge(self) -> None:
-        """Ask everybody now: something was done to the group."""
+        """Poll all nodes now, because an action changed the group."""
         with self._changed:
             self._nudges += 1
             self._changed.notify_all()
 
     def _cover(self) -> None:
-        """A thread for each address that has none."""
+        """Start a thread for each address without one."""
         with self._changed:
             for address in self._history.addresses():
                 if address in self._threads or self._stopping or len(self._threads) >= 2 * NODES_MAX:
                     continue
                 thread = threading.Thread(target=self._follow, args=(address,), name=f"dledger-console-{address}")
-                thread.daemon = True  # a request may not end at once, and must not keep a stopped console alive
+                thread.daemon = True  # a request may not end at once, and must not keep a stopped console running
                 self._threads[address] = thread
                 thread.start()
 
@@ -95,7 +95,7 @@ class Sampler:
             with self._changed:
                 if self._stopping:
                     return
-                if address not in self._history.addresses():  # the node was found elsewhere
+                if address not in self._history.addresses():  # the node was found at another address
                     del self._threads[address]
                     return
                 seen = self._nudges
@@ -104,7 +104,7 @@ class Sampler:
             if answered:
                 self._cover()
             interval_s = self._interval_s(answered=answered)
-            due = (started // interval_s + 1) * interval_s  # all at the same moments, so that answers can be compared
+            due = (started // interval_s + 1) * interval_s  # the same moments for all nodes, to compare them
             with self._changed:
                 self._changed.wait_for(
                     lambda seen=seen: self._stopping or self._nudges != seen,  # type: ignore[misc]  # bound on purpose

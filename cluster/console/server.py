@@ -1,4 +1,4 @@
-"""The console as a server: its socket, its event loop in a thread of its own, its end."""
+"""The console as a server: its socket, its event loop on its own thread, and shutdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REQUEST_HEAD_BYTES_MAX: Final = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where a console listens. ``certificate`` and ``key``: PEM files, for HTTPS."""
+    """Where a console listens. ``certificate`` and ``key``: PEM files for HTTPS."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -46,7 +46,7 @@ class ListenAddress:
 
 
 class ConsoleServer:
-    """Runs in threads of its own from ``start`` to ``stop``. As a context manager, both."""
+    """Runs on its own threads between ``start`` and ``stop``; usable as a context manager."""
 
     def __init__(
         self,
@@ -59,9 +59,14 @@ class ConsoleServer:
         pace: SamplePace | None = None,
     ) -> None:
         self._place = place or ListenAddress()
-        self._history = History(target.bootstrap)
+        # The console, which tells its pages, is made of both.
+        self._history = History(target.bootstrap, lambda: self._console.streams.hurry())
         self._sampler = Sampler(GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self._history, pace)
-        self._catalog = Catalog(brokers.admin(), lambda: self._history.kind in ("brokers", "broker"))
+        self._catalog = Catalog(
+            brokers.admin(),
+            lambda: self._history.kind in ("brokers", "broker"),
+            lambda: self._console.streams.hurry(catalog=True),
+        )
         self._messages = MessageBrowser(brokers.admin())
         parts = Parts(
             self._history,
@@ -91,17 +96,17 @@ class ConsoleServer:
 
     @property
     def history(self) -> History:
-        """What it knows of the group."""
+        """The group's history."""
         return self._history
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self._socket.getsockname()[1]) if self._socket is not None else self._place.port
 
     @property
     def url(self) -> str:
-        """What to open in a browser on this machine."""
+        """The URL for a browser on this machine."""
         host = self._place.host
         if host in ("0.0.0.0", "::", ""):
             host = "127.0.0.1"
@@ -109,7 +114,7 @@ class ConsoleServer:
         return f"{scheme}://{address_text(host, self.port)}/"
 
     def start(self) -> None:
-        """Listen and begin to ask the nodes. Raises ``ConfigError`` if it cannot listen there."""
+        """Listen and start polling. Raises ``ConfigError`` if it cannot listen there."""
         self._socket = _listen(self._place)
         config = uvicorn.Config(
             self._console.asgi,
@@ -120,7 +125,7 @@ class ConsoleServer:
             ws="none",
             lifespan="on",
             loop="asyncio",
-            limit_concurrency=2 * CONNECTIONS_MAX,  # the protocol makes room before
+            limit_concurrency=2 * CONNECTIONS_MAX,  # the protocol frees connections before this limit is reached
             timeout_keep_alive=10,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
@@ -144,7 +149,7 @@ class ConsoleServer:
             pass
 
     def stop(self) -> None:
-        """End every stream, then the server, then the questions. Idempotent."""
+        """Close all streams, then the server, then the sampler. Idempotent."""
         with self._stopping:
             if self._uvicorn is not None and self._thread is not None and self._thread.is_alive():
                 self._uvicorn.should_exit = True
@@ -158,7 +163,7 @@ class ConsoleServer:
                 self._socket.close()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit status once it has ended, None on timeout."""
+        """The exit status once it has ended; None on timeout."""
         if not self._ended.wait(timeout_s):
             return None
         return 1 if self.fatal is not None else 0

@@ -1,7 +1,7 @@
-"""Server-sent events: what every open page is told, made once for all of them.
+"""Server-sent events for all open pages, encoded once.
 
-Belongs to the server's event loop. A page that does not take what it is sent is dropped (it connects again and gets the
-whole present state); more than ``STREAMS_MAX`` pages are refused.
+Belongs to the server's event loop. A page that does not read its events is dropped (it reconnects and gets the whole
+current state); more than ``STREAMS_MAX`` pages are refused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ STREAMS_MAX: Final = 32
 QUEUE_MAX: Final = 64
 TICK_S: Final = 0.5
 COALESCE_S: Final = 0.03
-"""How long an urgent change waits for others of the same moment."""
+"""How long an urgent change waits for others, to be sent together."""
 
 
 class TooManyStreamsError(Exception):
-    """Raised when as many pages are open as the console serves."""
+    """Raised when the maximum number of pages is open."""
 
 
 def event(name: str, value: object) -> bytes:
@@ -30,7 +30,7 @@ def event(name: str, value: object) -> bytes:
 
 
 class Streams:
-    """Tells pages what is new, every half a second, and at once when something important happens."""
+    """Sends changes to pages every half second, and important ones at once."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """How many pages are open."""
+        """The number of open pages."""
         return len(self._queues)
 
     def hurry(self, *, catalog: bool = False) -> None:
-        """Something happened that pages should be told at once. From any thread."""
+        """Publish soon: something important happened. Callable from any thread."""
         loop = self._loop
         if loop is None or self._closed:
             return
@@ -67,7 +67,7 @@ class Streams:
             loop.call_soon_threadsafe(self._on_hurry, catalog)
 
     def close(self) -> None:
-        """End every stream. On the loop."""
+        """Close all streams. Must be called on the loop."""
         self._closed = True
         for queue in self._queues:
             _put(queue, None)
@@ -94,7 +94,7 @@ class Streams:
                 self._publish()
 
     async def messages(self, queue: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
-        """An admitted page's events: everything, then what is new."""
+        """The events of an admitted page: the whole state, then changes."""
         try:
             while (message := await queue.get()) is not None:
                 yield message
@@ -102,7 +102,7 @@ class Streams:
             self.leave(queue)
 
     def admit(self, queue: asyncio.Queue[bytes | None]) -> None:
-        """Let a page in. Raises ``TooManyStreamsError``."""
+        """Admit a page. Raises ``TooManyStreamsError``."""
         if self._closed or len(self._queues) >= self._limit:
             raise TooManyStreamsError(f"{len(self._queues)} pages are already open: close some")
         first = not self._queues
@@ -117,7 +117,7 @@ class Streams:
         self._open.set()
 
     def leave(self, queue: asyncio.Queue[bytes | None]) -> None:
-        """A page is gone. Idempotent."""
+        """Remove a closed page. Idempotent."""
         if queue in self._queues:
             self._queues.discard(queue)
             if not self._queues:
@@ -147,7 +147,7 @@ class Streams:
 
     def _on_hurry(self, catalog: bool) -> None:
         if catalog:
-            self._catalog_is_new = True  # with the next tick
+            self._catalog_is_new = True  # sent with the next tick
         else:
             self._urgent.set()
 
@@ -161,7 +161,7 @@ def _put(queue: asyncio.Queue[bytes | None], message: bytes | None) -> bool:
 
 
 def _replace(queue: asyncio.Queue[bytes | None]) -> None:
-    """Have a page that is too slow end: nothing of what it missed is worth sending any more."""
+    """Close a page that is too slow, dropping its queued events."""
     while not queue.empty():
         queue.get_nowait()
     _put(queue, None)

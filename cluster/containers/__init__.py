@@ -1,1 +1,1 @@
-"""Containers: a Docker engine to talk to, and the image that brokers run from."""
+"""Containers: a Docker engine to use, and the image that brokers run from."""

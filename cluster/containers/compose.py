@@ -1,4 +1,4 @@
-"""Which Compose there is: Docker's plugin, or Debian's docker-compose 1.29."""
+"""Finds Compose: Docker's plugin, or Debian's docker-compose 1.29."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 
 
 def compose_command() -> list[str] | None:
-    """The words that a Compose command begins with; None if there is none."""
+    """The command that starts Compose; None if there is none."""
     if shutil.which("docker") is not None:
         asked = subprocess.run(["docker", "compose", "version"], check=False, capture_output=True)
         if asked.returncode == 0:

@@ -1,9 +1,9 @@
-"""A Docker engine for as long as it is needed: the one that runs, or else a ``dockerd`` of our own.
+"""Provides a Docker engine: the running one, or a temporary ``dockerd`` of our own.
 
-Our own engine is shared by every process that asks for one meanwhile. Each of them holds a shared lock on ``users``;
-whoever leaves and finds nobody else there ends it, by its process id, and removes what it made: containers, networks,
-images, files, and its chains in iptables. Starting and ending are done under the lock on ``door``. Both locks are the
-kernel's, so a killed user does not hold the engine up: the next one takes it over.
+Our own engine is shared by all processes that request one. Each holds a shared lock on ``users``; the last one to leave
+stops the engine by its pid, and removes what it created: containers, networks, images, files, and its iptables chains.
+Start and stop happen under the lock on ``door``. Both are kernel locks, so a killed user blocks nobody: the next one
+takes the engine over.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from cluster.local.group import LocalGroupError, wait_until
 from dledger.errors import DLedgerError
 
 RUN_DIR: Final = Path("/run/dledger-engine")
-"""Locks, socket, pid and log of our own engine. A short path: sockets' names have little room."""
+"""Locks, socket, pid and log of our own engine. The path is short because socket names are limited."""
 DATA_DIR: Final = Path("/var/lib/dledger-engine")
 """Its images, containers and volumes."""
 LAYERS_BYTES_MAX: Final = 4 << 30
-"""Of images and containers, where they lie in memory."""
+"""For images and containers if they are kept in memory."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 REQUEST_TIMEOUT_S: Final = 300
-"""A build answers nothing for a while."""
+"""A build is silent for a while."""
 _LOG_BYTES_SHOWN: Final = 2000
 
 
 class EngineUnavailableError(DLedgerError):
-    """Raised when no Docker engine runs and none can be started; says why."""
+    """Raised when no Docker engine is running and none can be started; says why."""
 
 
 class EngineClient(docker.DockerClient):
-    """A client that knows its engine's address, for programs that take it from ``DOCKER_HOST``."""
+    """A client that exposes its engine's address, for programs that read ``DOCKER_HOST``."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(base_url=url, timeout=REQUEST_TIMEOUT_S)  # asks for the engine's version at once
+        super().__init__(base_url=url, timeout=REQUEST_TIMEOUT_S)  # requests the engine's version at once
         self.url = url
 
 
@@ -56,7 +56,7 @@ class EngineClient(docker.DockerClient):
 def engine(*, keep: bool = False) -> Iterator[EngineClient]:
     """A client of a working engine. Raises ``EngineUnavailableError``.
 
-    ``keep``: leave our own engine running, with all it holds; the next user without ``keep`` ends it.
+    ``keep``: leave our own engine and its contents running; the next user without ``keep`` stops it.
     """
     others = _running_engine()
     if others is not None:
@@ -78,12 +78,12 @@ def engine(*, keep: bool = False) -> Iterator[EngineClient]:
 
 
 def is_own(client: docker.DockerClient) -> bool:
-    """Whether this is the engine that ends with its users, and forgets everything."""
+    """Whether this is our own engine, which stops with its users and loses everything."""
     return isinstance(client, EngineClient) and client.url == _own_url()
 
 
 def why_not() -> str:
-    """Why there can be no engine here, in words; empty if there is one or one can be tried."""
+    """Why no engine is available here; empty if there is one, or one can be tried."""
     client = _running_engine()
     if client is not None:
         client.close()
@@ -100,24 +100,24 @@ def _own_url() -> str:
 
 
 def _running_engine() -> EngineClient | None:
-    """The engine that somebody else runs: where ``DOCKER_HOST`` says, or at Docker's usual socket."""
+    """The engine started by somebody else, at ``DOCKER_HOST`` or at Docker's default socket."""
     url = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     return _connect(url) if url != _own_url() else None
 
 
 def _connect(url: str) -> EngineClient | None:
-    """A client, if an engine answers there."""
+    """A client, if an engine responds there."""
     if url.startswith("unix://") and not _listens(Path(url.removeprefix("unix://"))):
         return None
     try:
         return EngineClient(url)
-    except docker.errors.DockerException as error:  # it ended just now
+    except docker.errors.DockerException as error:  # it was just stopped
         _close_sockets(error)
         return None
 
 
 def _close_sockets(error: BaseException | None) -> None:
-    """Close what Docker's library leaves to the garbage collector when it cannot connect: its frames hold it."""
+    """Close the sockets that Docker's library leaks when it cannot connect: the error's frames hold them."""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             for value in frame.f_locals.values():
@@ -156,7 +156,7 @@ def _locked(file: IO[str]) -> Iterator[None]:
 
 
 def _is_last(users: IO[str]) -> bool:
-    """Give our share back; true if nobody else holds one."""
+    """Release our shared lock; true if nobody else holds one."""
     fcntl.flock(users, fcntl.LOCK_UN)
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,14 +166,14 @@ def _is_last(users: IO[str]) -> bool:
 
 
 def _start() -> EngineClient:
-    """Start ``dockerd`` and wait until it answers. Its parent is init, since it may outlive the process that asked."""
+    """Start ``dockerd`` and wait until it responds. Init is its parent, because it may outlive this process."""
     _pid_file().unlink(missing_ok=True)
     firewall.prepare(_firewall_file())
     log = RUN_DIR / "log"
     _lay_out_data()
     command = ["setsid", "--fork", "dockerd", "--host", _own_url(), "--data-root", str(DATA_DIR)]
     command += ["--exec-root", str(RUN_DIR / "exec"), "--pidfile", str(_pid_file())]
-    command += ["--bridge", "none"]  # containers live on networks that somebody made for them
+    command += ["--bridge", "none"]  # containers use networks created for them
     with log.open("wb") as output:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     found: list[EngineClient] = []
@@ -199,7 +199,7 @@ def _end(client: EngineClient) -> None:
         for container in client.containers.list(all=True, ignore_removed=True):
             container.remove(force=True)
         client.networks.prune()
-    pid = _pid()  # its file goes before the process, which answers for a moment longer and writes in its directories
+    pid = _pid()  # removed before the process exits, which still responds and writes for a moment
     _kill(signal.SIGTERM)
     try:
         wait_until(lambda: pid is None or not _is_engine(pid), STOP_TIMEOUT_S, "dockerd does not exit")
@@ -214,10 +214,10 @@ def _end(client: EngineClient) -> None:
 
 
 def _lay_out_data() -> None:
-    """Images and containers lie in memory if that has room, volumes (brokers' data) always on the disk.
+    """Keep images and containers in memory if there is room, and volumes (brokers' data) always on disk.
 
-    Images end with the engine, and are some ten thousand files, which a disk may take half a minute to remove. What an
-    engine that was killed left is used again, unless the machine has forgotten its images since then.
+    Images end with the engine and consist of some ten thousand files, which a disk may take half a minute to remove.
+    What a killed engine left is reused, unless the machine has lost its images in a reboot.
     """
     layers = DATA_DIR / "overlay2"
     if DATA_DIR.is_mount() or (layers.is_dir() and any(layers.iterdir())):
@@ -228,13 +228,13 @@ def _lay_out_data() -> None:
     layers.mkdir(parents=True)
     size = f"size={LAYERS_BYTES_MAX},mode=0710"
     for arguments in (
-        ["--bind", str(DATA_DIR), str(DATA_DIR)],  # dockerd would do this, over what is mounted below
+        ["--bind", str(DATA_DIR), str(DATA_DIR)],  # dockerd would do this itself, on top of what is mounted below
         ["--make-private", str(DATA_DIR)],
         ["--make-shared", str(DATA_DIR)],
         ["--types", "tmpfs", "--options", size, "dledger-engine", str(layers)],
     ):
         done = subprocess.run(["mount", *arguments], check=False, capture_output=True)
-        if done.returncode:  # then on the disk
+        if done.returncode:  # then keep them on disk
             return
 
 
@@ -244,9 +244,9 @@ def _available_bytes() -> int:
 
 
 def _unmount(directory: Path) -> None:
-    """Undo what is mounted at or below it: ``dockerd`` mounts its directory on itself, and may leave it so."""
+    """Unmount everything at or below it: ``dockerd`` mounts its directory on itself, and may leave that behind."""
     mounts = [Path(os.fsdecode(line.split()[1])) for line in Path("/proc/self/mounts").read_bytes().splitlines()]
-    for mount in reversed(mounts):  # what was mounted last lies on top
+    for mount in reversed(mounts):  # the last mount is on top
         if mount == directory or directory in mount.parents:
             subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
@@ -260,7 +260,7 @@ def _pid_file() -> Path:
 
 
 def _pid() -> int | None:
-    """The process id of our own ``dockerd``, if it lives: never that of a process which only has the same number."""
+    """The process id of our own ``dockerd``, if it is running; never that of another process with the same number."""
     try:
         pid = int(_pid_file().read_text())
     except (OSError, ValueError):

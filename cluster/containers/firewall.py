@@ -1,8 +1,8 @@
-"""What an engine changes of the machine's packet filter, and how it is put back when our own engine ends.
+"""Undoes an engine's changes to the machine's packet filter when our own engine stops.
 
-Docker adds chains to iptables and never takes them away; where forwarding is off it switches it on and drops whatever
-is forwarded that is not its own, other programs' bridges included. So forwarding is switched on before, which leaves
-others' packets alone, and afterwards everything is as it was.
+Docker adds chains to iptables and never removes them. If forwarding is off, Docker enables it and drops all forwarded
+packets that are not its own, including those of other programs' bridges. So we enable forwarding first, which leaves
+other packets alone, and restore everything afterwards.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PREFIX: Final = "DOCKER"
 
 
 def prepare(memory: Path) -> None:
-    """Before an engine starts: note how things are in ``memory``, and switch forwarding on.
+    """Before an engine starts: save the state in ``memory``, and enable forwarding.
 
-    What an engine that was killed left there is from before its changes, and stays.
+    A state left there by a killed engine dates from before its changes, and is kept.
     """
     if not memory.exists():
         memory.write_text(json.dumps({str(switch): switch.read_text() for switch in _SWITCHES if switch.exists()}))
@@ -33,7 +33,7 @@ def prepare(memory: Path) -> None:
 
 
 def restore(memory: Path) -> None:
-    """After an engine ended: remove its chains, and put the switches back."""
+    """After an engine stopped: remove its chains, and restore the switches."""
     for table in _TABLES:
         rules = [shlex.split(line) for line in _iptables(table, "-S").splitlines()]
         for command in undoing(rules):
@@ -44,7 +44,7 @@ def restore(memory: Path) -> None:
 
 
 def undoing(rules: list[list[str]]) -> list[list[str]]:
-    """The commands that remove an engine's chains from a table, given its rules as ``iptables -S`` lists them."""
+    """The commands that remove an engine's chains from a table, given its rules as listed by ``iptables -S``."""
     chains = [rule[1] for rule in rules if rule[0] == "-N" and rule[1].startswith(_PREFIX)]
     jumps = [
         ["-D", *rule[1:]]

@@ -1,9 +1,9 @@
-"""The image of the present sources: ``python -m cluster.containers.image`` (``make image``).
+"""Builds the image of the current sources: ``python -m cluster.containers.image`` (``make image``).
 
-It is built by ``cluster/deploy/Dockerfile`` on ``BASE_IMAGE`` if that variable names one, with packages from PyPI. Else
-nothing is pulled: the base is made of Debian's packages (by ``apt-get``), and what the project needs comes as wheels
-that the machine's own pip has fetched for the base's Python. All of it is kept under ``build/``, each thing with a key
-made of what went into it, so that it is made again only when that changed.
+If ``BASE_IMAGE`` is set, ``cluster/deploy/Dockerfile`` builds on it with packages from PyPI. Otherwise nothing is
+pulled: the base is made of Debian packages (by ``apt-get``), and the dependencies are wheels that the machine's own pip
+fetches for the base's Python. Everything is kept under ``build/``, keyed by its inputs, so that it is rebuilt only when
+they change.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ DEPLOY: Final = Path("cluster/deploy")
 DOCKERFILE: Final = DEPLOY / "Dockerfile"
 NAME: Final = "dledger"
 LOCAL: Final = "local"
-"""The tag that compose.yaml asks for."""
+"""The tag used in compose.yaml."""
 BASE_NAME: Final = "dledger-base"
 BASE_PYTHON: Final = "3.11"
-"""The Python of the base that is made here: Debian 12's."""
+"""The Python version of the base built here: Debian 12's."""
 _GLIBC_MINOR: Final = 36
-"""Of Debian 12: wheels for newer C libraries would not run there."""
+"""Debian 12's: wheels for newer C libraries do not run there."""
 LOCK: Final = DEPLOY / "requirements.lock"
-"""What an image gets from PyPI: exact versions, by their hashes."""
+"""The packages installed from PyPI: exact versions with hashes."""
 _CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "cluster")
 _KEY_LENGTH: Final = 12
 _log = logging.getLogger(__name__)
 
 
 class ImageError(DLedgerError):
-    """Raised when the image cannot be made; says what to do."""
+    """Raised when the image cannot be built; says what to do."""
 
 
 def ensure_image(client: docker.DockerClient) -> str:
-    """The tag of an image of the present sources; builds it if the engine has none. Raises ``ImageError``."""
+    """The tag of an image of the current sources, built if the engine has none. Raises ``ImageError``."""
     if not (PROJECT / DOCKERFILE).exists():
         raise ImageError("building an image requires the project's sources, which an installed package lacks")
     base = os.environ.get("BASE_IMAGE", "")
@@ -71,7 +71,7 @@ def ensure_image(client: docker.DockerClient) -> str:
 
 
 def ensure_base(client: docker.DockerClient) -> str:
-    """The tag of a base image of Debian's packages; makes it if there is none. Raises ``ImageError``."""
+    """The tag of a base image of Debian packages, built if there is none. Raises ``ImageError``."""
     script = PROJECT / DEPLOY / "image-base.sh"
     tag = f"{BASE_NAME}:{_digest([script.read_bytes()])}"
     if not _has(client, tag):
@@ -97,7 +97,7 @@ def _base_file(script: Path, tag: str) -> Path:
 
 
 def ensure_wheels() -> Path:
-    """A directory with the wheels of everything that the project needs, for the base that is made here."""
+    """A directory with wheels of all dependencies, for the base built here."""
     target = BUILD / "wheelhouse"
     lock, build = PROJECT / LOCK, _build_requirements()
     key = _digest([lock.read_bytes(), *(line.encode() for line in (BASE_PYTHON, platform.machine(), *build))])
@@ -120,7 +120,7 @@ def ensure_wheels() -> Path:
 
 
 def _build_requirements() -> list[str]:
-    """What is needed to install the project itself."""
+    """The project's build requirements."""
     import tomllib
 
     build: list[str] = tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -154,7 +154,7 @@ def _build(client: docker.DockerClient, tag: str, base: str) -> None:
 
 
 def _save(client: docker.DockerClient, tag: str, file: Path) -> None:
-    """Keep it for the next engine, in place of older ones: our own engine forgets everything when it ends."""
+    """Save the image for the next engine, replacing older ones: our own engine loses everything when it stops."""
     made = file.with_suffix(".part")
     with made.open("wb") as output:
         for chunk in client.images.get(tag).save(named=tag):
@@ -199,12 +199,12 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _kept(kind: str, tag: str) -> Path:
-    """The file in which an image is kept."""
+    """The file in which an image is saved."""
     return BUILD / "image" / f"{kind}-{tag.partition(':')[2]}.tar"
 
 
 def _replace(kind: str, made: Path, file: Path) -> None:
-    """Keep ``made`` as ``file``, and no older one of its kind."""
+    """Save ``made`` as ``file``, and remove older files of its kind."""
     for old in file.parent.glob(f"{kind}-*.tar"):
         old.unlink()
     made.rename(file)
@@ -212,7 +212,7 @@ def _replace(kind: str, made: Path, file: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One at a time makes images; the others take what it made."""
+    """Lets one process at a time build; the others use its result."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -228,7 +228,7 @@ def _run(command: list[str]) -> None:
 @click.command()
 @click.option("--base", "only_base", is_flag=True, help="Only the base image from Debian packages.")
 def main(only_base: bool) -> None:
-    """Make the image of the present sources, and say where it is."""
+    """Build the image of the current sources, and print where it is."""
     logging.basicConfig(level="INFO", format="%(message)s")
     try:
         with engine() as client:

@@ -1,6 +1,7 @@
-"""The chart of a drill as one SVG: who led, how much was acknowledged, how long it took, and what was done when.
+"""The chart of a drill as one SVG: who led, throughput, latencies, and the actions.
 
-Three panels share one time axis. Colours are the page's (classes, see ``report.css``); nothing is said by colour alone.
+Three panels share one time axis. Colours are those of the page (classes, see ``report.css``); nothing depends on colour
+alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LATENCY_HEIGHT: Final = 130
 AXIS: Final = 24
 LATENCY_MS_MIN: Final = 1.0
 RATES_SHOWN: Final = 3
-"""How many times the sent rate the throughput's panel reaches at most."""
+"""The throughput panel's upper limit, as a multiple of the sent rate."""
 _LANE_TEXT_PX: Final = 6.6
 """Width of a character in a lane."""
 
@@ -77,7 +78,7 @@ def _scale(low: float, high: float, first: float, last: float) -> Callable[[floa
 
 
 def _bands(rounds: Iterable[RoundFacts], x: Callable[[float], float], bottom: float, span_s: float) -> str:
-    """Behind everything: from the fault to its heal, and from there until all have caught up."""
+    """Background bands: from the fault to its heal, and from there until all nodes have caught up."""
     found = []
     for one in rounds:
         healed_s = _or(one.round.healed_s, span_s)
@@ -114,7 +115,7 @@ def _marks(rounds: Sequence[RoundFacts], x: Callable[[float], float], bottom: fl
 
 
 def _gaps(rounds: Iterable[RoundFacts], x: Callable[[float], float], top: float) -> str:
-    """Over the throughput: how long nothing was acknowledged."""
+    """Above the throughput: periods without acknowledgements."""
     found = []
     for one in rounds:
         if not math.isfinite(one.without_service_s):
@@ -165,7 +166,7 @@ def _lane_title(node: str, view: NodeView) -> str:
 
 
 def _rate_panel(result: DrillResult, x: Callable[[float], float], top: float) -> str:
-    """What had piled up comes all at once: such peaks are cut off, and labelled."""
+    """A backlog is acknowledged all at once: such peaks are cut off, and labelled."""
     series = result.series
     highest = max([one.acknowledged_per_s + one.failed_per_s for one in series] or [1.0]) or 1.0
     ceiling, step = _nice(min(highest, RATES_SHOWN * result.rate))
@@ -184,7 +185,7 @@ def _rate_panel(result: DrillResult, x: Callable[[float], float], top: float) ->
         if one.acknowledged_per_s > ceiling:
             at = x(one.at_s + BUCKET_S) + 5
             found.append(f'<text class="clipped" x="{at:.1f}" y="{top + 12}">↑ {one.acknowledged_per_s:,.0f}</text>')
-            break  # there is no room for a second label
+            break  # no room for a second label
     return "".join(found)
 
 
@@ -194,7 +195,7 @@ def _steps_path(series: Sequence[Bucket], x: Callable[[float], float], y: Callab
 
 
 def _latency_panel(series: Sequence[Bucket], x: Callable[[float], float], top: float) -> str:
-    """Logarithmic: a failover is a hundred times slower than an append."""
+    """Logarithmic: a failover takes a hundred times as long as an append."""
     known = [one.p99_ms for one in series if not math.isnan(one.p99_ms)]
     decades = max(2, math.ceil(math.log10(max([*known, LATENCY_MS_MIN * 10]) / LATENCY_MS_MIN)))
     log = _scale(0, decades, top + LATENCY_HEIGHT, top)
@@ -214,7 +215,7 @@ def _latency_panel(series: Sequence[Bucket], x: Callable[[float], float], top: f
 
 
 def _line(points: Iterable[tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float]) -> str:
-    """Broken where there is no value; a lone point is a short dash."""
+    """Interrupted where there is no value; a single point is a short dash."""
     words, drawing = [], False
     for at_s, value in points:
         if math.isnan(value):
@@ -249,7 +250,7 @@ def _time_axis(x: Callable[[float], float], span_s: float, bottom: float) -> str
 
 
 def _nice(highest: float, *, most: int = 4) -> tuple[float, float]:
-    """A round ceiling and the step that leads there."""
+    """A round upper limit and step."""
     for exponent in range(-2, 9):
         for digit in (1, 2, 5):
             step = digit * 10.0**exponent

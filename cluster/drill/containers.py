@@ -1,8 +1,8 @@
-"""A group of broker containers on a private network of their own.
+"""A group of broker containers on its own private network.
 
-The containers get nothing that a broker in production would not have: no capability, a read-only root file system, one
-volume. What hurts them comes from outside: the engine kills, pauses and disconnects; packets are dropped by iptables
-rules that this host sets in a container's network namespace; a full disk is a full tmpfs volume.
+The containers get nothing that a production broker would not have: no capabilities, a read-only root file system, one
+volume. Faults come from outside: the engine kills, pauses and disconnects; iptables rules that this host sets in a
+container's network namespace drop packets; a full disk is a full tmpfs volume.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ USER_ID: Final = 10001
 LABEL: Final = "dledger.drill"
 READY_TIMEOUT_S: Final = 60.0
 FREEZER_GAVE_UP: Final = "unable to freeze"
-"""What the engine says when the kernel has not frozen a container in time."""
+"""The engine's error when the kernel has not frozen a container in time."""
 FREEZE_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 30
 FILLER: Final = "/data/.drill-filler"
@@ -69,7 +69,7 @@ class ContainerTarget:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where they are, if they are kept."""
+        """The containers' location, if they are kept."""
         if not self._keep:
             return ()
         url = getattr(self._client, "url", "")  # of the drill's own engine
@@ -77,13 +77,13 @@ class ContainerTarget:
         return (f"the containers are kept: {prefix}docker ps --all --filter label={LABEL}={self.name}",)
 
     def address(self, node: NodeId) -> str:
-        """At its own address on the private network, which this host can reach."""
+        """Its own address on the private network, which this host can reach."""
         return f"{self._hosts[node]}:{LISTEN_PORT}"
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make network, volumes and containers, start them, and wait until all brokers answer."""
+        """Create network, volumes and containers, start them, and wait until all brokers respond."""
         self._network = self._make_network()
         for node in self.nodes:
             self._create(node)
@@ -92,7 +92,7 @@ class ContainerTarget:
             self._wait_ready(node)
 
     def close(self) -> None:
-        """Remove everything that was made, unless it is to be kept."""
+        """Remove everything, unless it is to be kept."""
         if self._keep:
             return
         with _told():
@@ -106,7 +106,7 @@ class ContainerTarget:
                 self._network = None
 
     def _make_network(self) -> Network:
-        """Internal: nothing of it leaves this host. The subnet is ours to choose, because members need addresses."""
+        """An internal network, which no packet leaves. We choose the subnet because members need fixed addresses."""
         for _ in range(_SUBNETS_TRIED):
             subnet = ipaddress.ip_network(f"10.{192 + secrets.randbelow(60)}.{secrets.randbelow(256)}.0/24")
             if _is_routed(str(subnet[1])):
@@ -151,7 +151,7 @@ class ContainerTarget:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
             tmpfs={"/tmp": "size=16m,mode=1777"},
-            healthcheck={"test": ["NONE"]},  # the drill looks itself, ten times as often and much cheaper
+            healthcheck={"test": ["NONE"]},  # the drill checks itself, ten times as often and much cheaper
         )
 
     def _environment(self, node: NodeId) -> dict[str, str]:
@@ -164,13 +164,13 @@ class ContainerTarget:
             "brokerName": "drill",
             "listenPort": str(LISTEN_PORT),
             "flushDiskType": "SYNC_FLUSH",
-            "insecure": "true",  # the network is private, and ends on this host
+            "insecure": "true",  # the network is private to this host
             **SMALL_FILES,
         }
         return {f"DLEDGER_{name.upper()}": text for name, text in settings.items()}
 
     def _wait_ready(self, node: NodeId) -> None:
-        """Its status is answered, or it has ended."""
+        """Wait until its status is available, or it has exited."""
         address = self.address(node)
         with closing(Admin([address], timeout_s=1.0, security=SECURITY)) as admin:
 
@@ -191,13 +191,13 @@ class ContainerTarget:
     # --- what is done to them ----------------------------------------------------------------------------------------
 
     def kill(self, *nodes: NodeId) -> None:
-        """SIGKILL by the engine, and wait for their ends."""
+        """SIGKILL through the engine, and wait until they are gone."""
         with _told():
             self._at_once(lambda node: self._containers[node].kill("SIGKILL"), nodes)
             self._at_once(lambda node: self._containers[node].wait(timeout=STOP_TIMEOUT_S), nodes)
 
     def stop(self, node: NodeId) -> None:
-        """SIGTERM; a container that must be killed, or ends with another code than 0, is an error."""
+        """SIGTERM; having to kill the container, or an exit code other than 0, is an error."""
         with _told():
             self._containers[node].stop(timeout=STOP_TIMEOUT_S)
             code = self._containers[node].wait(timeout=STOP_TIMEOUT_S)["StatusCode"]
@@ -205,12 +205,12 @@ class ContainerTarget:
             raise DrillError(f"{node} was asked to stop and exited with code {code}\n{self.log_of(node)}")
 
     def restart(self, *nodes: NodeId) -> None:
-        """Start them; they recover on their own."""
+        """Start them; they recover by themselves."""
         with _told():
             self._at_once(lambda node: self._containers[node].start(), nodes)
 
     def pause(self, node: NodeId) -> None:
-        """By the kernel's freezer, which gives up on a busy machine: then it is asked again."""
+        """Use the kernel's freezer; it may give up on a busy machine, so it is retried."""
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: FREEZER_GAVE_UP in str(error)),
             stop=tenacity.stop_after_delay(FREEZE_TIMEOUT_S),
@@ -226,17 +226,17 @@ class ContainerTarget:
             self._containers[node].unpause()
 
     def disconnect(self, node: NodeId) -> None:
-        """Take its network interface away; clients do not reach it either."""
+        """Detach its network interface; clients do not reach it either."""
         with _told():
             self._the_network().disconnect(self._containers[node], force=True)
 
     def reconnect(self, node: NodeId) -> None:
-        """A new interface with the old address."""
+        """Attach a new interface with the old address."""
         with _told():
             self._the_network().connect(self._containers[node], ipv4_address=self._hosts[node])
 
     def isolate(self, node: NodeId, direction: Direction) -> None:
-        """Drop the packets to the other members, or from them."""
+        """Drop packets to or from the other members."""
         chain, end = ("OUTPUT", "--destination") if direction is Direction.OUT else ("INPUT", "--source")
         for other in self.nodes:
             if other != node:
@@ -248,19 +248,19 @@ class ContainerTarget:
             self._iptables(node, "--flush", chain)
 
     def fill_disk(self, node: NodeId) -> None:
-        """Write to its volume until nothing more fits."""
+        """Write to its volume until it is full."""
         said = self._run_inside(node, f"exec cat /dev/zero > {FILLER}")
         if "No space left" not in said:
             raise DrillError(f"cannot fill the volume of {node}: {said}")
 
     def free_disk(self, node: NodeId) -> None:
-        """Remove what was written."""
+        """Remove the filler file."""
         said = self._run_inside(node, f"exec rm {FILLER}")
         if said:
             raise DrillError(f"cannot free the volume of {node}: {said}")
 
     def empty_volume(self, node: NodeId) -> None:
-        """Remove the stopped container and its volume, and make both anew."""
+        """Remove the stopped container and its volume, and create both again."""
         if self._running(node):
             raise DrillError(f"{node} is still running: cannot take away its volume")
         with _told():
@@ -269,7 +269,7 @@ class ContainerTarget:
             self._create(node)
 
     def log_of(self, node: NodeId) -> str:
-        """The last lines."""
+        """The last lines of its log."""
         with _told():
             return _text(self._containers[node].logs(tail=40))
 
@@ -319,7 +319,7 @@ class ContainerTarget:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """The engine's errors as a drill's."""
+    """Convert the engine's errors to ``DrillError``."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -334,7 +334,7 @@ def _text(said: bytes | Iterable[bytes]) -> str:
 
 
 def _is_routed(address: str) -> bool:
-    """Whether this host has a route of its own (not only a default one) to an address."""
+    """Whether this host has a specific route (not only a default one) to an address."""
     try:
         done = subprocess.run(["ip", "route", "show", "match", address], check=False, capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Detours, a network in user space: one TCP proxy per directed pair of nodes, whose bytes can be held back or delayed.
+"""A network in user space: one TCP proxy per directed pair of nodes, which can hold back or delay bytes.
 
-Held-back bytes are kept, not dropped: they arrive after the heal, as TCP would retransmit them, unless the proxy was
-told to cut the connections. New connections to a blocked direction are accepted and stay silent, as a black hole looks
-to who connects; the server behind is reached only when the block is gone.
+Held-back bytes are kept, not dropped: they arrive after the heal, as if retransmitted by TCP, unless the connections
+were cut. New connections to a blocked direction are accepted and stay silent, like a black hole; the server behind is
+reached only when the block is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 
 class _Direction:
-    """One way through a link: may be blocked, and may take ``delay_s``. Used by the loop's thread only."""
+    """One direction of a link: may be blocked, and may add ``delay_s``. Used only on the loop's thread."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -42,7 +42,7 @@ class _Direction:
 
 
 class _Link:
-    """What ``source`` says to ``target`` on connections that ``source`` opened, and the answers."""
+    """Connections opened by ``source`` to ``target``, in both directions."""
 
     def __init__(self, target: Address) -> None:
         self.target = target
@@ -74,7 +74,7 @@ class _Link:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         except OSError:
-            pass  # the target is down: whoever connects sees its connection end
+            pass  # the target is down: the source's connection is closed
         finally:
             for one in (writer, onward):
                 if one is not None:
@@ -87,7 +87,7 @@ class _Link:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Direction) -> None:
-    """Carry bytes in order, each chunk ``delay_s`` after it came, none while the way is blocked."""
+    """Forward bytes in order, each chunk ``delay_s`` after its arrival, and none while the direction is blocked."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED_CHUNKS_MAX)
 
@@ -120,8 +120,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way:
 class ProxyNetwork:
     """Links between all pairs of nodes. Nodes connect to ``port(me, peer)`` instead of the peer's own port.
 
-    ``block`` and ``heal`` speak of packets from one node to another: they hold back what the sender writes on
-    connections of either side.
+    ``block`` and ``heal`` apply to all bytes that one node sends to another, on connections opened by either.
     """
 
     def __init__(self, targets: dict[NodeId, Address]) -> None:
@@ -146,19 +145,19 @@ class ProxyNetwork:
         self.close()
 
     def port(self, source: NodeId, target: NodeId) -> int:
-        """Where ``source`` reaches ``target`` through this network."""
+        """The port at which ``source`` reaches ``target`` through this network."""
         return self._links[source, target].port
 
     def block(self, source: NodeId, target: NodeId) -> None:
-        """No byte of ``source`` reaches ``target`` any more."""
+        """Hold back everything that ``source`` sends to ``target``."""
         self._set(source, target, blocked=True)
 
     def heal(self, source: NodeId, target: NodeId) -> None:
-        """What was held back arrives, and everything after it."""
+        """Deliver the held-back bytes, and everything after them."""
         self._set(source, target, blocked=False)
 
     def partition(self, side: Iterable[NodeId], *, cut: bool = False) -> None:
-        """Part ``side`` from all others, both ways; ``cut`` ends the connections between them, too."""
+        """Separate ``side`` from all others, in both directions; ``cut`` also closes the connections between them."""
         inside = tuple(side)
         for one in inside:
             for other in self._nodes:
@@ -169,13 +168,13 @@ class ProxyNetwork:
             self.cut()
 
     def heal_all(self) -> None:
-        """Every way is open and quick again."""
+        """Remove all blocks and delays."""
         for source, target in self._links:
             self.heal(source, target)
             self.delay(source, target, 0.0)
 
     def delay(self, source: NodeId, target: NodeId, delay_s: float) -> None:
-        """Every chunk from ``source`` takes so long to ``target``."""
+        """Delay every chunk from ``source`` to ``target``."""
 
         def change() -> None:
             self._links[source, target].forward.delay_s = delay_s
@@ -184,7 +183,7 @@ class ProxyNetwork:
         self._call(change)
 
     def cut(self) -> None:
-        """End every connection that goes through."""
+        """Close every connection through the proxies."""
 
         def cut() -> None:
             for link in self._links.values():
@@ -193,7 +192,7 @@ class ProxyNetwork:
         self._call(cut)
 
     def close(self) -> None:
-        """End everything and join the thread. Idempotent."""
+        """Close everything and join the thread. Idempotent."""
         if not self._thread.is_alive():
             return
         self._run(self._shut_down())

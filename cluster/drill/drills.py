@@ -1,4 +1,4 @@
-"""The drills themselves: each is a fault, how it is healed, and what is waited for in between."""
+"""The drills: each is a fault, its heal, and the conditions awaited in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dledger.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """One drill. ``round`` is run once per round; ``small_disks``: each node needs a disk that can be filled."""
+    """One drill. ``round`` runs once per round; ``small_disks``: each node needs a disk that can be filled."""
 
     name: str
     summary: str
@@ -111,7 +111,7 @@ def _restart_all(stage: Stage) -> None:
 
 def _rolling_restart(stage: Stage) -> None:
     leader = stage.leader()
-    for node in (*stage.others(leader), leader):  # the leader last: one hand-over for the whole group
+    for node in (*stage.others(leader), leader):  # the leader last: one leadership transfer for the whole group
         role = "the leader, which transfers leadership first" if node == stage.leader() else "a follower"
         one = stage.fault(
             f"SIGTERM to {node}, {role}",

@@ -1,6 +1,6 @@
-"""What a drill writes down while it runs: sends, deliveries, what the nodes said of themselves, what was done to them.
+"""The records of a running drill: sends, deliveries, the nodes' statuses, and the actions on them.
 
-All times are seconds since the drill's load began. ``HistoryRecorder`` is the only object here that threads share.
+All times are seconds since the drill's load started. Only ``HistoryRecorder`` is shared by threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dledger.types import NodeId
 
 
 class SendOutcome(StrEnum):
-    """What a producer knows of its message."""
+    """What a producer knows about its message."""
 
     ACKNOWLEDGED = "acknowledged"
     UNKNOWN = "unknown"
@@ -28,7 +28,7 @@ class SendOutcome(StrEnum):
 
 
 class DrillSend(NamedTuple):
-    """One message and what became of it; ``queue_id`` and ``queue_offset`` only if it was acknowledged."""
+    """One message and its outcome; ``queue_id`` and ``queue_offset`` only if it was acknowledged."""
 
     number: int
     body: bytes
@@ -41,7 +41,7 @@ class DrillSend(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One message as a consumer got it. ``session`` counts the consumer's lives: a new one begins at its commits."""
+    """One message as received by a consumer. ``session`` counts the consumer's restarts: each starts at its commits."""
 
     session: int
     at_s: float
@@ -51,26 +51,26 @@ class Delivery(NamedTuple):
 
 
 class ServedMessage(NamedTuple):
-    """One message as a node gave it back."""
+    """One message as returned by a node."""
 
     queue_offset: int
     body: bytes
     record_crc: int
-    """Over the whole stored record."""
+    """Of the whole stored record."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCopy:
-    """Everything that one node holds, read after the group has healed."""
+    """Everything one node holds, read after the group has healed."""
 
     node: NodeId
     queues: dict[int, tuple[ServedMessage, ...]]
     log: str
-    """What its replicated log holds, in words that are equal for equal logs: last index, term and a digest."""
+    """A text that is equal for equal logs: last index, term and a digest."""
 
 
 class EventKind(StrEnum):
-    """What an event of the timeline is."""
+    """Kinds of events in the timeline."""
 
     STEP = "step"
     FAULT = "fault"
@@ -84,7 +84,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrillEvent:
-    """Something that happened, in words for people."""
+    """An event, in words for people."""
 
     at_s: float
     kind: EventKind
@@ -94,7 +94,7 @@ class DrillEvent:
 
 
 class NodeView(NamedTuple):
-    """What a node says of itself: its Raft role (empty: it does not answer), and whether it takes messages."""
+    """A node's reported Raft role (empty: no response), and whether it accepts messages."""
 
     role: str = ""
     term: int = -1
@@ -102,7 +102,7 @@ class NodeView(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As a person would say it."""
+        """In words for people."""
         if not self.role:
             return "does not answer"
         what = {"LEADER": "leads", "FOLLOWER": "follows", "CANDIDATE": "is a candidate"}.get(self.role, self.role)
@@ -110,7 +110,7 @@ class NodeView(NamedTuple):
 
 
 class SeenChange(NamedTuple):
-    """A node was seen to have changed."""
+    """A change of a node's reported state."""
 
     at_s: float
     node: NodeId
@@ -119,7 +119,7 @@ class SeenChange(NamedTuple):
 
 @dataclass(slots=True)
 class Notes:
-    """Everything that was written down; the judges' input."""
+    """The complete records, from which the verdict is derived."""
 
     sends: list[DrillSend] = field(default_factory=list)
     attempts_failed: list[tuple[float, str]] = field(default_factory=list)
@@ -127,12 +127,12 @@ class Notes:
     seen: list[SeenChange] = field(default_factory=list)
     events: list[DrillEvent] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when the drill's own process stood still."""
+    """Periods in which the drill's own process was stalled."""
     ended_s: float = 0.0
 
 
 class HistoryRecorder:
-    """Thread-safe. ``listener`` hears every event at once."""
+    """Thread-safe. ``listener`` receives every event at once."""
 
     def __init__(self, listener: Callable[[DrillEvent], None] = lambda _event: None) -> None:
         self._lock = threading.Lock()  # guards the fields below
@@ -149,7 +149,7 @@ class HistoryRecorder:
         return time.monotonic() - self._zero
 
     def sent(self, send: DrillSend) -> None:
-        """A send has ended."""
+        """Record a finished send."""
         with self._lock:
             self._notes.sends.append(send)
             self._counts[send.outcome] += 1
@@ -157,23 +157,23 @@ class HistoryRecorder:
                 bisect.insort(self._acknowledged_at, send.ended_s)
 
     def attempt_failed(self, why: str) -> None:
-        """A producer's attempt failed; whether it is repeated is the producer's business."""
+        """Record a producer's failed attempt, whether or not it is retried."""
         with self._lock:
             self._notes.attempts_failed.append((self.now_s, why))
 
     def delivered(self, deliveries: list[Delivery]) -> None:
-        """A consumer got messages."""
+        """Record messages received by a consumer."""
         with self._lock:
             self._notes.deliveries += deliveries
             self._delivered.update(one.body for one in deliveries)
 
     def saw(self, node: NodeId, view: NodeView) -> None:
-        """A node's own word has changed."""
+        """Record a change of a node's reported state."""
         with self._lock:
             self._notes.seen.append(SeenChange(self.now_s, node, view))
 
     def event(self, kind: EventKind, text: str, *, node: NodeId | None = None, at_s: float | None = None) -> DrillEvent:
-        """Something was done or noticed."""
+        """Record an action or observation."""
         event = DrillEvent(self.now_s if at_s is None else at_s, kind, text, node)
         with self._lock:
             self._notes.events.append(event)
@@ -181,7 +181,7 @@ class HistoryRecorder:
         return event
 
     def stalled(self, from_s: float, to_s: float) -> None:
-        """The drill itself did not run."""
+        """Record that the drill itself was stalled."""
         with self._lock:
             self._notes.stalls.append((from_s, to_s))
         text = (
@@ -191,24 +191,24 @@ class HistoryRecorder:
         self.event(EventKind.STEP, text, at_s=from_s)
 
     def count(self, outcome: SendOutcome) -> int:
-        """How many sends have ended so."""
+        """The number of sends with this outcome."""
         with self._lock:
             return self._counts[outcome]
 
     def acknowledged_since(self, at_s: float) -> int:
-        """How many acknowledgements have come after a moment."""
+        """The number of acknowledgements since some time."""
         with self._lock:
             return len(self._acknowledged_at) - bisect.bisect_right(self._acknowledged_at, at_s)
 
     def undelivered(self) -> int:
-        """How many acknowledged messages no consumer has got yet."""
+        """The number of acknowledged messages that no consumer has received yet."""
         with self._lock:
             return sum(
                 one.outcome is SendOutcome.ACKNOWLEDGED and one.body not in self._delivered for one in self._notes.sends
             )
 
     def finish(self) -> Notes:
-        """Everything, in the order of time; nothing is to be recorded any more."""
+        """Everything in order of time; nothing may be recorded afterwards."""
         with self._lock:
             notes = self._notes
             notes.ended_s = self.now_s

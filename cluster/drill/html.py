@@ -1,4 +1,4 @@
-"""The report as one HTML file: it needs no network and no other file, and says everything without its script."""
+"""The report as one HTML file: it needs no network or other file, and is complete without its script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW_CLASSES = {
 
 
 def page(results: Sequence[DrillResult], notes: Sequence[str] = (), not_run: Sequence[str] = ()) -> str:
-    """The whole document. ``not_run``: drills that did not come to a result, and why."""
+    """The whole document. ``not_run``: drills without a result, with the reason."""
     failed = [*(one.name for one in results if not one.passed), *not_run]
     names = ", ".join(one.name for one in results)
     body = [
@@ -162,7 +162,7 @@ def _rounds(result: DrillResult) -> str:
 
 
 def _figures(series: Iterable[Bucket]) -> str:
-    """By whole seconds: a row per tenth would help nobody."""
+    """One row per second; a row per tenth of a second would be too many."""
     seconds: dict[int, list[Bucket]] = {}
     for one in series:
         seconds.setdefault(int(one.at_s + BUCKET_S / 2), []).append(one)
@@ -182,7 +182,7 @@ def _ms(value: float) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[str]) -> str:
-    """Names that begin with > are of numbers."""
+    """Names starting with > are numeric columns."""
     return html_page.table([(name.removeprefix(">"), name.startswith(">")) for name in names], rows)
 
 

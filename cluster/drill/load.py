@@ -1,8 +1,8 @@
-"""The clients of a drill: a producer of numbered messages and a consumer of one group, both written down.
+"""The clients of a drill: a producer of numbered messages and a consumer of one group, both recorded.
 
-The producer is ordered and keyed. What was certainly not stored it sends again until its deadline; what may be stored
-it never sends again (both are ``rocketstore.client``'s own rules), and the drill itself repeats nothing: a number is
-given to the producer once.
+The producer is ordered and keyed. It resends messages that were certainly not stored until its deadline, and never
+those that may be stored (both are rules of ``rocketstore.client``). The drill itself retries nothing: it gives each
+number to the producer once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ QUEUES: Final = 4
 KEYS: Final = 16
 BODY_BYTES: Final = 256
 TICK_S: Final = 0.005
-"""The producer sends what is due this often: at 1000 messages per second, five at once."""
+"""How often the producer sends due messages: at 1000 messages per second, five at a time."""
 BEHIND_S_MAX: Final = 0.25
-"""A producer that was held up does not make up for more than this."""
+"""A producer that was delayed catches up on no more than this."""
 SEND_TIMEOUT_S: Final = 4.0
 POLL_S: Final = 0.25
 JOIN_TIMEOUT_S: Final = 120.0
 
 
 class Load:
-    """Runs from ``start`` to ``finish`` (or ``abandon``)."""
+    """Runs from ``start`` to ``finish`` or ``abandon``."""
 
     def __init__(self, addresses: Sequence[str], recorder: HistoryRecorder, *, rate: float, name: str) -> None:
         self._addresses = list(addresses)
@@ -47,14 +47,14 @@ class Load:
         self._consumer = self._thread("drill-consumer", self._consume)
 
     def start(self) -> None:
-        """Begin to send and to consume."""
+        """Start sending and consuming."""
         self._producer.start()
         self._consumer.start()
 
     def finish(self, drain_s: float) -> None:
-        """Send no more, wait for every outcome, and for the consumer to have got everything that was acknowledged.
+        """Stop sending, and wait for all outcomes and for the consumer to receive all acknowledged messages.
 
-        A consumer that has not after ``drain_s`` is told to stop: what it missed is the judge's business.
+        A consumer that has not received them after ``drain_s`` is stopped; the verdict reports what it missed.
         """
         self._stopping.set()
         self._join(self._producer, JOIN_TIMEOUT_S)
@@ -134,7 +134,7 @@ class Load:
     # --- the consumer ------------------------------------------------------------------------------------------------
 
     def _consume(self) -> None:
-        """One life after the other: a consumer whose poll fails ends, and the next one goes on at its commits."""
+        """Run one consumer after the other: when a poll fails, the next one continues from the committed offsets."""
         life = 0
         while not self._abandoned.is_set():
             consumer = Consumer(

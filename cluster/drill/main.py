@@ -1,4 +1,4 @@
-"""What ``dledger drill`` does: choose where to run, run one drill after the other, report, and give the exit code."""
+"""``dledger drill``: chooses where to run, runs the drills one after the other, reports, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DrillPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """What is wanted besides the tables."""
+    """Requested output besides the tables."""
 
     json: bool = False
     html: Path | None = None
@@ -44,8 +44,8 @@ MakeTarget = Callable[[Drill, DrillOptions], DrillTarget]
 
 
 def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reporting: Reporting) -> int:
-    """Run the drills; 0 only if all of them passed. Raises ``NotPossibleError`` if they cannot be run at all."""
-    # Clients say on their logger what they try again; the timeline has it already.
+    """Run the drills; returns 0 only if all passed. Raises ``NotPossibleError`` if they cannot run at all."""
+    # Clients log their retries; the timeline already contains them.
     logging.getLogger("rocketstore").addHandler(logging.NullHandler())
     results: list[DrillResult] = []
     failures: list[str] = []
@@ -72,7 +72,7 @@ def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reportin
 
 
 def _planned(names: Sequence[str], options: DrillOptions) -> Iterator[tuple[Drill, DrillOptions]]:
-    """``all`` runs every drill, the one-way isolation in both directions."""
+    """``all`` runs every drill, one-way isolation in both directions."""
     for name in names:
         if name != "all":
             yield DRILLS[name], options
@@ -95,7 +95,7 @@ def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> Dr
 
 @contextmanager
 def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
-    """What happens now, for a person at a terminal; the timeline comes in the end."""
+    """Progress for a person at a terminal; the timeline follows at the end."""
     if not sys.stderr.isatty():
         yield lambda _event: None
         return
@@ -105,7 +105,7 @@ def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
 
 @contextmanager
 def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str]]]:
-    """How to make groups, and what people must know about that."""
+    """Factories for groups, and notes for the user."""
     with ExitStack() as resources:
         if place is DrillPlace.PROCESSES:
             yield (
@@ -129,7 +129,7 @@ def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
 
 @contextmanager
 def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
-    """Containers of the present sources' image. Raises ``NotPossibleError``."""
+    """Containers from the image of the current sources. Raises ``NotPossibleError``."""
     try:
         from cluster.containers.engine import EngineUnavailableError, engine
         from cluster.containers.image import ImageError, ensure_image

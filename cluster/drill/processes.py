@@ -1,7 +1,7 @@
 """A group of broker processes on loopback, for machines without Docker or root.
 
-What a process cannot suffer is done to its surroundings: partitions by TCP detours between the members, a full disk by
-a small file system under its directory (which needs root).
+Faults that a process cannot have are simulated around it: partitions by TCP proxies between the members, a full disk by
+a small file system for its directory (which requires root).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class DetouredBrokers(LocalBrokers):
         self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
 
     def peer_address(self, node: NodeId, other: LocalNode) -> str:
-        """Itself at its real port, the others through the network."""
+        """The real port for itself, the proxies for the others."""
         port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
         return f"{HOST}:{port}"
 
     def close(self) -> None:
-        """End the brokers, then the network."""
+        """Stop the brokers, then the network."""
         super().close()
         self.network.close()
 
 
 class ProcessTarget:
-    """See ``Target``. ``small_disks``: each node's data are on a file system of their own that can be filled."""
+    """See ``Target``. ``small_disks``: each node's data are on their own file system, which can be filled."""
 
     kind = "processes"
 
@@ -63,12 +63,12 @@ class ProcessTarget:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """As they were named."""
+        """As named by the group."""
         return tuple(self._group.nodes)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not as in containers."""
+        """Differences from containers."""
         notes = (
             "partitions are simulated by TCP proxies between the processes: held-back data arrives after the "
             "heal, as if TCP resent it, and clients on this host still reach a disconnected node",
@@ -80,14 +80,14 @@ class ProcessTarget:
         return self._group.nodes[node].client_address
 
     def start(self) -> None:
-        """Start all."""
+        """Start all nodes."""
         if self._small_disks:
             for node in self.nodes:
                 self._mount(self._group.root_dir(node))
         _told(self._group.start_all)
 
     def close(self) -> None:
-        """End all, and remove their directory unless it is to be kept."""
+        """Stop all nodes, and remove their directory unless it is to be kept."""
         self._group.close()
         while self._mounted:
             subprocess.run(["umount", "--lazy", self._mounted.pop()], check=True)
@@ -95,7 +95,7 @@ class ProcessTarget:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def kill(self, *nodes: NodeId) -> None:
-        """SIGKILL to all, then wait for their ends."""
+        """SIGKILL all, then wait until they are gone."""
         for node in nodes:
             os.kill(self._group.pid(node), signal.SIGKILL)
         for node in nodes:
@@ -125,26 +125,26 @@ class ProcessTarget:
         self._group.resume(node)
 
     def disconnect(self, node: NodeId) -> None:
-        """From the other members, both ways."""
+        """Block both directions to the other members."""
         self._group.network.partition([node])
 
     def reconnect(self, node: NodeId) -> None:
-        """What was held back arrives."""
+        """Deliver held-back bytes."""
         self._heal(node)
 
     def isolate(self, node: NodeId, direction: Direction) -> None:
-        """One way."""
+        """Block one direction."""
         for other in self.nodes:
             if other != node:
                 ends = (node, other) if direction is Direction.OUT else (other, node)
                 self._group.network.block(*ends)
 
     def rejoin(self, node: NodeId) -> None:
-        """What was held back arrives."""
+        """Deliver held-back bytes."""
         self._heal(node)
 
     def fill_disk(self, node: NodeId) -> None:
-        """Write until nothing more fits."""
+        """Write until the disk is full."""
         with self._filler(node).open("wb", buffering=0) as filler:
             try:
                 while filler.write(_CHUNK):
@@ -154,11 +154,11 @@ class ProcessTarget:
                     raise
 
     def free_disk(self, node: NodeId) -> None:
-        """Remove what was written."""
+        """Remove the filler file."""
         self._filler(node).unlink()
 
     def empty_volume(self, node: NodeId) -> None:
-        """Remove its directory's content."""
+        """Remove the contents of its directory."""
         root = self._group.root_dir(node)
         if self._group.is_running(node):
             raise DrillError(f"{node} is still running: cannot take away its files")
@@ -169,7 +169,7 @@ class ProcessTarget:
                 one.unlink()
 
     def log_of(self, node: NodeId) -> str:
-        """The last lines."""
+        """The last lines of its log."""
         return "\n".join(self._group.logs(node).splitlines()[-40:])
 
     def _heal(self, node: NodeId) -> None:
@@ -194,7 +194,7 @@ class ProcessTarget:
 
 
 def _told(action: Callable[[], object]) -> None:
-    """The group's errors as a drill's."""
+    """Convert the group's errors to ``DrillError``."""
     try:
         action()
     except LocalGroupError as error:

@@ -1,4 +1,4 @@
-"""Reads back everything that every node holds, through the same doors as clients do."""
+"""Reads back everything from every node, through the client APIs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PAGE: Final = 1000
 
 
 def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, end_position: int) -> NodeCopy:
-    """One node's own copy, whatever its role. Raises ``DrillError`` if it does not give it.
+    """One node's own copy, whatever its role. Raises ``DrillError`` if it cannot be read.
 
-    Of the log, what lies before ``end_position``: brokers write into it of their own accord, also between two readings.
+    Only the log before ``end_position`` is read: brokers also write to it on their own, even between two reads.
     """
     try:
         with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
@@ -35,7 +35,7 @@ def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, e
 
 
 def pull_all(connection: BrokerConnection, address: str, topic: str, queue_id: int) -> tuple[ServedMessage, ...]:
-    """One broker's own copy of a queue; it is given time to find out what is committed. Raises ``DLedgerError``."""
+    """One broker's own copy of a queue, after waiting until it knows what is committed. Raises ``DLedgerError``."""
     stored: list[ServedMessage] = []
     offset = 0
     while True:
@@ -58,7 +58,7 @@ def _pull(connection: BrokerConnection, address: str, request: pb.PullRequest) -
 
 
 def _log(address: str, group: str, end_position: int) -> str:
-    """What the replicated log holds: where it begins and ends, and a digest of every entry with its place and term."""
+    """The replicated log's bounds, and a digest of every entry with its position and term."""
     digest = hashlib.sha256()
     with closing(DLedgerClient([address], group=group, timeout_s=TIMEOUT_S, security=SECURITY)) as client:
         status = client.metadata(address=address)

@@ -1,4 +1,4 @@
-"""A drill's result as tables for people and as one JSON document for programs."""
+"""A drill's result as tables and as one JSON document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXT_CHARS_MAX: Final = 110
 
 
 def print_result(result: DrillResult) -> None:
-    """Timeline, figures and verdict of one drill."""
+    """Print timeline, figures and verdict of one drill."""
     click.echo(f"\n{result.name}: {result.summary}")
     click.echo(f"{len(result.nodes)} {result.target}, {result.rate:g} messages/s, {result.seconds:.1f} s")
     for note in result.notes:
@@ -53,12 +53,12 @@ def print_result(result: DrillResult) -> None:
 
 
 def shortened(text: str) -> str:
-    """A sentence that fits into a line."""
+    """The sentence, shortened to one line."""
     return text if len(text) <= _TEXT_CHARS_MAX else text[: _TEXT_CHARS_MAX - 1] + "…"
 
 
 def round_row(one: RoundFacts) -> tuple[str, ...]:
-    """One fault's cost in words."""
+    """A fault's effects in words."""
     here = one.round
     whole = here.recovered_s - here.fault_s
     return (
@@ -72,12 +72,12 @@ def round_row(one: RoundFacts) -> tuple[str, ...]:
 
 
 def seconds(value: float) -> str:
-    """``0.83 s``, or a word for what never came."""
+    """``0.83 s``, or a word for something that never happened."""
     return f"{value:.2f} s" if math.isfinite(value) else "never"
 
 
 def message_rows(verdict: DrillVerdict) -> list[tuple[str, str]]:
-    """What became of the messages."""
+    """The messages by outcome."""
     unknown = f"{verdict.unknown:,}"
     if verdict.unknown:
         unknown += f" ({verdict.unknown_stored:,} of them stored)"
@@ -94,7 +94,7 @@ def message_rows(verdict: DrillVerdict) -> list[tuple[str, str]]:
 
 
 def verdict_lines(result: DrillResult) -> list[str]:
-    """The judgement, with what speaks against the group."""
+    """The verdict, with all defects."""
     lines = [f"✗ {problem}" for problem in result.problems]
     if result.verdict is None:
         return [*lines, "✗ cannot read the messages back: no verdict"]
@@ -153,7 +153,7 @@ def document(
 ) -> dict[str, object]:
     """All results as one JSON document; times are seconds since the start of each drill's load.
 
-    ``not_run``: drills that did not come to a result, and why.
+    ``not_run``: drills without a result, with the reason.
     """
     return {
         "passed": bool(results) and not not_run and all(one.passed for one in results),
@@ -248,5 +248,5 @@ def _event(one: DrillEvent) -> dict[str, object]:
 
 
 def _number(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
+    """None for NaN and infinity, which JSON lacks."""
     return round(value, 4) if math.isfinite(value) else None

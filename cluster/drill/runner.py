@@ -1,4 +1,4 @@
-"""Runs one drill from an empty group to a verdict."""
+"""Runs one drill, from an empty group to a verdict."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GROUP_NAME: Final = "drill"
 READY_TIMEOUT_S: Final = 90.0
 DRAIN_S: Final = 20.0
 LOG_LINES: Final = 2
-"""Of each node's last words, if a group does not even start."""
+"""Lines of each node's log to show if a group does not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """Everything that a report says. ``verdict`` is None if the messages could not be read back."""
+    """Everything in a report. ``verdict`` is None if the messages could not be read back."""
 
     name: str
     summary: str
@@ -51,7 +51,7 @@ class DrillResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the group did what it should, and every message is where it belongs."""
+        """Whether the group recovered as expected, and every message is where it belongs."""
         return self.verdict is not None and self.verdict.passed and not self.problems
 
     @property
@@ -65,7 +65,7 @@ def run_drill(
 ) -> DrillResult:
     """Start the group, run the drill under load, heal, read everything back and judge. The caller closes ``target``.
 
-    Raises ``DrillError`` if the group does not even start, ``NotPossibleError`` if the drill cannot be run here.
+    Raises ``DrillError`` if the group does not start, ``NotPossibleError`` if the drill cannot be run here.
     """
     target.start()
     addresses = {node: target.address(node) for node in target.nodes}
@@ -99,7 +99,7 @@ def run_drill(
 
 
 def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRecorder) -> None:
-    """A drill that fails on its way is healed, so that the messages can be judged all the same."""
+    """Run the rounds; a failed drill is healed, so that its messages can still be judged."""
     try:
         for _ in range(stage.options.rounds):
             stage.calm()
@@ -144,7 +144,7 @@ def _name(drill: Drill, options: DrillOptions) -> str:
 
 
 def _create_topic(addresses: list[str]) -> None:
-    """Create it and wait until every broker knows."""
+    """Create it and wait until every broker knows it."""
     try:
         with Admin(addresses, timeout_s=READY_TIMEOUT_S, security=SECURITY) as admin:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))

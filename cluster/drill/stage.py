@@ -1,4 +1,4 @@
-"""What a drill does with a group: hurt it, wait until it serves again, heal it, wait until all have caught up."""
+"""The steps of a drill: inject a fault, wait until the group serves again, heal it, wait until all have caught up."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dledger.types import NodeId
 SERVICE_TIMEOUT_S: Final = 60.0
 CATCH_UP_TIMEOUT_S: Final = 90.0
 ACKNOWLEDGEMENTS: Final = 50
-"""So many in a row say that the service is back."""
+"""Consecutive acknowledgements after which service counts as restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """How a drill is run. ``calm_s``: how long nothing is done before, between and after the faults."""
+    """Options of a drill. ``calm_s``: the quiet time before, between and after faults."""
 
     nodes: int = 3
     rounds: int = 1
@@ -32,7 +32,7 @@ class DrillOptions:
 
 
 class Stage:
-    """One running drill's group, and the rounds so far."""
+    """A running drill's group, and its rounds so far."""
 
     def __init__(self, target: DrillTarget, watch: Watch, recorder: HistoryRecorder, options: DrillOptions) -> None:
         self.target = target
@@ -45,7 +45,7 @@ class Stage:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def leader(self) -> NodeId:
-        """Who leads and takes messages now."""
+        """The node that currently leads and accepts messages."""
         return self.watch.leader(SERVICE_TIMEOUT_S)
 
     def others(self, node: NodeId) -> list[NodeId]:
@@ -53,7 +53,7 @@ class Stage:
         return [one for one in self.target.nodes if one != node]
 
     def step(self, text: str) -> None:
-        """Say something in the timeline."""
+        """Add a line to the timeline."""
         self._recorder.event(EventKind.STEP, text)
 
     # --- hurting and healing -----------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ class Stage:
         victim: NodeId | None = None,
         undo: Callable[[], object] | None = None,
     ) -> Round:
-        """Begin a round. Its time is that just before the deed, so that nothing is measured too short.
+        """Start a round. Its time is taken just before the fault, so that no measurement is too short.
 
-        ``undo`` is what ``heal`` will do; if the drill fails before, it is done all the same.
+        ``undo`` is called by ``heal``, or when the drill fails before that.
         """
         at_s = self._recorder.now_s
         if self.rounds:
@@ -89,7 +89,7 @@ class Stage:
             undo()
 
     def undo_the_rest(self) -> None:
-        """After a failure: leave no node paused or apart, so that what it holds can still be read."""
+        """After a failure: resume and reconnect all nodes, so that they can still be read."""
         undo, self._undo = self._undo, None
         if undo is not None:
             self._recorder.event(EventKind.HEAL, "undoing the fault so that everything can be read back")
@@ -98,19 +98,19 @@ class Stage:
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """Nothing happens for a while, so that the charts show what is normal; the load must go on meanwhile."""
+        """Wait while nothing happens, so that the charts show normal operation; the load must continue meanwhile."""
         began_s = self._recorder.now_s
         threading.Event().wait(self.options.calm_s)
         self._wait_acknowledged(began_s)
 
     def wait_service(self, *, other_than: NodeId | None = None) -> NodeId:
-        """Wait until somebody (else) leads and messages are acknowledged again; gives who."""
+        """Wait until a (different) node leads and messages are acknowledged again; returns the leader."""
         leader = self.watch.leader(SERVICE_TIMEOUT_S, other_than=other_than)
         self._wait_acknowledged(self._recorder.now_s)
         return leader
 
     def wait_recovered(self, one: Round) -> None:
-        """Wait until every node answers and has all that the leader had at the beginning of this wait."""
+        """Wait until every node responds and has all that the leader had at the start of this wait."""
         leader = self.leader()
         status = self.watch.statuses.get(leader)
         if status is None:
@@ -132,9 +132,9 @@ class Stage:
         self._recorder.event(EventKind.RECOVERED, text, node=one.victim, at_s=one.recovered_s)
 
     def wait_alike(self) -> int:
-        """The load is over: wait until every node has everything, in its log and in its queues; gives the log's end.
+        """After the load: wait until every node has everything in its log and queues; returns the log's end.
 
-        Statuses from before this wait may be alike, too, and know nothing of the last messages.
+        Statuses from before this wait do not count: they may be equal but lack the last messages.
         """
         began_s = self._recorder.now_s
         found: list[int] = []

@@ -1,4 +1,4 @@
-"""What a drill needs of a group of brokers, wherever they run."""
+"""The operations a drill needs of a group of brokers, wherever they run."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ SMALL_FILES: Final = {
     "diskSpaceCleanForciblyRatio": "98",
     "diskSpaceWarningLevelRatio": "99",
 }
-"""Every broker's settings: files that fit on small disks, nothing is removed that is to be read back, and a host's disk
-that is rather full (by default 90 %) stops no drill; one that is filled on purpose is full to the last byte."""
+"""Settings of every broker: files fit on small disks, nothing is removed before it is read back, and a host's disk that
+is rather full (by default 90 %) stops no drill; one filled on purpose is full to the last byte.
+"""
 SECURITY: Final = ClientSecurity(insecure=True)
-"""Of a drill's clients: containers have addresses of their own, but on networks that end on this host."""
+"""For a drill's clients: containers have their own addresses, but on networks inside this host."""
 SMALL_DISK_MIB: Final = 96
-"""Of each broker, if a disk is to be filled."""
+"""Size of each broker's disk if one is to be filled."""
 
 
 class Direction(StrEnum):
     """Which packets of an isolated node are dropped."""
 
     OUT = "out"
-    """Those that it sends."""
+    """Packets it sends."""
     IN = "in"
-    """Those that are sent to it."""
+    """Packets sent to it."""
 
 
 class DrillError(Exception):
-    """Raised when a group does not do what a drill needs; the drill has failed, whatever the messages say."""
+    """Raised when a group does not do what a drill requires: the drill has failed, whatever became of the messages."""
 
 
 class NotPossibleError(Exception):
-    """Raised when something cannot be done here at all; says why, and what would help."""
+    """Raised when something is not possible here; says why, and what would help."""
 
 
 class DrillTarget(Protocol):
-    """A group of brokers that can be hurt. Used by one thread at a time."""
+    """A group of brokers that faults can be injected into. Used by one thread at a time."""
 
     @property
     def kind(self) -> str:
@@ -58,52 +59,52 @@ class DrillTarget(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people must know to read the result: what this kind of group does otherwise."""
+        """Differences of this kind of group that affect the result."""
 
     def address(self, node: NodeId) -> str:
-        """Where clients on this host reach a broker (``host:port``)."""
+        """The address (``host:port``) at which clients on this host reach a broker."""
 
     def start(self) -> None:
         """Start all nodes; returns when all serve. Raises ``NotPossibleError``."""
 
     def close(self) -> None:
-        """End and remove everything. Idempotent."""
+        """Stop and remove everything. Idempotent."""
 
     def kill(self, *nodes: NodeId) -> None:
         """SIGKILL, to all at once."""
 
     def stop(self, node: NodeId) -> None:
-        """SIGTERM, and wait until it has ended."""
+        """SIGTERM, and wait until it has exited."""
 
     def restart(self, *nodes: NodeId) -> None:
         """Start nodes that were killed or stopped, all at once; they may still be recovering when this returns."""
 
     def pause(self, node: NodeId) -> None:
-        """It stands still, with all its connections open."""
+        """Freeze it, with all its connections open."""
 
     def resume(self, node: NodeId) -> None:
-        """It goes on."""
+        """Continue it."""
 
     def disconnect(self, node: NodeId) -> None:
-        """No packet reaches or leaves it any more."""
+        """Drop all packets from and to it."""
 
     def reconnect(self, node: NodeId) -> None:
-        """They do again."""
+        """Undo ``disconnect``."""
 
     def isolate(self, node: NodeId, direction: Direction) -> None:
-        """Packets between it and the other members are dropped in one direction; clients still reach it."""
+        """Drop packets between it and the other members in one direction; clients still reach it."""
 
     def rejoin(self, node: NodeId) -> None:
-        """None is dropped any more."""
+        """Undo ``isolate``."""
 
     def fill_disk(self, node: NodeId) -> None:
-        """Not a byte is free on the disk of its data."""
+        """Fill the disk of its data to the last byte."""
 
     def free_disk(self, node: NodeId) -> None:
-        """There is room again."""
+        """Undo ``fill_disk``."""
 
     def empty_volume(self, node: NodeId) -> None:
-        """A killed or stopped node's data are gone, as with a new disk."""
+        """Empty the volume of a killed or stopped node, as if its disk were new."""
 
     def log_of(self, node: NodeId) -> str:
-        """The end of what it printed."""
+        """The end of its output."""

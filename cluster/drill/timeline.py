@@ -1,4 +1,4 @@
-"""What happened when: role changes, failed and acknowledged appends around faults, the time without service. Pure."""
+"""The timeline: role changes, failed and acknowledged appends around faults, the time without service. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUCKET_S: Final = 0.1
 
 @dataclass(slots=True)
 class Round:
-    """One fault from its beginning to the end of its recovery; times are NaN for what never came."""
+    """One fault from its start to the end of the recovery; times are NaN for what never happened."""
 
     number: int
     fault: str
@@ -24,18 +24,18 @@ class Round:
     fault_s: float
     healed_s: float = math.nan
     recovered_s: float = math.nan
-    """Every node is up and has caught up."""
+    """When every node is up and has caught up."""
     ends_s: float = math.inf
-    """Where the next round begins."""
+    """When the next round starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """What a fault cost."""
+    """The effects of a fault."""
 
     round: Round
     first_failed_s: float
-    """The first failed attempt of a producer, also of those that were repeated; NaN: none failed."""
+    """A producer's first failed attempt, retried or not; NaN if none failed."""
     first_failed_why: str
     first_acknowledged_s: float
     """The first acknowledgement after the longest gap."""
@@ -46,11 +46,11 @@ class RoundFacts:
     term_before: int
     term_after: int
     failed: int
-    """Messages that were sent and failed in this round, refused or of unknown outcome."""
+    """Messages sent in this round that failed, refused or of unknown outcome."""
 
 
 def facts_of(one: Round, notes: Notes) -> RoundFacts:
-    """Look at one round. ``notes`` are in the order of time."""
+    """Evaluate one round. ``notes`` are in order of time."""
     failed = [(at, why) for at, why in notes.attempts_failed if one.fault_s <= at < one.ends_s]
     gap, resumed = _longest_gap(_acknowledgements(notes), one.fault_s, min(one.ends_s, notes.ended_s))
     before = _leader_at(notes.seen, one.fault_s)
@@ -77,7 +77,7 @@ def _acknowledgements(notes: Notes) -> list[float]:
 
 
 def _longest_gap(times: Sequence[float], after_s: float, until_s: float) -> tuple[float, float]:
-    """The longest gap and where it ends: infinite and NaN if nothing was acknowledged after ``after_s``."""
+    """The longest gap and its end: infinite and NaN if nothing was acknowledged after ``after_s``."""
     best, ends = 0.0, math.nan
     previous = max((at for at in times if at <= after_s), default=after_s)
     for at in times:
@@ -89,7 +89,7 @@ def _longest_gap(times: Sequence[float], after_s: float, until_s: float) -> tupl
 
 
 def _leader_at(seen: Iterable[SeenChange], at_s: float) -> tuple[NodeId | None, int]:
-    """Who led, by what the nodes had said until then: of several the one of the newest term."""
+    """The leader at a time, as reported by the nodes until then; of several, the one of the highest term."""
     latest: dict[NodeId, NodeView] = {}
     for one in seen:
         if one.at_s > at_s:
@@ -103,7 +103,7 @@ def _leader_at(seen: Iterable[SeenChange], at_s: float) -> tuple[NodeId | None, 
 
 
 def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[DrillEvent, ...]:
-    """Everything worth telling, in the order of time."""
+    """All relevant events in order of time."""
     events = [*notes.events, *_role_events(notes.seen)]
     for one in rounds:
         if not math.isnan(one.first_failed_s):
@@ -122,7 +122,7 @@ def _role_events(seen: Iterable[SeenChange]) -> list[DrillEvent]:
     for one in seen:
         before = latest.get(one.node)
         latest[one.node] = one.view
-        # A follower that only learns of a new term tells nobody anything new.
+        # A follower that only learns of a new term is no news.
         if before is None or (before.role, before.is_master) == (one.view.role, one.view.is_master) == (
             "FOLLOWER",
             False,
@@ -136,7 +136,7 @@ def _role_events(seen: Iterable[SeenChange]) -> list[DrillEvent]:
 
 
 class Lane(NamedTuple):
-    """A stretch of time in which a node said the same of itself."""
+    """A period in which a node's reported state did not change."""
 
     begin_s: float
     end_s: float
@@ -144,7 +144,7 @@ class Lane(NamedTuple):
 
 
 def lanes(seen: Iterable[SeenChange], end_s: float) -> dict[NodeId, list[Lane]]:
-    """Per node what it was from the beginning to the end."""
+    """The states of each node from start to end."""
     changes: dict[NodeId, list[SeenChange]] = defaultdict(list)
     for one in seen:
         changes[one.node].append(one)
@@ -164,7 +164,7 @@ def lanes(seen: Iterable[SeenChange], end_s: float) -> dict[NodeId, list[Lane]]:
 
 
 class Bucket(NamedTuple):
-    """A tenth of a second: acknowledgements per second, failures per second, and latencies (NaN without any)."""
+    """A tenth of a second: acknowledgements per second, failures per second, and latencies (NaN if none)."""
 
     at_s: float
     acknowledged_per_s: float
@@ -174,7 +174,7 @@ class Bucket(NamedTuple):
 
 
 def series(notes: Notes, *, bucket_s: float = BUCKET_S) -> tuple[Bucket, ...]:
-    """Throughput and latency over the whole drill, by when the answer came."""
+    """Throughput and latency over the whole drill, by time of the response."""
     latencies: dict[int, list[float]] = defaultdict(list)
     failures: dict[int, int] = defaultdict(int)
     for one in notes.sends:
@@ -197,6 +197,6 @@ def series(notes: Notes, *, bucket_s: float = BUCKET_S) -> tuple[Bucket, ...]:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least ``share`` of all do not exceed; NaN without any."""
+    """The smallest value that at least ``share`` of all values do not exceed; NaN if there are none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

@@ -1,14 +1,14 @@
-"""The verdict: what producers and consumers were told, held against what every node gives back. Pure.
+"""The verdict: compares what producers and consumers were told with what every node returns. Pure.
 
 The rules, one ``DefectKind`` each:
 
-- an acknowledged message is on every node, once, in the queue and at the offset that the acknowledgement named;
-- a message of unknown outcome is there at most once, a refused one not at all, and nothing is there that nobody sent;
-- in each queue the acknowledged messages of the (ordered) producer lie in the order in which it sent them;
-- a queue's offsets count from 0 on, without gap or repeat (nothing is old enough to be removed during a drill);
-- all nodes hold the same log and give the same records;
-- a consumer gets every acknowledged message, within one of its lives each queue in order and without a gap, and never
-  something else than what is stored there. That it gets a message again in its next life is allowed (at least once).
+- an acknowledged message is on every node, once, in the acknowledged queue and at the acknowledged offset;
+- a message of unknown outcome is stored at most once, a refused one not at all, and there are no other messages;
+- in each queue, the acknowledged messages of the (ordered) producer are in the order in which it sent them;
+- a queue's offsets count from 0, without gaps or repeats (nothing is old enough to be removed during a drill);
+- all nodes hold the same log and return the same records;
+- a consumer receives every acknowledged message, in each of its sessions every queue in order and without gaps, and
+  nothing but what is stored there. It may receive a message again in its next session (at least once).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES_MAX: Final = 5
 
 
 class DefectKind(StrEnum):
-    """What can be wrong."""
+    """Kinds of defects."""
 
     LOST = "lost"
     DUPLICATED = "duplicated"
@@ -42,7 +42,7 @@ class DefectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One broken rule: how often, and the first few cases in words."""
+    """One violated rule: how often, and the first cases in words."""
 
     kind: DefectKind
     count: int
@@ -51,17 +51,17 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class DrillVerdict:
-    """The figures, and every broken rule."""
+    """The figures, and every violated rule."""
 
     sent: int
     acknowledged: int
     unknown: int
     unknown_stored: int
-    """Of unknown outcome, and there after all."""
+    """Of unknown outcome, but stored."""
     refused: int
     consumed: int
     redelivered: int
-    """Deliveries of what a consumer had got already; allowed."""
+    """Repeated deliveries, which are allowed."""
     nodes: tuple[NodeId, ...]
     defects: tuple[Defect, ...]
 
@@ -71,12 +71,12 @@ class DrillVerdict:
         return not self.defects
 
     def count(self, kind: DefectKind) -> int:
-        """How often a rule was broken."""
+        """How often a rule was violated."""
         return sum(one.count for one in self.defects if one.kind is kind)
 
 
 class MessagePlace(NamedTuple):
-    """Where a message is."""
+    """The place of a message."""
 
     queue_id: int
     queue_offset: int
@@ -86,7 +86,7 @@ class MessagePlace(NamedTuple):
 
 
 def judge(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
-    """Hold everything against everything. ``sends`` are in the order of their numbers."""
+    """Check all rules. ``sends`` are in order of their numbers."""
     places = {copy.node: _places(copy) for copy in copies}
     anywhere = {body for one in places.values() for body in one}
     broken: list[tuple[DefectKind, Iterable[str]]] = [
@@ -162,7 +162,7 @@ def _moved(sends: Sequence[DrillSend], places: _Places) -> Iterator[str]:
 
 
 def _out_of_order(sends: Sequence[DrillSend]) -> Iterator[str]:
-    """By what was acknowledged; that it is really there is another rule."""
+    """Checks the acknowledged positions; whether the messages are really there is another rule."""
     highest: dict[int, DrillSend] = {}
     for one in _acknowledged(sends):
         before = highest.get(one.queue_id)

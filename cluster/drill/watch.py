@@ -1,4 +1,4 @@
-"""Looks at every node all the time: who leads, in which term, who answers, how far each one is."""
+"""Polls every node: who leads, in which term, who responds, how far each one is."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rocketstore.client import Admin, BrokerStatus
 
 INTERVAL_S: Final = 0.05
 STALL_S: Final = 0.5
-"""A tick that comes so late says that this very process stood still, and with it all that it measures."""
+"""A tick this late shows that this process, and so all its measurements, was stalled."""
 ANSWER_TIMEOUT_S: Final = 0.5
 _POLL_S: Final = 0.02
 
 
 class Watch:
-    """One thread per node, from entry to exit. ``statuses`` is what answered last, and only while it answers."""
+    """One thread per node, from entry to exit. ``statuses`` contains the last response of nodes that still respond."""
 
     def __init__(self, addresses: Mapping[NodeId, str], recorder: HistoryRecorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()  # guards the fields below
         self._statuses: dict[NodeId, tuple[float, BrokerStatus]] = {}
-        """With when it was asked for."""
+        """With the time of the request."""
         self._views: dict[NodeId, NodeView] = {}
         self._stopping = threading.Event()
         self._threads = [
@@ -52,16 +52,16 @@ class Watch:
 
     @property
     def statuses(self) -> dict[NodeId, BrokerStatus]:
-        """By node, those that answer."""
+        """The statuses of responding nodes."""
         return self.statuses_since(float("-inf"))
 
     def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
-        """By node, those that were asked for at ``asked_s`` (of the recorder's time) or later."""
+        """The statuses requested at ``asked_s`` (the recorder's time) or later."""
         with self._lock:
             return {node: status for node, (at_s, status) in self._statuses.items() if at_s >= asked_s}
 
     def leader(self, timeout_s: float, *, other_than: NodeId | None = None) -> NodeId:
-        """Wait for a node that leads and takes messages; of several, the one of the newest term."""
+        """Wait for a node that leads and accepts messages; of several, the one of the highest term."""
         found: list[tuple[int, NodeId]] = []
 
         def someone() -> bool:

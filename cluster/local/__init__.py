@@ -1,1 +1,1 @@
-"""Groups of nodes and of brokers on this machine: real processes, their directories, ports and certificates."""
+"""Local groups of nodes and brokers: real processes, their directories, ports and certificates."""

@@ -1,7 +1,7 @@
-"""Real ``dledger broker -c FILE`` processes on loopback: one broker, or a group of which one is the master.
+"""Real ``dledger broker -c FILE`` processes on loopback: one broker, or a group with a master.
 
-For the benchmarks and the integration tests. The conf files are in RocketMQ's own words, as its three-node example has
-them; everything else is as in ``cluster.local.group``.
+For benchmarks and integration tests. The conf files use RocketMQ's names, as in its three-node example; everything else
+is as in ``cluster.local.group``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FLUSH: Final = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
 
 
 class LocalBrokers(LocalGroup):
-    """Starts all brokers on entry and ends all on exit. A node's ``client_port`` is its ``listenPort``.
+    """Starts all brokers on entry and stops them on exit. A node's ``client_port`` is its ``listenPort``.
 
-    ``settings`` are further lines of every conf file. ``plain``: one broker without DLedger; then what ``LocalGroup``
-    asks of the log (``statuses``, ``leader``, ``client``) is not there.
+    ``settings`` are additional lines for every conf file. ``plain``: one broker without DLedger; ``LocalGroup``'s
+    methods for the log (``statuses``, ``leader``, ``client``) are then not available.
     """
 
     _companion = CLIENT_PORT_OFFSET
@@ -52,12 +52,12 @@ class LocalBrokers(LocalGroup):
         lines = {"flushDiskType": _FLUSH[flush], **(settings or {})}
         super().__init__(directory, size=size, name=name, settings=lines, detached=detached, tls=tls)
         self.plain = plain
-        self._settings = lines  # without what ``serve`` is told
+        self._settings = lines  # without the options of ``serve``
 
     # --- who is the master -------------------------------------------------------------------------------------------
 
     def master(self, timeout_s: float = LEADER_TIMEOUT_S, *, other_than: NodeId | None = None) -> NodeId:
-        """Wait until a broker takes puts, and name it; of several, the one of the newest term."""
+        """Wait until a broker accepts messages, and return it; of several, the one of the highest term."""
         found: list[NodeId] = []
 
         def someone_is() -> bool:
@@ -73,7 +73,7 @@ class LocalBrokers(LocalGroup):
         return found[0]
 
     def broker_statuses(self) -> dict[NodeId, BrokerStatus]:
-        """What each running broker says of itself; those that do not answer are left out."""
+        """The statuses of the running brokers; those that do not respond are left out."""
         answers: dict[NodeId, BrokerStatus] = {}
         for node in self.nodes.values():
             if not self.is_running(node.node_id):
@@ -103,7 +103,7 @@ class LocalBrokers(LocalGroup):
         return Consumer(self.addresses, group=group, topic=topic, security=self.security, **options)
 
     def admin(self, timeout_s: float = 5.0, *, node: NodeId | None = None) -> Admin:
-        """An administrator that knows all brokers, or at first only one (it learns of the others)."""
+        """An admin client that knows all brokers, or initially only one (it discovers the others)."""
         from rocketstore.client import Admin
 
         addresses = self.addresses if node is None else [self.nodes[node].client_address]
@@ -116,15 +116,15 @@ class LocalBrokers(LocalGroup):
         return self.directory / node
 
     def store_dir(self, node: NodeId) -> Path:
-        """The log's own directory, in a group; see ``LocalGroup.store_dir``."""
+        """The log's directory, in a group; see ``LocalGroup.store_dir``."""
         return self.root_dir(node) / f"dledger-{node}"
 
     def conf_file(self, node: NodeId) -> Path:
-        """The broker's conf file; written anew before every start."""
+        """The broker's conf file, rewritten before every start."""
         return self.directory / f"broker-{node}.conf"
 
     def conf_lines(self, node: NodeId) -> dict[str, str]:
-        """What the conf file says."""
+        """The settings in the conf file."""
         root = self.root_dir(node)
         lines = {
             "brokerClusterName": "RaftCluster",
@@ -146,7 +146,7 @@ class LocalBrokers(LocalGroup):
         return {**lines, "sendMessageThreadPoolNums": "16", **self._settings, **extra}
 
     def command(self, node: NodeId) -> list[str]:
-        """The command line of a broker, after writing its conf file."""
+        """Write a broker's conf file, and return its command line."""
         file = self.conf_file(node)
         file.write_text("".join(f"{name}={text}\n" for name, text in self.conf_lines(node).items()))
         return self._ending_with_us([sys.executable, "-m", "cluster.entry", "broker", "-c", str(file)])

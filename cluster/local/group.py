@@ -1,7 +1,7 @@
-"""A group of real ``dledger serve`` processes on loopback: for the demo, the benchmarks and the integration tests.
+"""A group of real ``dledger serve`` processes on loopback, for the demo, benchmarks and integration tests.
 
-Every process ends with the group, also when the process that made the group is killed: each node watches a pipe that
-only its maker holds open. A detached group (``dledger demo --keep``) is left running instead.
+Every process ends with the group, even if the process that created it is killed: each node watches a pipe that only the
+creator holds open. A detached group (``dledger demo --keep``) is left running instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 READY_WORDS: Final = " is ready: "
-"""In the one line that ``dledger serve`` prints once it serves."""
+"""In the line that ``dledger serve`` prints once it serves."""
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 LEADER_TIMEOUT_S: Final = 15.0
@@ -39,12 +39,12 @@ _POLL_S: Final = 0.02
 
 
 class LocalGroupError(Exception):
-    """Raised when a process of the group does not do what it was told; holds the end of its log."""
+    """Raised when a process of the group fails to start or stop; contains the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """Where one node of the group lives."""
+    """The ports and directory of one node."""
 
     node_id: NodeId
     peer_port: int
@@ -58,7 +58,7 @@ class LocalNode:
 
 
 class NodeProcess(Protocol):
-    """What a group needs of a ``subprocess.Popen``, or of what stands in for one."""
+    """The part of ``subprocess.Popen`` that a group uses; others may implement it."""
 
     @property
     def pid(self) -> int: ...
@@ -67,23 +67,23 @@ class NodeProcess(Protocol):
     @property
     def returncode(self) -> int | None: ...
     def poll(self) -> int | None:
-        """The exit status (negative: a signal), None while it runs."""
+        """The exit status (negative: a signal); None while running."""
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status. Raises ``subprocess.TimeoutExpired``."""
 
     def send_signal(self, number: int) -> None:
-        """Does nothing once it has ended."""
+        """Send a signal; does nothing after the process has ended."""
 
     def kill(self) -> None:
         """SIGKILL."""
 
 
 class LocalGroup:
-    """Starts all nodes on entry and ends all on exit. Not thread-safe, except ``kill``."""
+    """Starts all nodes on entry and stops them on exit. Not thread-safe, except ``kill``."""
 
     _companion = 0
-    """What a node adds to its peer port to get another port that must be free."""
+    """Offset from a node's peer port to a second port that must also be free."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class LocalGroup:
         self.is_detached = detached
         self._processes: dict[NodeId, NodeProcess] = {}
         self.log_format = "text"
-        """How the nodes write their logs; or ``json``."""
+        """The nodes' log format: ``text`` or ``json``."""
         self.metrics_ports: dict[NodeId, int] = {}
-        """Where each node tells its metrics; see ``serve_metrics``."""
+        """Each node's metrics port; see ``serve_metrics``."""
         directory.mkdir(parents=True, exist_ok=True)
         client_ports = free_ports(size)
         peer_ports = free_ports(size, companion=self._companion, taken=client_ports)
@@ -131,7 +131,7 @@ class LocalGroup:
             self.close()
 
     def serve_metrics(self) -> None:
-        """Have every node that is started from now on tell its metrics at a port of its own."""
+        """Serve metrics from every node started from now on, each at its own port."""
         taken = {port for node in self.nodes.values() for port in (node.client_port, node.peer_port)}
         taken |= {node.peer_port + self._companion for node in self.nodes.values()}
         self.metrics_ports = dict(zip(self.nodes, free_ports(len(self.nodes), taken=taken), strict=True))
@@ -143,13 +143,13 @@ class LocalGroup:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def start_all(self) -> None:
-        """Start every node that does not run, side by side, and wait until all are ready."""
+        """Start all nodes that are not running, in parallel, and wait until they are ready."""
         offsets = {node: self._spawn(node) for node in self.nodes if not self.is_running(node)}
         for node, offset in offsets.items():
             self._wait_ready(node, offset)
 
     def start(self, node: NodeId, *, extra: Sequence[str] = ()) -> None:
-        """Start a node (again) and wait until it is ready. ``extra`` is appended to its command line."""
+        """Start a node and wait until it is ready. ``extra`` is appended to its command line."""
         if self.is_running(node):
             raise LocalGroupError(f"{node} runs already")
         self._wait_ready(node, self._spawn(node, extra))
@@ -161,7 +161,7 @@ class LocalGroup:
         process.wait()
 
     def stop(self, node: NodeId, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, wait for the graceful stop and give the exit code."""
+        """SIGTERM; wait for the graceful stop and return the exit code."""
         process = self._process(node)
         process.send_signal(signal.SIGTERM)
         try:
@@ -170,14 +170,14 @@ class LocalGroup:
             raise LocalGroupError(f"{node} did not stop within {timeout_s} s\n{self._log_end(node)}") from None
 
     def wait_exit(self, node: NodeId, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until a node ended by itself and give its exit code (negative: a signal)."""
+        """Wait until a node exits by itself and return its exit code (negative: a signal)."""
         try:
             return self._process(node).wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise LocalGroupError(f"{node} is still running after {timeout_s} s\n{self._log_end(node)}") from None
 
     def pause(self, node: NodeId) -> None:
-        """SIGSTOP: the process keeps its sockets and says nothing more."""
+        """SIGSTOP: the process keeps its sockets, but is silent."""
         self._process(node).send_signal(signal.SIGSTOP)
 
     def resume(self, node: NodeId) -> None:
@@ -185,16 +185,16 @@ class LocalGroup:
         self._process(node).send_signal(signal.SIGCONT)
 
     def is_running(self, node: NodeId) -> bool:
-        """Whether the node's process lives (a paused one does)."""
+        """Whether the node's process exists (also when paused)."""
         process = self._processes.get(node)
         return process is not None and process.poll() is None
 
     def pid(self, node: NodeId) -> int:
-        """The process id of a node that was started."""
+        """The process id of a started node."""
         return self._process(node).pid
 
     def close(self) -> None:
-        """End every process: SIGTERM to all, SIGKILL to those that take too long. Idempotent."""
+        """Stop every process: SIGTERM to all, then SIGKILL to those that take too long. Idempotent."""
         running = [self._processes[node] for node in self.nodes if self.is_running(node)]
         for process in running:
             process.send_signal(signal.SIGCONT)
@@ -218,18 +218,18 @@ class LocalGroup:
         return [node.client_address for node in self.nodes.values()]
 
     def client(self, timeout_s: float = 5.0) -> DLedgerClient:
-        """A client that knows all nodes; to be closed by the caller."""
+        """A client that knows all nodes; the caller closes it."""
         from dledger.client import DLedgerClient
 
         return DLedgerClient(self.addresses, group=self.name, timeout_s=timeout_s, security=self.security)
 
     @property
     def security(self) -> ClientSecurity | None:
-        """What the group's clients need to be let in."""
+        """The security settings that the group's clients need."""
         return self.tls.client() if self.tls is not None else None
 
     def leader(self, timeout_s: float = LEADER_TIMEOUT_S, *, other_than: NodeId | None = None) -> NodeId:
-        """Wait until a node leads and can commit, and name it."""
+        """Wait until a node leads and can commit, and return it."""
         found: list[NodeId] = []
 
         def someone_leads() -> bool:
@@ -245,7 +245,7 @@ class LocalGroup:
         return found[0]
 
     def statuses(self) -> dict[NodeId, NodeStatus]:
-        """What each running node says of itself; those that do not answer are left out."""
+        """The statuses of the running nodes; those that do not respond are left out."""
         answers: dict[NodeId, NodeStatus] = {}
         with closing(self.client(timeout_s=1.0)) as client:
             for node in self.nodes.values():
@@ -257,7 +257,7 @@ class LocalGroup:
         return answers
 
     def wait_converged(self, timeout_s: float = 30.0) -> dict[NodeId, NodeStatus]:
-        """Wait until all nodes run, hold the same entries and know them to be committed; give their statuses."""
+        """Wait until all nodes are running and have the same committed entries; returns their statuses."""
         answers: dict[NodeId, NodeStatus] = {}
 
         def all_alike() -> bool:
@@ -270,12 +270,12 @@ class LocalGroup:
         return answers
 
     def logs(self, node: NodeId) -> str:
-        """Everything that the node's processes printed."""
+        """The complete output of the node's processes."""
         file = self.nodes[node].log_file
         return file.read_text(errors="replace") if file.exists() else ""
 
     def store_dir(self, node: NodeId) -> Path:
-        """The node's own directory: ``data/``, ``index/`` and the small files."""
+        """The node's directory: ``data/``, ``index/`` and the small files."""
         return self.directory / f"dledger-{node}"
 
     # --- internals ---------------------------------------------------------------------------------------------------
@@ -291,22 +291,22 @@ class LocalGroup:
         return self._ending_with_us(words)
 
     def tls_settings(self, node: NodeId) -> dict[str, str]:
-        """Where a node finds its certificates; nothing without TLS."""
+        """The settings for a node's certificates; empty without TLS."""
         return self.tls.settings(node) if self.tls is not None else {}
 
     def members_of(self, node: NodeId) -> str:
-        """The member list as ``node`` is given it."""
+        """The member list passed to ``node``."""
         return ";".join(f"{one.node_id}-{self.peer_address(node, one)}" for one in self.nodes.values())
 
     def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # some nodes go detours
-        """Where ``node`` finds ``other``'s peer port."""
+        """The address at which ``node`` reaches ``other``'s peer port."""
         return f"{HOST}:{other.peer_port}"
 
     def _ending_with_us(self, words: list[str]) -> list[str]:
         return words if self.is_detached else [*words, "--until-stdin-closes"]
 
     def _spawn(self, node: NodeId, extra: Sequence[str] = ()) -> int:
-        """Start the process and give the size of its log before that."""
+        """Start the process and return the previous size of its log."""
         log_file = self.nodes[node].log_file
         offset = log_file.stat().st_size if log_file.exists() else 0
         before = self._processes.get(node)
@@ -324,11 +324,11 @@ class LocalGroup:
             stdout=log,
             stderr=log,
             env=self.environment(),
-            start_new_session=True,  # Ctrl-C is for the maker, which then ends its nodes in its own order.
+            start_new_session=True,  # Ctrl-C is for the creator, which stops its nodes in order
         )
 
     def environment(self) -> dict[str, str]:
-        """What a node finds in its environment."""
+        """The environment of a node."""
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("COVERAGE_", "DLEDGER_"))}
         return ours | {"DLEDGER_LOG_FORMAT": self.log_format}
 
@@ -366,13 +366,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) 
 
 
 def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -> list[int]:
-    """Distinct TCP ports that nobody listens on now, none of ``taken``; the port ``companion`` higher is free, too.
+    """Distinct free TCP ports, none of ``taken``; the port ``companion`` higher is free, too.
 
-    They lie below the range from which the kernel takes the ports of outgoing connections: inside it, a client that
-    reconnects to a killed node can be given that node's very port, and the node could not be restarted.
+    They are below the kernel's range for outgoing connections: otherwise a client that reconnects to a killed node
+    might get that node's own port, and the node could not be restarted.
 
-    Processes that do this side by side may each be given a share of all ports, or one takes the port of a node that
-    another has killed and wants to start again: ``LOCAL_PORTS=1/8`` means those that are 1 modulo 8.
+    Processes that call this in parallel may be given separate shares of the ports, so that none takes the port of a
+    node that another one has killed and will restart: ``LOCAL_PORTS=1/8`` means ports that are 1 modulo 8.
     """
     share, shares = map(int, os.environ.get("LOCAL_PORTS", "0/1").split("/"))
     low = 10_000

@@ -1,4 +1,4 @@
-"""Certificates for a group of local processes: made when the group is, in its directory."""
+"""Certificates for a group of local processes, created with the group, in its directory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class LocalTls:
-    """A CA, a certificate for every node, and one for the clients."""
+    """A CA, a certificate for each node, and one for clients."""
 
     def __init__(self, directory: Path, nodes: Iterable[NodeId]) -> None:
-        from cluster import certs  # here: it needs a package that is not always installed
+        from cluster import certs  # here: it needs an optional package
 
         self.directory = directory
         certs.make_authority(directory)
@@ -25,7 +25,7 @@ class LocalTls:
         certs.make_client(directory, "client")
 
     def settings(self, node: NodeId) -> dict[str, str]:
-        """What a node is told."""
+        """The TLS settings of a node."""
         return {
             "tls_cert_path": str(self.directory / f"{node}.crt"),
             "tls_key_path": str(self.directory / f"{node}.key"),
@@ -33,12 +33,12 @@ class LocalTls:
         }
 
     def client(self, name: str = "client") -> ClientSecurity:
-        """What a client is told."""
+        """The TLS settings of a client."""
         return client_security(self.directory, name)
 
 
 def client_security(directory: Path, name: str = "client") -> ClientSecurity:
-    """What a client is told whose certificate is in a directory of ``dledger certs``."""
-    from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help need not wait for gRPC
+    """Client settings for a certificate in a directory made by ``dledger certs``."""
+    from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help does not load gRPC
 
     return ClientSecurity(TlsFiles(directory / "ca.crt", directory / f"{name}.crt", directory / f"{name}.key"))

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus: the endpoint, what is on it, and how the hot paths are watched."""
+"""Prometheus metrics of a server: the endpoint, its contents, and the measurements in the hot paths."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def metered(host: str, port: int, node: ServerConfig | None) -> Iterator[Exporter | None]:
-    """Serve metrics of a server process at ``host:port`` meanwhile; None if ``port`` is 0. Raises ``ConfigError``.
+    """Serve metrics of a server process at ``host:port``; None if ``port`` is 0. Raises ``ConfigError``.
 
-    Without it nothing of this package is imported, and nothing is measured.
+    In that case nothing else of this package is imported, and nothing is measured.
     """
     if port == 0:
         yield None

@@ -1,4 +1,4 @@
-"""A broker's metrics, read from its state when Prometheus asks."""
+"""A broker's metrics, read from its state at each scrape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole
 
 _LEAST_LATENCY_S = 0.001
-"""RocketMQ's first bucket holds what took no whole millisecond."""
+"""RocketMQ's first bucket counts latencies below a millisecond."""
 _LATENCY_BOUNDS_S = tuple(max(_LEAST_LATENCY_S, bound / 1000) for bound in LATENCY_BOUNDS_MS)
 
 
@@ -29,11 +29,11 @@ class BrokerMetrics(Collector):
         self._recorder = recorder
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing that registering needs to know."""
+        """Empty: registration needs nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Everything as it is now."""
+        """All metrics as of now."""
         config, now = self._broker.config, self._broker.measure()
         found = Families(config.cluster_name, config.name, config.node_id)
         found.gauge("rocketmq_master", now.role is not BrokerRole.SLAVE)
@@ -44,7 +44,7 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_streams", now.service.streams)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
-        if self._broker.node is not None:  # which tells the conditions of both
+        if self._broker.node is not None:  # which reports the conditions of both
             return found.all()
         conditions = Families(config.name, config.node_id)
         conditions.conditions(self._broker.conditions.now())
@@ -59,7 +59,7 @@ class BrokerMetrics(Collector):
             "rocketmq_storage_message_age_seconds", max(0.0, time.time() - begin_ms / 1000) if begin_ms > 0 else 0
         )
         found.gauge("rocketmq_storage_disk_used_ratio", now.disk_used_ratio)
-        if self._broker.node is None:  # else the log's own figures are the node's
+        if self._broker.node is None:  # otherwise the node's metrics contain the log's figures
             found.histogram("rocketmq_flush_latency_seconds", self._recorder.flush_latency_s)
 
     def _counters(self, found: Families, stats: StoreStats) -> None:

@@ -1,7 +1,7 @@
-"""Every metric: its name, kind, labels and meaning, and what DLedger and RocketMQ 5 call the same thing.
+"""Every metric: its name, kind, labels and meaning, and its name in DLedger and RocketMQ 5.
 
-The collectors make nothing that is not in here (``families`` looks it up), and the table in ``docs/metrics.md`` is
-written from it. Names follow Prometheus: base units, ``_total`` for counters.
+Collectors can only emit metrics listed here (``families`` looks them up), and the table in ``docs/metrics.md`` is
+generated from it. Names follow Prometheus: base units, ``_total`` for counters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Spec:
     kind: MetricKind
     meaning: str
     labels: tuple[str, ...] = ()
-    """Besides those that all metrics of its family have."""
+    """Besides the labels of all metrics in its family."""
     java: str = ""
-    """The same, or nearly the same, in DLedger 0.4 or RocketMQ 5; empty if they have none."""
+    """The equivalent, or nearly, in DLedger 0.4 or RocketMQ 5; empty if none."""
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -38,9 +38,9 @@ class Spec:
 
 
 NODE_LABELS: Final = ("group", "node")
-"""Of every ``dledger_`` metric."""
+"""Labels of every ``dledger_`` metric."""
 BROKER_LABELS: Final = ("cluster", "broker", "node")
-"""Of every ``rocketmq_`` metric."""
+"""Labels of every ``rocketmq_`` metric."""
 
 
 def _gauge(name: str, meaning: str, *labels: str, java: str = "") -> Spec:

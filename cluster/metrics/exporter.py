@@ -1,6 +1,7 @@
-"""The endpoint of one server process, put together: what is measured, and the port at which it is told.
+"""The metrics endpoint of one server process: the collectors and the port.
 
-The port is open before the server is made, so that a long recovery can be watched, and a taken port is told at once.
+The port is open before the server is created, so that a long recovery can be watched, and a port in use is reported at
+once.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class _Probes:
 
 
 class Exporter:
-    """Use as a context: the port is answered within. Raises ``ConfigError`` from the constructor: port taken."""
+    """A context manager that serves the port. The constructor raises ``ConfigError`` if the port is in use."""
 
     def __init__(self, host: str, port: int, peers: Iterable[Member] = ()) -> None:
         self.instruments = MetricsRecorder(peer.node_id for peer in peers)
-        """For the server to be made with."""
+        """To be passed to the server."""
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._probes = _Probes(alive=lambda: (True, "starting"), ready=lambda: (False, "starting"))
@@ -68,7 +69,7 @@ class Exporter:
         return self._port.port
 
     def watch_node(self, server: DLedgerServer) -> None:
-        """Tell of a node made with ``instruments``; before it is started."""
+        """Export a node created with ``instruments``; call before starting it."""
         server.add_role_change_handler(self.instruments)
         self._registry.register(NodeMetrics(server, self.instruments))
         self._probes = _Probes(
@@ -77,7 +78,7 @@ class Exporter:
         )
 
     def watch_broker(self, broker: BrokerServer) -> None:
-        """Tell of a broker made with ``instruments``, and of its node; before it is started."""
+        """Export a broker created with ``instruments``, and its node; call before starting it."""
         node = broker.node
         if node is not None:
             node.add_role_change_handler(self.instruments)
@@ -90,7 +91,7 @@ class Exporter:
         self._probes = _Probes(alive=lambda: _alive(broker.fatal), ready=lambda: _ready(known=broker.is_ready))
 
     def _metrics(self) -> tuple[HTTPStatus, str, bytes]:
-        """In the plain text format, whatever else is accepted: OpenMetrics costs half as much again."""
+        """Always in the plain text format: OpenMetrics costs half as much again."""
         encode, kind = choose_encoder("")
         return HTTPStatus.OK, kind, encode(self._registry)
 

@@ -1,4 +1,4 @@
-"""Families in the making: what a collector fills in and gives away. Only what the catalog has can be made."""
+"""Builds the metric families of one scrape. Only metrics in the catalog can be added."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily, HistogramMe
 
 
 class Families:
-    """Fill in by name; ``labels`` are the values of those that every metric of this collector has."""
+    """Adds samples by metric name; ``labels`` are the values of this collector's common labels."""
 
     def __init__(self, *labels: str) -> None:
         self._labels: Final = labels
         self._found: dict[str, Metric] = {}
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
-        """A gauge's sample."""
+        """Add a gauge's sample."""
         self._family(name, GaugeMetricFamily).add_metric((*self._labels, *labels), value)
 
     def counter(self, name: str, value: float, *labels: str) -> None:
-        """A counter's sample."""
+        """Add a counter's sample."""
         self._family(name, CounterMetricFamily).add_metric((*self._labels, *labels), value)
 
     def histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
-        """A histogram's samples."""
+        """Add a histogram's samples."""
         buckets, total = histogram.read()
         self.buckets(name, buckets, total, *labels)
 
     def buckets(self, name: str, buckets: Sequence[tuple[str, float]], total: float, *labels: str) -> None:
-        """A histogram's samples, from its buckets."""
+        """Add a histogram's samples, given its buckets."""
         self._family(name, HistogramMetricFamily).add_metric((*self._labels, *labels), buckets, total)
 
     def conditions(self, now: Sequence[Condition]) -> None:
-        """Every kind, whether it holds or not, so that an alert ends."""
+        """Add every kind of condition, present or not, so that alerts end."""
         held = {one.kind for one in now}
         for kind in ConditionKind:
             self.gauge("dledger_condition", kind in held, kind)
 
     def all(self) -> list[Metric]:
-        """What was filled in."""
+        """All families added."""
         return list(self._found.values())
 
     def _family(self, name: str, make: type[_Family]) -> _Family:

@@ -1,4 +1,4 @@
-"""A histogram that costs its caller as little as Python allows; ``prometheus_client``'s looks at every bucket."""
+"""A histogram that is as cheap for its caller as Python allows; ``prometheus_client``'s iterates over all buckets."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Histogram:
             self._sum += value
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """The buckets as Prometheus has them (each with all below it), and the sum."""
+        """The cumulative buckets, as Prometheus has them, and the sum."""
         with self._lock:
             counts, total = list(self._counts), self._sum
         return cumulative(self._bounds, counts), total
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Upper bounds as texts, each with how many values are at most that."""
+    """Upper bounds as text, each with the number of values at or below it."""
     so_far = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*map(str, map(float, bounds)), "+Inf"), counts, strict=True):

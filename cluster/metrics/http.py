@@ -1,9 +1,9 @@
-"""The port that Prometheus and probes ask: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it can be used).
+"""The HTTP port for Prometheus and probes: ``/metrics``, ``/healthz`` (alive), ``/readyz`` (ready to serve).
 
-A thread accepts, a thread per request answers; both ends are bounded: few requests at a time, each with few seconds.
-Whoever connects and says nothing, or says it slowly, must not keep a probe out, by which a node would be restarted: for
-one request more than there is room for, the oldest that has not come in whole yet is hung up on. prometheus_client's
-own server has a thread for each connection, without a limit and without a time-out, and no other pages.
+One thread accepts, and one thread per request responds, with limits on the number of requests and on their time. A
+client that connects and sends nothing, or sends slowly, must not keep a probe out, because the node would then be
+restarted: if there is no room for another request, the oldest incomplete one is closed. prometheus_client's own server
+has a thread per connection without a limit or time-out, and no other pages.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dledger.values import address_text
 _log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 8
-"""Requests at a time."""
+"""Concurrent requests."""
 REQUEST_TIMEOUT_S: Final = 5.0
-"""How long a request may take to come in, and its answer to be taken."""
+"""How long a request may take to arrive, and its response to be read."""
 _OTHER_NAME: Final = "metrics are for this machine only: use localhost or the address\n"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
 Page = Callable[[], tuple[HTTPStatus, str, bytes]]
-"""What a path answers: a status, a content type and a body."""
+"""A path's response: status, content type and body."""
 
 
 class MetricsPort:
-    """Listens from the constructor on, answers between ``start`` and ``stop``. Raises ``ConfigError``: port taken."""
+    """Listens once constructed, serves between ``start`` and ``stop``. Raises ``ConfigError`` if the port is taken."""
 
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
         try:
@@ -53,16 +53,16 @@ class MetricsPort:
                     f"machine does not have that address ({error})"
                 ]
             ) from error
-        self._awake, self._wake = socket.socketpair()  # what is written to the one ends the wait on the other
+        self._awake, self._wake = socket.socketpair()  # writing to one ends the wait on the other
         self._thread = threading.Thread(target=self._serve, name="dledger-metrics")
         self.port: Final = int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start responding."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the port. Idempotent."""
+        """Stop the thread and close the port. Idempotent."""
         if self._thread.is_alive():
             self._wake.send(b"x")
             self._thread.join()
@@ -71,9 +71,9 @@ class MetricsPort:
         self._wake.close()
 
     def _serve(self) -> None:
-        """Not the base's own loop, which looks several times a second whether it shall end.
+        """Replaces the base class's loop, which checks several times a second whether to stop.
 
-        It waits for ever, but while a request is coming in only until that must be here.
+        Waits without a timeout, or until the deadline of an incomplete request.
         """
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._server, selectors.EVENT_READ)
@@ -88,7 +88,7 @@ class MetricsPort:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    timeout = 0  # a connection is there already, or is gone again
+    timeout = 0  # the connection is already there, or gone again
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, pages: dict[str, Page]) -> None:
@@ -96,17 +96,17 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self.is_local = is_loopback(host)
         self._lock = threading.Lock()  # guards what follows
-        self._unheard: dict[object, float] = {}  # connections whose requests are not in yet, since when; oldest first
+        self._unheard: dict[object, float] = {}  # connections with incomplete requests, by start time, oldest first
         self._answered: set[object] = set()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """As the base has it, but without asking a name server who we are."""
+        """As in the base class, but without a DNS lookup of our own name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "metrics", self.server_address[1]
 
     def hang_up_on_slow(self) -> float | None:
-        """End what takes too long to come in; gives after how long to look again, None if nothing is coming in."""
+        """Close connections whose requests take too long; returns when to check again, None if none is incomplete."""
         now = time.monotonic()
         with self._lock:
             for request in [one for one, since in self._unheard.items() if now - since >= REQUEST_TIMEOUT_S]:
@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
                 self._answered.discard(request)
 
     def heard(self, request: object) -> bool:
-        """The request is in and will be answered; False if it was hung up on meanwhile."""
+        """Mark the request as complete; False if it was closed in the meantime."""
         with self._lock:
             if self._unheard.pop(request, None) is None:
                 return False
@@ -141,14 +141,14 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def _hang_up(self, request: object) -> None:
-        """Its thread reads the end, and ends."""
+        """Its thread reads the end of the stream, and ends."""
         del self._unheard[request]
         if isinstance(request, socket.socket):
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: _Request, client_address: object) -> None:  # noqa: ARG002
-        """Clients that go away are nobody's business."""
+        """Ignore clients that disconnect."""
         _log.debug("a metrics request failed", exc_info=True)
 
 
@@ -157,20 +157,20 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_TIMEOUT_S
     server_version, sys_version = "dledger", ""
 
-    def do_GET(self) -> None:  # as the base calls it
-        """Answer with the page of the path."""
+    def do_GET(self) -> None:  # the name required by the base class
+        """Respond with the path's page."""
         if not self.server.heard(self.request):
             return
         page = self.server.pages.get(self.path.partition("?")[0])
         if self.server.is_local and not is_loopback(self.headers.get("Host", "localhost")):
-            # A page in a browser on this machine, whose name leads here: what it gets, it may give to others.
+            # A web page in a browser on this machine could rebind its name to this address and read the response.
             status, kind, body = HTTPStatus.MISDIRECTED_REQUEST, _TEXT, _OTHER_NAME.encode()
         elif page is None:
             status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()
         else:
             try:
                 status, kind, body = page()
-            except DLedgerError as error:  # it is starting or stopping
+            except DLedgerError as error:  # the server is starting or stopping
                 status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error}\n".encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def text_page(look: Callable[[], tuple[bool, str]]) -> Page:
-    """A page that says in a line whether something is so: 200 or 503."""
+    """A one-line page about whether a condition holds: 200 or 503."""
 
     def page() -> tuple[HTTPStatus, str, bytes]:
         good, words = look()

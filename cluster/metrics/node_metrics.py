@@ -1,4 +1,4 @@
-"""A node's metrics, read from its state when Prometheus asks."""
+"""A node's metrics, read from its state at each scrape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dledger.types import LogIndex, Role
 
 
 class NodeMetrics(Collector):
-    """``dledger_…``. ``applied`` gives the last entry that the application has; without one: what is committed."""
+    """``dledger_…``. ``applied`` returns the application's last applied entry; without one, the commit index counts."""
 
     def __init__(
         self, server: DLedgerServer, recorder: MetricsRecorder, applied: Callable[[], LogIndex] | None = None
@@ -26,11 +26,11 @@ class NodeMetrics(Collector):
         self._applied = applied
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing that registering needs to know."""
+        """Empty: registration needs nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Everything as it is now."""
+        """All metrics as of now."""
         now = self._server.measure()
         found = Families(now.status.group, now.status.node_id)
         self._protocol(found, now)

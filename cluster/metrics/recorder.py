@@ -1,4 +1,4 @@
-"""What the hot paths tell, kept until Prometheus asks."""
+"""Measurements from the hot paths, kept until the next scrape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dledger.types import AppendedBatch, NodeId
 
 
 class PeerRecord:
-    """Pushes that one peer acknowledged."""
+    """Pushes acknowledged by one peer."""
 
     def __init__(self) -> None:
         self.latency_s = Histogram(LATENCY_BOUNDS_S)
@@ -24,7 +24,7 @@ class PeerRecord:
 
 
 class MetricsRecorder(Instruments):
-    """The port that ``dledger.instruments`` names, and a ``RoleChangeHandler``."""
+    """Implements the port ``dledger.instruments``, and ``RoleChangeHandler``."""
 
     def __init__(self, peers: Iterable[NodeId] = ()) -> None:
         self.append_latency_s = Histogram(LATENCY_BOUNDS_S)
@@ -33,7 +33,7 @@ class MetricsRecorder(Instruments):
         self.flush_latency_s = Histogram(LATENCY_BOUNDS_S)
         self.flush_bytes = Histogram(BYTES_BOUNDS)
         self.peers = {peer: PeerRecord() for peer in sorted(peers)}
-        # A node writes to its log on one thread at a time, so these need no lock of their own.
+        # A node writes its log on one thread at a time, so these need no lock.
         self.received_entries = 0
         self.received_bytes = 0
         self._lock = threading.Lock()  # guards the counters below
@@ -80,24 +80,24 @@ class MetricsRecorder(Instruments):
     # -- RoleChangeHandler -------------------------------------------------------------------------------------------
 
     def startup(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def role_changed(self, change: RoleChange) -> None:
-        """Count it."""
+        """Count the change."""
         with self._lock:
             self._role_changes[change.role.lower(), change.reason or "unknown"] += 1
 
     def shutdown(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     # -- what was told -----------------------------------------------------------------------------------------------
 
     def failures(self) -> dict[str, int]:
-        """Refused or unanswered appends by DLedger's response code."""
+        """Refused or unconfirmed appends by DLedger's response code."""
         with self._lock:
             return dict(self._failures)
 
     def role_changes(self) -> dict[tuple[str, str], int]:
-        """Changes by what it became and why."""
+        """Role changes by new role and reason."""
         with self._lock:
             return dict(self._role_changes)

@@ -1,4 +1,4 @@
-"""Access control of one server, from its settings: the guard, and the rules file that it follows."""
+"""Access control of one server, built from its settings: the guard, and the rules file that it follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
-from dledger.access.rules_file import RulesFile
+from dledger.access.rules_file import MakeThread, RulesFile
 from dledger.clock import Clock
 from dledger.config import AccessConfig
 
@@ -16,10 +16,11 @@ _log = logging.getLogger("dledger.access")
 
 
 class AccessControl:
-    """Made by ``of``; ``start`` once there is an event loop, ``close`` ends its thread."""
+    """Created by ``of``; ``start`` it once there is an event loop, ``close`` ends its thread."""
 
-    def __init__(self, file: RulesFile, guard: AccessGuard) -> None:
+    def __init__(self, file: RulesFile, guard: AccessGuard, name: str) -> None:
         self.guard = guard
+        self._name = name
         self._file = file
 
     @classmethod
@@ -34,16 +35,16 @@ class AccessControl:
                     "acl_file is set but acl_enable is not true: access control is off, every client may do everything"
                 )
             return None
-        file = RulesFile(config.acl_file, name=name)
-        return cls(file, AccessGuard(file.rules, name=name, clock=clock))
+        file = RulesFile(config.acl_file)
+        return cls(file, AccessGuard(file.rules, name=name, clock=clock), name)
 
-    def start(self, post: Callable[[Callable[[], None]], None]) -> None:
-        """Follow the file; ``post`` runs something on the guard's event loop."""
+    def start(self, post: Callable[[Callable[[], None]], None], thread: MakeThread) -> None:
+        """Follow the file on a thread; ``post`` runs something on the guard's event loop."""
 
         def changed(rules: AccessRules) -> None:
             post(partial(self.guard.apply, rules))
 
-        self._file.watch(changed, self.guard.audit)
+        self._file.start(thread, self._name, changed, self.guard.audit)
 
     def close(self) -> None:
         """End the thread. Idempotent."""

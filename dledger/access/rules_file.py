@@ -1,8 +1,8 @@
-"""The rules file: read safely, and read again when it changes.
+"""The rules file: read safely, and reloaded when it changes.
 
-It holds secrets, so it must be nobody else's: a file that others may read, or that its group may write, is refused and
-not only warned of, because a warning at the start of a server is read when it is too late. Its group may read it, which
-is how Kubernetes hands out secrets (``fsGroup``, ``defaultMode: 0440``).
+It holds secrets, so nobody else may have access: a file that others may read, or that its group may write, is refused
+instead of only causing a warning, because a warning at a server's start is read when it is too late. Its group may read
+it, which is how Kubernetes provides secrets (``fsGroup``, ``defaultMode: 0440``).
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dledger.access.audit import AuditLog
 from dledger.access.rules import AccessRules, parse_rules
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, told
 
 _log = logging.getLogger("dledger.access")
 
 FILE_BYTES_MAX: Final = 8 << 20
+PROBLEMS_MAX: Final = 50
+"""The limit of problems reported per file."""
 INTERVAL_S: Final = 1.0
 _FORBIDDEN: Final = stat.S_IRWXO | stat.S_IWGRP
 _Stamp = tuple[int, int, int, int]
+MakeThread = Callable[[str, Callable[[], None]], threading.Thread]
+"""Creates a supervised thread of that name: without supervision, withdrawn rights could stay in force unnoticed."""
 
 
 def load_rules(file: Path) -> AccessRules:
-    """Raises ``ConfigError`` with everything that is wrong with the file."""
+    """Raises ``ConfigError`` with all problems of the file."""
     return _load(file)[0]
 
 
@@ -57,8 +62,16 @@ def _load(file: Path) -> tuple[AccessRules, _Stamp]:
     except UnicodeDecodeError as error:
         raise ConfigError([f"{file}: not valid UTF-8: {error.reason} at byte {error.start}"]) from None
     except ConfigError as error:
-        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+        raise ConfigError(_bounded(file, error.problems)) from None
     return rules, _stamp(status)
+
+
+def _bounded(file: Path, problems: Sequence[str]) -> list[str]:
+    """Problems quote the file, and a large one may have a million of them."""
+    shown = [f"{file}: {told(problem)}" for problem in problems[:PROBLEMS_MAX]]
+    if len(problems) > PROBLEMS_MAX:
+        shown.append(f"{file}: {len(problems) - PROBLEMS_MAX} more problems")
+    return shown
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
@@ -66,54 +79,52 @@ def _stamp(status: os.stat_result) -> _Stamp:
 
 
 class RulesFile:
-    """Reads the file when made (raising ``ConfigError``); from ``watch`` to ``close`` a thread tells of new rules.
+    """Reads the file on creation (raising ``ConfigError``); from ``start`` to ``close`` a thread reports new rules.
 
-    New rules that are wrong are told in the log, every problem once per change, and the old ones stay. The thread reads
-    the file itself, because a disk may keep it waiting.
+    Problems of new rules are logged, each once per change, and the old rules stay. The thread reads the file itself,
+    because a disk may keep it waiting.
     """
 
-    def __init__(self, file: Path, *, name: str, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, file: Path, *, interval_s: float = INTERVAL_S) -> None:
         self.rules, self._loaded = _load(file)
         self._file = file
         self._interval_s = interval_s
         self._told: _Stamp | str = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"dledger-access-{name}", daemon=True)
-        self._changed: Callable[[AccessRules], None] = lambda _rules: None
-        self._audit: AuditLog | None = None
+        self._thread: threading.Thread | None = None
 
-    def watch(self, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
+    def start(self, thread: MakeThread, name: str, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
         """Call ``changed`` on the thread for every good change from now on; has the audit log write its counts."""
-        self._changed, self._audit = changed, audit
+        self._thread = thread(f"dledger-access-{name}", partial(self._run, changed, audit))
+        self._thread.daemon = True
         self._thread.start()
 
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._stop.set()
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+        if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
         while not self._stop.wait(self._interval_s):
-            self.look()
-            if self._audit is not None:
-                self._audit.flush()
-        if self._audit is not None:
-            self._audit.flush()
+            if self.look():
+                changed(self.rules)
+            audit.flush()
+        audit.flush()
 
-    def look(self) -> None:
-        """Read the file if it is another than the one in force."""
+    def look(self) -> bool:
+        """Read the file if it differs from the one in force; returns whether ``rules`` are new."""
         try:
             stamp = _stamp(self._file.stat())
             if stamp in (self._loaded, self._told):
-                return
+                return False
             rules, loaded = _load(self._file)
         except (OSError, ConfigError) as error:
             self._complain(error)
-            return
+            return False
         self.rules, self._loaded, self._told = rules, loaded, ""
         _log.info("%s: reloaded access rules: %d accounts", self._file, len(rules.accounts))
-        self._changed(rules)
+        return True
 
     def _complain(self, error: OSError | ConfigError) -> None:
         try:

@@ -6,9 +6,9 @@ from dledger.client.aio_calls import AsyncCalls
 
 
 class AsyncDLedgerClient(AsyncCalls):
-    """As ``DLedgerClient``. Belongs to the event loop it is first used on; not for several threads."""
+    """``DLedgerClient`` for asyncio, bound to the event loop of its first use; not thread-safe."""
 
     async def close(self) -> None:
-        """Close every connection; calls under way fail. Idempotent."""
+        """Close every connection; calls in progress fail. Idempotent."""
         self._seeker.close()
         await super().close()

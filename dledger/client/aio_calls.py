@@ -1,4 +1,6 @@
-"""What both clients of the log offer. ``make unasync`` makes ``calls.py`` from ``aio_calls.py``: change that one."""
+"""The calls common to both clients of the log. ``make unasync`` generates ``calls.py`` from ``aio_calls.py``: edit
+the latter.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.appender import AppenderOptions, AsyncAppender
-from dledger.client.appends import DIRECT, RULES, wire_of
+from dledger.client.appends import DIRECT, RULES, too_large, wire_of
 from dledger.client.channels import Service
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
 from dledger.client.security import ChannelMaker, ClientSecurity
@@ -31,7 +33,14 @@ from dledger.client.shared import (
     split,
 )
 from dledger.config import MIB
-from dledger.errors import DLedgerError, EmptyBatchError, LeaderHint, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    DLedgerError,
+    EmptyBatchError,
+    InvariantError,
+    LeaderHint,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from dledger.records import record
 from dledger.rpc import options
 from dledger.rpc.clients import codec
@@ -49,7 +58,7 @@ _T = TypeVar("_T")
 
 @record(frozen=True, slots=True)
 class _Call(Generic[_T]):
-    """A unary call: its target, and the meaning of its answer."""
+    """A unary call: its target and the decoding of its answer."""
 
     name: str
     request: bytes
@@ -81,6 +90,8 @@ class AsyncCalls:
         self._channels = AsyncChannels(self._maker, Service(options.LOG_SERVICE, rpc_failure))
         self._seeker = AsyncSeeker(self._directory, self._ask_all, report_of_node)
         self._wire = wire_of(group)
+        self._request_bytes_max = 0
+        """The leader's last stated limit of a request's bytes; 0: none."""
         self._links = AsyncLinks(self._open_stream, self._seeker.look, self._directory.note_failure)
         self._lock = threading.Lock()  # guards the fields below
         self._direct: AsyncSender[None, AppendResult] | None = None
@@ -107,16 +118,16 @@ class AsyncCalls:
     # --- append -----------------------------------------------------------------------------------------------------
 
     async def append(self, body: bytes, *, timeout_s: float | None = None) -> AppendResult:
-        """Append one entry; returns when a quorum has stored it, once."""
+        """Append one entry; returns when a quorum has stored it, exactly once."""
         batch, place = await self._direct_sender().add(body, timeout_s=self._timeout_s(timeout_s))
         await wait_for_batch(batch)
         return AsyncSentItem(batch, place).result()
 
     async def append_many(self, bodies: Sequence[bytes], *, timeout_s: float | None = None) -> list[AppendResult]:
-        """Append entries in order, in requests of up to 1 MiB one after the other; each request is all or nothing.
+        """Append entries in order, in consecutive requests of up to 1 MiB; each request is all or nothing.
 
-        When a request fails, those before it are in the log (the error then has ``outcome="unknown"`` and a note),
-        those after it were not sent.
+        When a request fails, the ones before it are in the log (the error then has ``outcome="unknown"`` and a note),
+        and the ones after it were not sent.
         """
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
@@ -125,12 +136,12 @@ class AsyncCalls:
     async def append_as(
         self, producer: str, sequence: int, bodies: Sequence[bytes], *, timeout_s: float | None = None
     ) -> list[AppendResult]:
-        """Append entries under your own producer name; the first one has the number ``sequence``.
+        """Append entries under your own producer name, numbered from ``sequence``.
 
-        What the log holds of them already is not appended again, however often and by whom it is repeated: by a second
-        attempt, another process, the next day (until the producer was idle for ``producer_expiry_ms``). For one
-        producer, one caller at a time. Split as ``append_many``; also after an error, ``producer_sequence`` tells how
-        far it came. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
+        Entries that the log already holds are not appended again, whoever repeats them and however often: a second
+        attempt, another process, the next day (until the producer has been idle for ``producer_expiry_ms``). Only one
+        caller at a time per producer. Split like ``append_many``; after an error, too, ``producer_sequence`` returns
+        how far it got. Raises ``OutOfOrderSequenceError`` and ``UnknownProducerError``, besides what ``append`` raises.
         """
         if not bodies:
             raise EmptyBatchError("an append needs at least one entry")
@@ -138,7 +149,7 @@ class AsyncCalls:
         sender = self._sender(ProducerNumbering(producer))
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
-        finally:  # whoever is cancelled does not wait until the deadline of what is under way
+        finally:  # a cancelled caller does not wait for the deadline of what is in flight
             await sender.abandon(UnavailableError("cancelled: nobody is waiting for it"))
 
     async def _append_parts(
@@ -149,6 +160,7 @@ class AsyncCalls:
         sequence: int | None = None,
     ) -> list[AppendResult]:
         results: list[AppendResult] = []
+        await self._check_sizes(bodies, deadline)
         for part in split(bodies):
             number = None if sequence is None else sequence + len(results)
             try:
@@ -158,6 +170,17 @@ class AsyncCalls:
             except DLedgerError as error:
                 raise partly_appended(error, len(results)) from None
         return results
+
+    async def _check_sizes(self, bodies: Sequence[bytes], deadline: Deadline) -> None:
+        """Refuse a body too large for any request before the parts in front of it are stored."""
+        largest = max(map(len, bodies))
+        if largest + options.FRAMING_BYTES <= max(options.REQUEST_BYTES_MAX, self._request_bytes_max):
+            return  # every server accepts the first ones
+        stream = await self._open_stream(deadline.remaining_s, _unasked, lambda _stream: None)
+        await stream.close()
+        fits = self._request_bytes_max - options.FRAMING_BYTES
+        if largest > fits > 0:
+            raise too_large(f"an entry has {largest} bytes, and {stream.address} takes at most {fits} in a request")
 
     def _direct_sender(self) -> AsyncSender[None, AppendResult]:
         sender = self._direct
@@ -175,9 +198,9 @@ class AsyncCalls:
         return AsyncSender(self._links, Window(options, RULES, numbering), "dledger-appends")
 
     async def producer_sequence(self, producer: str, *, timeout_s: float | None = None) -> int:
-        """The number of the next entry of a producer; 0 if the group does not know it. All before it is committed.
+        """The number of a producer's next entry; 0 if the group does not know it. All entries before it are committed.
 
-        An append under way may still come after the answer: ask when none is.
+        An append in flight may still be stored after the answer: call this when none is.
         """
         request = codec.encode_producer_request(self.group, producer)
         call = _Call("Producer", request, codec.decode_producer_answer, of_leader=True)
@@ -219,10 +242,11 @@ class AsyncCalls:
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> list[Entry]:
-        """Entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB) allow.
+        """Read entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB)
+        allow.
 
-        Empty when ``first_index`` is where the next entry will be. ``mode`` COMMITTED and LOCAL may be answered by any
-        node, LINEARIZABLE only by the leader; ``address`` picks one.
+        Empty when ``first_index`` is the next index to be written. Any node may answer in mode COMMITTED and LOCAL,
+        only the leader in mode LINEARIZABLE; ``address`` picks one.
         """
         request = codec.encode_read(codec.Read(self.group, LogIndex(first_index), count, max_bytes, mode))
         call = _Call("Read", request, codec.decode_read_answer, of_leader=mode is ReadMode.LINEARIZABLE)
@@ -231,9 +255,9 @@ class AsyncCalls:
     async def follow(
         self, first_index: int, *, mode: ReadMode = ReadMode.COMMITTED, address: str | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Every committed entry from ``first_index`` on, endlessly; switches to another node when one is lost.
+        """Yield every committed entry from ``first_index`` on, endlessly; switches to another node when one fails.
 
-        Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to end.
+        Raises ``UnavailableError`` when no node answers for ``timeout_s``. Close the iterator (or the client) to stop.
         """
         next_index = LogIndex(first_index)
         request = lambda: codec.encode_follow(codec.Read(self.group, next_index, mode=mode))  # noqa: E731
@@ -246,7 +270,9 @@ class AsyncCalls:
     # --- the group --------------------------------------------------------------------------------------------------
 
     async def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
-        """The metadata of the node at ``address``, or of the leader if it is known and answers, or of any node."""
+        """The metadata of the node at ``address``; without it, of the leader if it is known and answers, or of any
+        node.
+        """
         request = codec.encode_metadata_request(self.group)
         call = _Call("Metadata", request, codec.decode_metadata, attempt_s=self.timeout_s)
         status, answering = await self._perform_at(call, self._deadline(timeout_s), address)
@@ -256,7 +282,9 @@ class AsyncCalls:
     async def members_status(
         self, *, timeout_s: float = DISCOVERY_TIMEOUT_S
     ) -> Mapping[NodeId, NodeStatus | DLedgerError]:
-        """The status of every member, or why there is none. Raises ``UnavailableError`` if no member answers."""
+        """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if no member
+        answers.
+        """
         deadline = self._deadline(timeout_s)
         asked: set[str] = set()
         statuses: list[NodeStatus] = []
@@ -275,7 +303,7 @@ class AsyncCalls:
         return members_by_id(statuses, failures)
 
     async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
-        """The current role of a node, then every change, endlessly; switches nodes unless ``address`` is given."""
+        """Yield a node's current role, then every change, endlessly; switches nodes unless ``address`` is given."""
         request = codec.encode_watch_role(self.group)
         async with aclosing(self._stream("WatchRole", lambda: request, address)) as events:
             async for data in events:
@@ -290,7 +318,7 @@ class AsyncCalls:
             self._directory.set_leader(address)
         return leader
 
-    # --- machinery --------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s
@@ -302,7 +330,7 @@ class AsyncCalls:
         return (await self._perform_at(call, deadline, address))[0]
 
     async def _perform_at(self, call: _Call[_T], deadline: Deadline, address: str | None) -> tuple[_T, str]:
-        """Send the call to its target, retrying until the deadline; returns the answer and its sender."""
+        """Send the call to its target, retrying until the deadline; returns the answer and the address that gave it."""
         said: DLedgerError | None = None
 
         async def attempt() -> tuple[_T, str]:
@@ -315,7 +343,7 @@ class AsyncCalls:
                 return await self._ask_any(call, deadline)
             except RequestTimeoutError as error:
                 if said is not None and deadline.expired and not call.changes:
-                    raise said from error  # the last attempt was cut short: what was said before tells more
+                    raise said from error  # the last attempt was cut short: the error before it says more
                 raise
             except DLedgerError as error:
                 said = error
@@ -330,7 +358,7 @@ class AsyncCalls:
             return not self._channels.closed and retried(error)
 
         try:
-            return await attempt()  # the usual case pays nothing for the machinery below
+            return await attempt()  # the usual case skips the machinery below
         except DLedgerError as error:
             if deadline.expired or not goes_on(error):
                 raise
@@ -360,7 +388,7 @@ class AsyncCalls:
         failure: DLedgerError | None = None
         addresses = self._directory.candidates()
         for address in addresses:
-            # One that is silent must leave the others time to answer.
+            # A silent node must leave the others time to answer.
             until = deadline if address == addresses[-1] else Deadline(deadline.remaining_s / 2)
             try:
                 return await self._ask(call, address, until), address
@@ -391,6 +419,7 @@ class AsyncCalls:
             except DLedgerError as error:
                 self._directory.note_failure(address, error)
                 raise
+            self._request_bytes_max = stream.request_bytes_max or 0
             return stream
 
         return await self._retry(deadline, attempt, is_retried)
@@ -398,7 +427,7 @@ class AsyncCalls:
     async def _stream(
         self, name: str, request: Callable[[], bytes], address: str | None
     ) -> AsyncGenerator[bytes, None]:
-        """The messages of a server stream, continued at another node (or at ``address`` again) when it breaks."""
+        """The messages of a server stream, resumed at another node (or at ``address`` again) when it breaks."""
         broken, backoff = Deadline(self.timeout_s), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
             # A unary call first: it has a deadline, which the wait for a stream's first message cannot have.
@@ -419,6 +448,10 @@ class AsyncCalls:
             if self._channels.closed or broken.expired or not is_retried_read(failure):
                 raise failure
             await self._channels.pause(min(backoff.pause(), broken.remaining_s))
+
+
+def _unasked(*_told: object) -> NoReturn:
+    raise InvariantError("an answer to a request that was never sent")
 
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:

@@ -26,7 +26,7 @@ Answer: TypeAlias = Awaitable[_T]
 async def retry(
     deadline: Deadline, attempt: Callable[[], Awaitable[_T]], goes_on: Callable[[BaseException], bool]
 ) -> _T:
-    """As ``channels.retry``."""
+    """See ``channels.retry``."""
 
     async def again() -> _T:  # tenacity awaits coroutine functions only
         return await attempt()
@@ -35,22 +35,22 @@ async def retry(
 
 
 class AsyncChannels:
-    """Not for several threads. Everything raises ``UnavailableError`` once they are closed."""
+    """Not thread-safe. Every call raises ``UnavailableError`` after closing."""
 
     def __init__(self, maker: ChannelMaker, service: Service) -> None:
         self._maker = maker
         self._service = service
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._old: list[grpc.aio.Channel] = []  # made with certificates that were replaced since
+        self._old: list[grpc.aio.Channel] = []  # made with certificates that have since been replaced
         self._tls_version = 0
         self.closed = False
 
     def stop(self) -> None:
-        """Begin nothing new: the first step of closing."""
+        """Start no new calls: the first step of closing."""
         self.closed = True
 
     async def close(self) -> None:
-        """Calls under way fail. Idempotent."""
+        """Close every channel; calls in progress fail. Idempotent."""
         self.stop()
         channels = [*self._channels.values(), *self._old]
         self._channels.clear()
@@ -59,14 +59,14 @@ class AsyncChannels:
             await channel.close(None)
 
     async def pause(self, seconds: float) -> None:
-        """Wait before something is tried again."""
+        """Pause between attempts."""
         await asyncio.sleep(seconds)
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to a server."""
+        """Return the channel to a server."""
         if self.closed:
             raise UnavailableError("the client is closed")
-        if self._maker.version != self._tls_version:  # what runs on the old channels goes on
+        if self._maker.version != self._tls_version:  # calls on the old channels continue
             self._tls_version = self._maker.version
             self._old += self._channels.values()
             self._channels.clear()
@@ -78,14 +78,14 @@ class AsyncChannels:
     def open_stream(
         self, name: str, address: str, requests: AsyncIterator[bytes]
     ) -> grpc.aio.StreamStreamCall[bytes, bytes]:
-        """A stream both ways to one server."""
+        """Open a bidirectional stream to one server."""
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self.channel(address).stream_stream(
             options.method(self._service.name, name), request_serializer=None, response_deserializer=None
         )
         return method(requests)
 
     async def stream(self, name: str, address: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The answers of one server to one request. Raises why the stream broke (nothing was changed)."""
+        """The answers of one server to one request. Raises the error that broke the stream (nothing was changed)."""
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel(address).unary_stream(
             options.method(self._service.name, name), request_serializer=None, response_deserializer=None
         )
@@ -105,7 +105,7 @@ class AsyncChannels:
     async def call(
         self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False
     ) -> bytes:
-        """One attempt at one server. ``changes``: whether the request changes something there."""
+        """Make one attempt at one server. ``changes``: whether the request changes anything there."""
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel(address).unary_unary(
             options.method(self._service.name, name), request_serializer=None, response_deserializer=None
         )
@@ -128,7 +128,7 @@ class AsyncChannels:
         addresses: Collection[str],
         deadline: Deadline,
     ) -> AsyncGenerator[tuple[str, _T | DLedgerError], None]:
-        """Ask several servers at once; their answers as they come. What is late is cancelled when the caller stops."""
+        """Ask several servers at once; yields answers as they arrive. Late ones are cancelled when the caller stops."""
 
         async def ask(address: str) -> tuple[str, _T | DLedgerError]:
             try:
@@ -146,7 +146,7 @@ class AsyncChannels:
 
 
 class AsyncSeeker(Generic[_StatusT]):
-    """As ``Seeker``: one search at a time, whose result all take who wait."""
+    """``Seeker`` for asyncio: one search at a time, whose result all waiting callers share."""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class AsyncSeeker(Generic[_StatusT]):
         self._seeking: asyncio.Task[tuple[str | None, Search]] | None = None
 
     def close(self) -> None:
-        """End a search under way."""
+        """Cancel a search in progress."""
         if self._seeking is not None:
             self._seeking.cancel()
 
     async def leader(self, deadline: Deadline) -> str:
-        """As ``Seeker.leader``."""
+        """See ``Seeker.leader``."""
         found = self._directory.leader
         if found is None:
             found, search = await self._sought(deadline)
@@ -174,7 +174,7 @@ class AsyncSeeker(Generic[_StatusT]):
         return found
 
     async def reader(self, deadline: Deadline) -> str:
-        """As ``Seeker.reader``."""
+        """See ``Seeker.reader``."""
         found = self._directory.leader
         if found is None:
             found, search = await self._sought(deadline)
@@ -184,9 +184,9 @@ class AsyncSeeker(Generic[_StatusT]):
         return found
 
     async def look(self) -> str | None:
-        """As ``Seeker.look``."""
+        """See ``Seeker.look``."""
         search = Search(self._directory, doubting=True)
-        with suppress(DLedgerError):  # nobody answers, or the client is closed
+        with suppress(DLedgerError):  # no server answers, or the client is closed
             if not await self._ask(search, Deadline(LOOK_TIMEOUT_S)):
                 search.conclude()
         return self._directory.leader
@@ -194,9 +194,9 @@ class AsyncSeeker(Generic[_StatusT]):
     async def _sought(self, deadline: Deadline) -> tuple[str | None, Search]:
         if self._seeking is None or self._seeking.done():
             self._seeking = asyncio.create_task(self._seek())
-            # Whoever waited may have given up: then nobody asks why it failed, which the loop would log.
+            # All waiting callers may have given up: then nobody reads the exception, and the loop would log it.
             self._seeking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        seeking = self._seeking  # one for all who wait: thousands of appends may
+        seeking = self._seeking  # shared by all waiting callers, such as thousands of appends
         await asyncio.wait((seeking,), timeout=deadline.remaining_s)
         if not seeking.done() or seeking.cancelled():
             raise UnavailableError(f"no {self._directory.leader_is} found within {deadline.timeout_s:g} s")

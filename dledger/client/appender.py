@@ -1,4 +1,4 @@
-"""Pipelined appending: thousands of cheap calls become few requests, in order, even across leader changes."""
+"""Pipelined appends: thousands of cheap calls become few requests, in order, even across leader changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AppenderOptions:
     idempotent: bool = True
 
     def window(self) -> Window[None, AppendResult]:
-        """A new one with these settings."""
+        """A new window with these settings."""
         options = WindowOptions(
             linger_ms=self.linger_s * 1000.0,
             batch_bytes=self.batch_bytes,
@@ -54,13 +54,13 @@ class AppenderOptions:
 class Appender:
     """Use as a context manager; made by ``DLedgerClient.appender``.
 
-    Entries are stored in the order of the ``append`` calls, and once. What is not stored is sent again until
-    ``timeout_s`` after it was given; if it was not certainly refused every time, it then fails with
-    ``outcome="unknown"``. Without idempotence, what has an unknown outcome fails at once, or with ``retry_unknown`` is
-    sent again, so that it may be in the log twice (at-least-once). ``append`` blocks while ``pending_bytes_max`` bytes
-    wait, at most ``timeout_s``; besides its body each entry counts ``ENTRY_OVERHEAD_BYTES``.
+    Entries are stored once, in the order of the ``append`` calls. An entry is sent again until ``timeout_s`` after it
+    was added; it then fails, with ``outcome="unknown"`` unless every attempt was refused for certain. Without
+    idempotence, an entry with an unknown outcome fails at once, or with ``retry_unknown`` is sent again, so that it may
+    be in the log twice (at-least-once). ``append`` blocks while ``pending_bytes_max`` bytes are pending, at most for
+    ``timeout_s``; each entry counts its body and ``ENTRY_OVERHEAD_BYTES``.
 
-    Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
+    Leaving the context (or ``close``) waits for everything; errors are reported by the futures only, and counted in
     ``failed_entries``.
     """
 
@@ -92,7 +92,7 @@ class Appender:
     def append_many(self, bodies: Sequence[bytes]) -> AppendManyFuture:
         """Queue many entries in order, much more cheaply than with ``append``.
 
-        Raises ``PendingFullError`` as ``append`` does; the first of them may have been queued then.
+        Raises ``PendingFullError`` like ``append``; the first of them may have been queued then.
         """
         return SentMany(self._sender.add_many(bodies))
 

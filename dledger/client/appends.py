@@ -1,4 +1,4 @@
-"""Appending: what the log's ``AppendStream`` says and means, for ``dledger.sending``."""
+"""The encoding and error rules of the log's ``AppendStream``, for ``dledger.sending``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import grpc
 
 from dledger.client.shared import AppendResult, is_retried, results_of, rpc_failure
 from dledger.config import MIB
-from dledger.errors import DLedgerError, InvalidRequestError
+from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.records import record
+from dledger.rpc import options
 from dledger.rpc.clients import codec
 from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.stream import Wire
@@ -19,15 +20,15 @@ from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
 
 AppendBatch = OutgoingBatch[None, AppendResult]
 INFLIGHT_REQUESTS_MAX: Final = 32
-"""Requests under way at once: a leader remembers the places of as many, for the case that they come again."""
+"""Requests in flight at once: a leader remembers the places of as many, in case they are repeated."""
 DIRECT: Final = WindowOptions(
     linger_ms=0.0, batch_bytes=MIB, pending_bytes_max=64 * MIB, inflight_requests_max=INFLIGHT_REQUESTS_MAX
 )
-"""Of the calls that append one thing and wait for it. What many threads append at once goes together."""
+"""For the calls that append and wait. Concurrent appends of many threads share a request."""
 
 
 class AppendedResults(Sequence[AppendResult]):
-    """One per entry of a batch, made when somebody asks for it."""
+    """One result per entry of a batch, built when read."""
 
     __slots__ = ("_batch",)
 
@@ -66,7 +67,7 @@ class _Words:
         payloads = batch.payloads
         bodies = payloads if len(batch.sent) == len(payloads) else [payloads[place] for place in batch.sent]
         producer = ProducerBatch(batch.producer, batch.sequence, len(bodies)) if batch.producer else None
-        # Without numbers the node itself keeps what follows a refused request from being stored.
+        # For unnumbered requests, the node itself refuses to store one that follows a refused one.
         return codec.encode_append(codec.Append(self.group, bodies, number, ordered=not producer, producer=producer))
 
     def decode(self, data: bytes, _address: str) -> tuple[int, Answer[AppendResult]]:
@@ -77,9 +78,21 @@ class _Words:
 
 
 def wire_of(group: str) -> Wire[None, AppendResult]:
-    """For appends to a group's log."""
+    """The encoding of appends to a group's log."""
     words = _Words(group)
-    return Wire(words.encode, words.decode, _failure_of, InvalidRequestError)
+    return Wire(
+        words.encode,
+        words.decode,
+        _failure_of,
+        InvalidRequestError,
+        too_large,
+        request_bytes_max=options.stated_limit,
+    )
+
+
+def too_large(why: str) -> EntryTooLargeError:
+    """The error for a batch too large for one request."""
+    return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
 
 
 def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:

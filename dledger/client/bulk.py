@@ -1,10 +1,10 @@
-"""Reading a lot of a group's log: raw chunks, digests of blocks, where entries are. Any member can answer.
+"""Large reads of a group's log: raw chunks, block digests, and the places of entries. Any member can answer.
 
-What is lost on the way is asked for again, where it broke off, at the same or another member: committed entries are the
-same everywhere. So an iterator gives every entry once and in order, whatever happens to single nodes, or raises.
+When a read breaks off, it continues from there, at the same or another member: committed entries are the same
+everywhere. So an iterator yields every entry once and in order, whatever happens to single nodes, or raises.
 
-Entries that one member has damaged or no longer keeps are asked for at all others before anybody is told so: "no longer
-kept" makes readers go on behind them. Only a member named by its address speaks for itself.
+Entries that one member has damaged or no longer keeps are requested from all others before the caller gets an error,
+because "no longer kept" makes readers skip them. Only a member chosen by its address answers for itself alone.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import NodeStatus
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role
 
-if TYPE_CHECKING:  # a name that is not generic at run time
+if TYPE_CHECKING:  # generic in the stubs only
     _Stream = grpc.UnaryStreamMultiCallable[bytes, bytes]
 
 STREAM_TIMEOUT_S: Final = 600.0
-"""After which a stream that is still open is opened anew."""
+"""The age at which an open stream is replaced by a new one."""
 
 _ONE_MEMBERS: Final = (CorruptLogError, DiskError, FencedError, IndexBeforeBeginError)
-"""What is the matter with one member's log: another one may hold what was asked for, whole."""
+"""Problems of one member's log: another member may hold the requested entries intact."""
 
 _T = TypeVar("_T")
 
@@ -60,13 +60,13 @@ class ReadFrom(StrEnum):
 
     LEADER = "leader"
     FOLLOWER = "follower"
-    """One of the followers, to spare the leader; the leader if there is no other."""
+    """One of the followers, to spare the leader; the leader if there are none."""
     ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class BulkTarget:
-    """Whom to ask: a kind of member, or the one at ``address``. ``timeout_s`` is for every step that brings nothing."""
+    """The member to ask: one of a kind, or the one at ``address``. ``timeout_s`` limits the time without progress."""
 
     read_from: ReadFrom
     address: str | None
@@ -75,7 +75,7 @@ class BulkTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a client lends to its large reads."""
+    """The parts of a client that its large reads use."""
 
     group: str
     directory: Directory
@@ -130,7 +130,7 @@ class BulkReads:
                         end = end or some.committed_position
                         for block in some.blocks:
                             past = Position(block.position + block.size)
-                            if past < end and past % block_bytes:  # the member is behind: not the whole block
+                            if past < end and past % block_bytes:  # the member is behind, so the block is incomplete
                                 break
                             yield block
                             position = past
@@ -155,11 +155,11 @@ class BulkReads:
                 patience.wait_after(error, retried=_is_retried(error) or patience.refused_by(node, error, target))
 
     def _choose(self, target: BulkTarget, patience: _Patience) -> str:
-        """The address of a member to ask now. Raises ``UnavailableError`` and whatever makes asking hopeless."""
+        """The address of a member to ask now. Raises ``UnavailableError`` and errors that make asking pointless."""
         while True:
             try:
                 return self._find_other(target, patience) if patience.refused else self._find(target, patience.deadline)
-            except DLedgerError as error:  # what a node said before tells more than that no time was left to find one
+            except DLedgerError as error:  # a node's earlier error says more than the time-out of the search
                 patience.wait_after(patience.failure or error, retried=is_retried_read(error))
 
     def _find(self, target: BulkTarget, deadline: Deadline) -> str:
@@ -170,9 +170,9 @@ class BulkReads:
         return self._pick(target, self._present(deadline))
 
     def _find_other(self, target: BulkTarget, patience: _Patience) -> str:
-        """A member that has not refused yet, and has all that those who have knew to be committed.
+        """A member that has not refused, and has everything that the refusing members knew to be committed.
 
-        Raises what was refused, damage rather than "no longer kept", once nobody is left who could be asked.
+        When all have refused, raises a refusal: damage in preference to "no longer kept".
         """
         found = self._present(patience.deadline)
         patience.raise_floor(
@@ -184,7 +184,7 @@ class BulkReads:
         if not others:
             patience.failure = patience.refusal
             raise patience.refusal
-        if patience.floor is None:  # they are gone meanwhile, or have forgotten: who is behind cannot be told
+        if patience.floor is None:  # the refusing members are gone or have forgotten: nothing shows who is behind
             caught_up = [(address, one) for address, one in others if one.role is Role.LEADER]
         else:
             caught_up = [(address, one) for address, one in others if one.committed_index >= patience.floor]
@@ -198,7 +198,7 @@ class BulkReads:
         return self._random.choice(fitting or [address for address, _ in members])
 
     def _present(self, deadline: Deadline) -> list[tuple[str, NodeStatus]]:
-        """The members that answer, at least one."""
+        """The members that answer; at least one."""
         answers = self._survey(Deadline(min(DISCOVERY_TIMEOUT_S, deadline.remaining_s)))
         found = [(address, one) for address, one in answers if isinstance(one, NodeStatus)]
         if not found:
@@ -206,7 +206,7 @@ class BulkReads:
         return found
 
     def _survey(self, deadline: Deadline) -> list[tuple[str, NodeStatus | DLedgerError]]:
-        """What every member says of itself, those included that others tell of."""
+        """The status of every member, including those learnt from others' answers."""
         directory, answers, asked = self._client.directory, list[tuple[str, NodeStatus | DLedgerError]](), set[str]()
         while addresses := [one for one in directory.addresses if one not in asked]:
             asked.update(addresses)
@@ -236,42 +236,46 @@ class BulkReads:
 
 
 def _is_retried(error: DLedgerError) -> bool:
-    """Whether trying again, perhaps elsewhere, may help: a member may be behind the one that told an index."""
+    """Whether trying again, perhaps elsewhere, may help: a member may be behind the one that gave an index."""
     return is_retried_read(error) or isinstance(error, IndexOutOfRangeError)
 
 
 class _Patience:
-    """How long to go on without anything new."""
+    """How long to continue without progress."""
 
     def __init__(self, closing: threading.Event, timeout_s: float) -> None:
         self.deadline = Deadline(timeout_s)
         self.failure: DLedgerError | None = None
-        """Of the node that was asked last."""
+        """Of the node asked last."""
         self.refused: dict[str, DLedgerError] = {}
-        """Members whose own logs do not give what comes next, and why."""
+        """Members whose own logs cannot provide the next entries, and why."""
         self.floor: LogIndex | None = None
-        """What they are known to have known to be committed: who is behind that may answer too little."""
+        """The highest commit index known of them: a member behind it may answer with too little."""
         self._closing = closing
         self._backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
 
     @property
     def refusal(self) -> DLedgerError:
-        """What to raise when all have refused: what is damaged somewhere may be kept there."""
+        """The error to raise when all members have refused; damage first, because a damaged member may still hold
+        the entries.
+        """
         return min(self.refused.values(), key=lambda error: isinstance(error, IndexBeforeBeginError))
 
     def raise_floor(self, committed: Iterable[LogIndex]) -> None:
-        """What members that refused say now; one that has restarted may say less than it knew."""
+        """Raise the floor to the commit indexes that refusing members report; a restarted one may report less than
+        before.
+        """
         self.floor = max((*committed, *(() if self.floor is None else (self.floor,))), default=None)
 
     def refused_by(self, node: str, error: DLedgerError, target: BulkTarget) -> bool:
-        """Note that a member's own log is why it failed; whether others are to be asked."""
+        """Record a failure due to the member's own log; returns whether to ask other members."""
         if target.address is not None or not isinstance(error, _ONE_MEMBERS):
             return False
         self.refused[node] = error
         return True
 
     def wait_after(self, error: DLedgerError, *, retried: bool) -> None:
-        """Pause before the next attempt; raises ``error`` if there is to be none."""
+        """Pause before the next attempt, or raise ``error`` if there is none."""
         if self._closing.is_set() or self.deadline.expired or not retried:
             raise error
         self._closing.wait(min(self._backoff.pause(), self.deadline.remaining_s))

@@ -1,4 +1,4 @@
-"""A client's channels, opened when they are needed, the calls on them, and how it looks for the leader with them."""
+"""A client's channels, opened on demand, the calls on them, and its search for the leader."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dledger.records import record
 from dledger.rpc import options
 
 CONNECTION_STREAMS_MAX: Final = 64
-"""Streams on one connection, half of what servers take by default: other calls need places, too."""
+"""Streams per connection, half of the usual server limit, because other calls need room, too."""
 _T = TypeVar("_T")
 _StatusT = TypeVar("_StatusT")
 _Place: TypeAlias = tuple[str, int]
 _Call: TypeAlias = Any  # grpc-stubs have no common type for calls with a done callback
 Answer: TypeAlias = Annotated[_T, "requested at once"]
-"""What is awaited in ``aio_channels``."""
+"""Awaited in ``aio_channels``."""
 
 
 def retry(deadline: Deadline, attempt: Callable[[], _T], goes_on: Callable[[BaseException], bool]) -> _T:
-    """Repeat with growing pauses until the deadline, as long as the error is one to go on after."""
+    """Repeat with growing pauses until the deadline, while ``goes_on`` accepts the error."""
     return tenacity.Retrying(**retry_options(deadline, goes_on))(attempt)
 
 
@@ -43,11 +43,11 @@ class Service:
 
     name: str
     failure_of: Callable[..., DLedgerError]
-    """The error for ``grpc.RpcError``, an address, and by keyword ``sent``: whether something may have changed."""
+    """The error for ``grpc.RpcError``, an address, and by keyword ``sent``: whether anything may have changed."""
 
 
 class Channels:
-    """Thread-safe. Everything raises ``UnavailableError`` once they are closed."""
+    """Thread-safe. Every call raises ``UnavailableError`` after closing."""
 
     def __init__(self, maker: ChannelMaker, service: Service) -> None:
         self._maker = maker
@@ -55,27 +55,27 @@ class Channels:
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[_Place, grpc.Channel] = {}
         self._methods: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
-        self._streams: Counter[_Place] = Counter()  # that run on them
-        self._old: list[grpc.Channel] = []  # made with certificates that were replaced since
+        self._streams: Counter[_Place] = Counter()  # open streams per channel
+        self._old: list[grpc.Channel] = []  # made with certificates that have since been replaced
         self._tls_version = 0
         self.closing = threading.Event()
-        """Set when nothing new is begun."""
+        """Set when no new calls may start."""
 
     @property
     def closed(self) -> bool:
-        """Whether nothing new is begun."""
+        """Whether no new calls may start."""
         return self.closing.is_set()
 
     def stop(self) -> None:
-        """Begin nothing new: the first step of closing."""
+        """Start no new calls: the first step of closing."""
         self.closing.set()
 
     def pause(self, seconds: float) -> None:
-        """Wait before something is tried again; less if they are closed meanwhile."""
+        """Pause between attempts; ends early on closing."""
         self.closing.wait(seconds)
 
     def close(self) -> None:
-        """Calls under way fail. Idempotent."""
+        """Close every channel; calls in progress fail. Idempotent."""
         with self._lock:
             self.stop()
             channels = [*self._channels.values(), *self._old]
@@ -86,12 +86,12 @@ class Channels:
             channel.close()
 
     def channel(self, address: str, number: int = 0) -> grpc.Channel:
-        """The channel to a server, or a further one; each has a connection of its own."""
+        """Return the channel to a server, or a further one; each has its own connection."""
         tls_version = self._maker.version
         with self._lock:
             if self.closing.is_set():
                 raise UnavailableError("the client is closed")
-            if tls_version != self._tls_version:  # what runs on the old channels goes on
+            if tls_version != self._tls_version:  # calls on the old channels continue
                 self._tls_version = tls_version
                 self._old += self._channels.values()
                 self._channels.clear()
@@ -102,7 +102,7 @@ class Channels:
             return channel
 
     def open_stream(self, name: str, address: str, requests: Iterator[bytes]) -> grpc.CallIterator[bytes]:
-        """A stream both ways to one server."""
+        """Open a bidirectional stream to one server."""
         with self._lock:
             place = next(
                 one for number in itertools.count() if self._streams[one := (address, number)] < CONNECTION_STREAMS_MAX
@@ -126,7 +126,7 @@ class Channels:
             self._streams[place] -= 1
 
     def stream(self, name: str, address: str, request: bytes) -> Generator[bytes, None, None]:
-        """The answers of one server to one request. Raises why the stream broke (nothing was changed)."""
+        """The answers of one server to one request. Raises the error that broke the stream (nothing was changed)."""
         method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel(address).unary_stream(
             options.method(self._service.name, name), request_serializer=None, response_deserializer=None
         )
@@ -139,7 +139,7 @@ class Channels:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
     def call(self, name: str, address: str, request: bytes, deadline: Deadline, *, changes: bool = False) -> bytes:
-        """One attempt at one server. ``changes``: whether the request changes something there."""
+        """Make one attempt at one server. ``changes``: whether the request changes anything there."""
         try:
             return self._method(name, address)(request, timeout=max(deadline.remaining_s, 0.001))
         except grpc.RpcError as error:
@@ -156,7 +156,7 @@ class Channels:
         addresses: Collection[str],
         deadline: Deadline,
     ) -> Generator[tuple[str, _T | DLedgerError], None, None]:
-        """Ask several servers at once; their answers as they come. What is late is cancelled when the caller stops."""
+        """Ask several servers at once; yields answers as they arrive. Late ones are cancelled when the caller stops."""
         answers: SimpleQueue[tuple[str, _Call]] = SimpleQueue()
         calls: dict[str, _Call] = {}
         challenged: set[str] = set()
@@ -212,7 +212,7 @@ class Channels:
 
 
 class Seeker(Generic[_StatusT]):
-    """Looks for the leader with threads: one does at a time, and the others take what it found."""
+    """Searches for the leader: one thread searches at a time, and the others take its result."""
 
     def __init__(
         self,
@@ -226,7 +226,9 @@ class Seeker(Generic[_StatusT]):
         self._seeking = threading.Lock()
 
     def leader(self, deadline: Deadline) -> str:
-        """Where changes go. Raises ``UnavailableError`` if nobody says that it leads, or what makes asking hopeless."""
+        """The server that accepts changes. Raises ``UnavailableError`` if no server claims to lead, or the error
+        that makes asking pointless.
+        """
         found = self._directory.leader
         if found is not None:
             return found
@@ -236,7 +238,7 @@ class Seeker(Generic[_StatusT]):
         return found
 
     def reader(self, deadline: Deadline) -> str:
-        """Where reads go: the leader, or while there is none anybody who answers. Raises as ``leader``."""
+        """The server to read from: the leader, or without one any server that answers. Raises like ``leader``."""
         found = self._directory.leader
         if found is not None:
             return found
@@ -247,12 +249,12 @@ class Seeker(Generic[_StatusT]):
         return found
 
     def look(self, timeout_s: float = LOOK_TIMEOUT_S) -> str | None:
-        """Notice that another server took over, although the one believed to lead is silent, or still answers.
+        """Detect that another server took over although the believed leader is silent, or still answers.
 
-        Waits for silent ones only until a majority agrees on who leads. Gives whom to believe then.
+        Waits for silent servers only until a majority agrees on the leader. Returns the leader to believe in then.
         """
         search = Search(self._directory, doubting=True)
-        with suppress(DLedgerError):  # nobody answers, or the client is closed
+        with suppress(DLedgerError):  # no server answers, or the client is closed
             if not self._ask(search, Deadline(timeout_s)):
                 search.conclude()
         return self._directory.leader

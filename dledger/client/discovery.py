@@ -1,11 +1,11 @@
-"""Who leads, and where everybody is: one search for the log's clients and for those of brokers.
+"""Finds the leader and the addresses of all servers, for clients of the log and of brokers.
 
-``Directory`` is what a client knows; ``Search`` is one round of asking. Neither sends anything: whoever has channels
-asks whom the search names and feeds it the answers as they come.
+``Directory`` is what a client knows; ``Search`` is one round of asking. Neither sends anything: their user asks the
+addresses that the search names and feeds it the answers as they arrive.
 
-A server's word that it leads is believed at once, unless it has just failed as the leader, or is doubted because it is
-silent or somebody may have replaced it. Then it takes a majority that follows it in its term, or that nobody who
-answered knows of a newer term.
+A server that claims to lead is believed at once, unless it has just failed as the leader, or is doubted because it is
+silent or may have been replaced. Then it is believed only if a majority follows it in its term, or no answer reports a
+newer term.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from dledger.types import Role
 from dledger.values import split
 
 DISCOVERY_TIMEOUT_S: Final = 1.0
-"""How long one round of looking for the leader may take."""
+"""How long one round of searching for the leader may take."""
 SILENT_S: Final = 30.0
-"""How long a server that did not answer in time is asked after all others."""
+"""How long a server that did not answer in time is asked last."""
 LOOK_TIMEOUT_S: Final = 0.5
-"""How long one waits for silent servers while there is a leader that is only doubted."""
+"""How long to wait for silent servers while a leader is known but doubted."""
 
 _OF_A_LEADER: Final = (
     LeaderNotReadyError,
@@ -53,31 +53,33 @@ _OF_A_LEADER: Final = (
     InvalidRequestError,
     AccessDeniedError,
 )
-"""What says nothing against it that a server leads."""
+"""Errors that do not speak against a server's leadership."""
 _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
 
 
 @record(frozen=True, slots=True)
 class ServerReport:
-    """What a server says of itself and its group."""
+    """A server's report about itself and its group."""
 
     node: str
-    """Its name; empty if it has none: a broker without a group."""
+    """Its name; empty for a broker without a group."""
     leads: bool
     term: int
     leader: LeaderHint | None
     members: Mapping[str, str]
-    """Every member's name, and where it is said to be; empty if that is not known."""
+    """Every member's name and advertised address, which is empty if unknown."""
 
 
 def report_of_node(status: NodeStatus) -> ServerReport:
-    """A node's metadata as a report."""
+    """Convert a node's metadata."""
     members: dict[str, str] = {member.node_id: member.client_address for member in status.members}
     return ServerReport(status.node_id, status.role is Role.LEADER, status.term, status.leader, members)
 
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
-    """One address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` for none."""
+    """Split one address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` if there
+    are none.
+    """
     parts = split(addresses, ",;") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
@@ -86,9 +88,9 @@ def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
 
 
 class Directory:
-    """The servers a client knows: those it was given, those it learnt of, and who leads. Thread-safe.
+    """The servers a client knows: configured and learnt addresses, and the leader. Thread-safe.
 
-    ``leader_is``: what its users call who leads.
+    ``leader_is``: the word for the leader in error messages.
     """
 
     def __init__(self, addresses: tuple[str, ...], leader_is: str = "leader") -> None:
@@ -107,17 +109,19 @@ class Directory:
 
     @property
     def suspect(self) -> str | None:
-        """Who failed last as the leader: its own word is not enough to trust it again."""
+        """The last server that failed as the leader: its own claim is not enough to trust it again."""
         return self._suspect
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address worth asking: given ones first, then learnt ones of servers that answer at no given one."""
+        """Every address worth asking: the given ones, then learnt ones of servers that answer at no given one."""
         with self._lock:
             return self._whereabouts.addresses
 
     def candidates(self) -> tuple[str, ...]:
-        """``addresses``: the leader, the others in turn, so that load and failures spread, and last who was silent."""
+        """``addresses`` in the order to ask: the leader, the others in rotation, which spreads load and failures,
+        silent ones last.
+        """
         known, leader = self.addresses, self._leader
         with self._lock:
             self._turn += 1
@@ -133,7 +137,7 @@ class Directory:
         return self._silent
 
     def learn(self, address: str, report: ServerReport) -> None:
-        """Take what the server at ``address`` said of itself and the others."""
+        """Take over the report of the server at ``address``."""
         with self._lock:
             if report.node:
                 self._whereabouts.note_answer(address, report.node)
@@ -145,14 +149,14 @@ class Directory:
                 self._whereabouts.note_said(hint.node_id, hint.address)
 
     def note_tried(self, address: str) -> None:
-        """Remember that ``address`` was asked, whatever became of it."""
+        """Record an attempt at ``address``, whatever its outcome."""
         with self._lock:
             self._whereabouts.note_tried(address)
 
     def resolve(self, hint: LeaderHint | None) -> str | None:
-        """The address of a hinted leader: where that server answered us before, or what the hint says.
+        """The address of a hinted leader: where that server has answered before, or the one in the hint.
 
-        None if it may be at a given address that was not asked yet.
+        None if it may be behind a given address not yet tried.
         """
         with self._lock:
             return self._resolve(hint)
@@ -170,7 +174,7 @@ class Directory:
             self._leader, self._suspect = address, None
 
     def note_failure(self, address: str, error: DLedgerError) -> None:
-        """Draw the conclusion from a failed request: follow the hint, or forget a leader that does not answer."""
+        """React to a failed request: follow the hint, or forget a leader that does not answer."""
         with self._lock:
             self._whereabouts.note_tried(address)
             if isinstance(error, RequestTimeoutError):
@@ -183,7 +187,7 @@ class Directory:
 
 
 class Search:
-    """One round of asking everybody who leads. ``doubting``: the present leader may have been replaced."""
+    """One round of asking all servers who leads. ``doubting``: the present leader may have been replaced."""
 
     def __init__(self, directory: Directory, *, doubting: bool = False) -> None:
         self._directory = directory
@@ -193,13 +197,13 @@ class Search:
         self._reports: dict[str, ServerReport] = {}
 
     def whom_to_ask(self) -> list[str]:
-        """All addresses that were not named before: answers tell of further ones. Empty: the round is over."""
+        """All addresses not named before, because answers reveal further ones. Empty: the round is over."""
         addresses = [one for one in self._directory.addresses if one not in self._asked]
         self._asked.update(addresses)
         return addresses
 
     def take(self, address: str, answer: ServerReport | DLedgerError) -> bool:
-        """Note an answer; whether it settles who leads."""
+        """Record an answer; returns whether it settles who leads."""
         if isinstance(answer, DLedgerError):
             self._failures[address] = answer
             self._directory.note_tried(address)
@@ -213,8 +217,10 @@ class Search:
         return settled is not None
 
     def conclude(self) -> str | None:
-        """Who leads, after all have been asked; None if nobody does, or not certainly. Raises ``DLedgerError`` if
-        nobody answered at all: what makes asking hopeless, or ``UnavailableError``."""
+        """Who leads, after all have been asked; None if no server does for certain.
+
+        Raises ``DLedgerError`` if no server answered: the error that makes asking pointless, or ``UnavailableError``.
+        """
         if not self._reports:
             raise self.failure("nobody answers")
         leaders = {address: report.term for address, report in self._reports.items() if report.leads}
@@ -223,17 +229,17 @@ class Search:
         present = self._directory.leader
         best = max(leaders, key=lambda address: (leaders[address], address == present))
         if leaders[best] < max(report.term for report in self._reports.values()):
-            return None  # it has not noticed yet that others elect without it
+            return None  # it has not noticed yet that a majority works without it
         self._directory.set_leader(best)
         return best
 
     @property
     def answering(self) -> str | None:
-        """Somebody who answered."""
+        """A server that answered."""
         return next(iter(self._reports), None)
 
     def failure(self, otherwise: str) -> DLedgerError:
-        """Why no leader was found: what makes asking hopeless, else ``UnavailableError``."""
+        """Why no leader was found: the error that makes asking pointless, or ``UnavailableError``."""
         failures = list(self._failures.values())
         for failure in failures:
             if isinstance(failure, _HOPELESS):
@@ -244,7 +250,7 @@ class Search:
 
 
 def _agreed_leader(reports: Mapping[str, ServerReport]) -> str | None:
-    """Whom a majority of its group follows in its term: then nobody else can lead."""
+    """The server that a majority of its group follows in its term: no other can lead then."""
     for address, one in reports.items():
         if not (one.leads and one.members):
             continue

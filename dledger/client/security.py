@@ -26,7 +26,7 @@ __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 _LOOK_INTERVAL_S: Final = 1.0
 """How often to check whether the files changed, and how long a diagnosis holds."""
 NOWHERE: Final = "ipv4:127.0.0.1:0"
-"""Nobody can eavesdrop there."""
+"""An address that no eavesdropper can observe."""
 _PROBE_TIMEOUT_S: Final = 0.5
 _PATIENCE_S: Final = 0.05
 """How long to wait for a server that closes the connection before receiving anything."""
@@ -37,8 +37,8 @@ _HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x0
 class ClientSecurity:
     """TLS files and access key of a client. The default is plaintext, which is allowed for loopback addresses only.
 
-    ``tls``: speak TLS. ``insecure``: plaintext towards other machines is what is wanted. ``access_key`` and
-    ``secret_key``: sign every request with them. Raises ``ConfigError`` if one of the two is missing.
+    ``tls``: use TLS. ``insecure``: allow plaintext to other machines. ``access_key`` and ``secret_key``: sign every
+    request with them. Raises ``ConfigError`` if one of the two is missing.
     """
 
     tls: TlsFiles | None = None
@@ -88,7 +88,7 @@ class ChannelMaker:
 
     @property
     def version(self) -> int:
-        """Grows when the files change: existing channels keep using the old content."""
+        """Increases when the files change: existing channels keep using the old content."""
         if self._watch is not None and time.monotonic() >= self._look_at:
             with self._lock:
                 self._look_at = time.monotonic() + _LOOK_INTERVAL_S
@@ -99,8 +99,8 @@ class ChannelMaker:
     def open(self, address: str) -> grpc.Channel:
         """A channel for threads.
 
-        To an address that a server told, in plaintext that would leave this machine, it is one that never connects, and
-        ``diagnose`` says why.
+        For an address learnt from a server that would need plaintext beyond this machine, it is one that never
+        connects, and ``diagnose`` returns the reason.
         """
         if self._credentials is None:
             channel = grpc.insecure_channel(self._plaintext(address), options.client_channel_options())
@@ -134,17 +134,17 @@ class ChannelMaker:
             if files is not None:
                 self._use(tls.read(files))
                 self._version += 1
-        except DLedgerError:  # half-written, perhaps: the old ones go on, and the change is looked at again
+        except DLedgerError:  # half-written, perhaps: keep the old ones and check again later
             if self._watch is not None:
                 self._watch.again()
 
-    # --- why a connection is not made -------------------------------------------------------------------------------
+    # --- why a connection failed ------------------------------------------------------------------------------------
 
     def diagnose(self, failure: DLedgerError, address: str) -> DLedgerError:
-        """The failure, or if TLS is behind it a ``TlsError`` that says so; may take a moment.
+        """Return the failure, or if TLS caused it a ``TlsError`` that says so; may take a moment.
 
-        A server that wants TLS, or another certificate, just hangs up as far as gRPC tells. So the same is tried again
-        without gRPC, which shows what the server says before it does.
+        gRPC reports a server that requires TLS, or another certificate, only as a closed connection. So the connection
+        is tried again without gRPC, to see what the server sends before it closes.
         """
         if isinstance(failure, UnavailableError) and (problems := self._problems([address])):
             return TlsError(f"a server named {address} as another server, but {problems[0]}")
@@ -191,7 +191,7 @@ class ChannelMaker:
                 if sealed.recv(1):
                     return None
         except (ssl.SSLEOFError, ConnectionError):
-            pass  # as if it had ended the connection in order: gRPC sends no alert that would say why
+            pass  # as if it had closed the connection properly: gRPC sends no alert with a reason
         except ssl.SSLError as error:
             return TlsError(tls.explain(error, address))
         files = material.files
@@ -205,9 +205,9 @@ class ChannelMaker:
 
 
 def _hangs_up_by_itself(link: socket.socket) -> bool:
-    """Whether the connection ends although nothing was said: a proxy's, whose server does not run yet or any more.
+    """Whether the connection closes although we sent nothing, like that of a proxy whose server is not running.
 
-    A container's published port is one. Whoever wants TLS waits to hear the client first.
+    A container's published port is such a proxy. A TLS server waits for the client's first bytes.
     """
     link.settimeout(_PATIENCE_S)
     try:

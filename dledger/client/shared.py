@@ -1,4 +1,4 @@
-"""What the sync and the asyncio client share: results, limits, the known nodes, what errors mean, when to retry."""
+"""Shared by the sync and the asyncio client: results, limits, deadlines, the meaning of errors, and retries."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dledger.errors import (
     NotLeaderError,
     PendingFullError,
     RequestTimeoutError,
+    RequestTooLargeError,
     ShutdownError,
     TlsError,
     UnavailableError,
@@ -31,16 +32,16 @@ from dledger.rpc.ports import NodeStatus
 from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, StoredRun, Term
 
 REQUEST_BYTES_MAX: Final = MIB
-"""How many bytes of bodies ``append_many`` puts into one request (at least one entry)."""
+"""The limit for the bodies in one request of ``append_many`` (at least one entry)."""
 REQUEST_ENTRIES_MAX: Final = 1024
 RETRY_WAIT_S_MIN: Final = 0.02
 RETRY_WAIT_S_MAX: Final = 0.1
-"""A longer pause would be longer than the election that it waits for: clients found the new leader 0.5 s late."""
+"""A longer pause would outlast the election it waits for: clients found the new leader 0.5 s late."""
 
 LOOK_AFTER_S: Final = 0.5
-"""An answer that takes longer is overdue: then it is asked whether another node leads by now."""
+"""An answer that takes longer is overdue: the client then checks whether another node leads."""
 LOOK_AGAIN_S: Final = 0.25
-"""The pause between two such questions."""
+"""The pause between two such checks."""
 
 _RETRIED: Final = (
     NotLeaderError,
@@ -57,8 +58,8 @@ _RETRIED: Final = (
 class AppendResult:
     """Where an entry is: its index, the term it was appended in, and its record's first byte in the log.
 
-    All three are -1 for an entry that is certainly stored, but that the leader was sent again so long after the first
-    time that it does not remember where it is (many other appends of this client came between).
+    All three are -1 for an entry that is certainly stored, but was repeated so late that the leader no longer remembers
+    its place (many other appends of this client came between).
     """
 
     index: LogIndex
@@ -70,7 +71,7 @@ _SOMEWHERE: Final = AppendResult(NO_INDEX, NO_TERM, Position(-1))
 
 
 def results_of(batch: AppendedBatch) -> list[AppendResult]:
-    """One result per entry of a batch, those that were there before first."""
+    """One result per entry of a batch, those already stored first."""
     results = [
         AppendResult(LogIndex(batch.first_index + offset), batch.term, Position(position))
         for offset, position in enumerate(batch.positions)
@@ -103,7 +104,7 @@ def split(bodies: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def partly_appended(error: DLedgerError, done: int) -> DLedgerError:
-    """The error of a split append of which ``done`` entries are in: repeating all of it would repeat those."""
+    """The error of a split append after ``done`` entries were stored: repeating all of it would store those twice."""
     if done:
         error.outcome = "unknown"
         error.add_note(f"the first {done} entries were appended; the next request failed")
@@ -124,11 +125,11 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether no time is left."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self._at
 
 
-# --- what went wrong, and whether to try again ----------------------------------------------------------------------
+# --- errors and retries ---------------------------------------------------------------------------------------------
 
 
 def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerError:
@@ -151,7 +152,7 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
-            return InvalidRequestError(f"the request is too large for {address}: {details}")
+            return RequestTooLargeError(f"the request is too large for {address}: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             failure = PendingFullError(f"{address} has reached a limit: {details}")
         case _ if problem := tls.explain_channel(details, address):
@@ -171,12 +172,12 @@ def is_retried(error: BaseException) -> bool:
 
 
 def is_elsewhere(error: BaseException) -> bool:
-    """Whether another node may answer a request that changes nothing, where this one did not."""
+    """Whether another node may answer a read that this one did not."""
     return is_retried_read(error) or isinstance(error, TlsError)
 
 
 def is_retried_read(error: BaseException) -> bool:
-    """As ``is_retried``, for requests that change nothing: a lost answer is no harm."""
+    """``is_retried`` for requests that change nothing: a lost answer does no harm."""
     return isinstance(error, (*_RETRIED, RequestTimeoutError))
 
 
@@ -200,7 +201,9 @@ def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] =
 def members_by_id(
     statuses: Sequence[NodeStatus], failures: dict[str, DLedgerError]
 ) -> dict[NodeId, NodeStatus | DLedgerError]:
-    """What ``members_status`` gives: an answer, or why there is none, for every member that somebody named."""
+    """The result of ``members_status``: for every member known to any node, its status or the error that prevented
+    it.
+    """
     found: dict[NodeId, NodeStatus | DLedgerError] = {status.node_id: status for status in statuses}
     for status in statuses:
         for member in status.members:

@@ -1,8 +1,8 @@
-"""Signs every request of a client: interceptors around its channels, which a client without keys does not have.
+"""Signs every request of a client that has keys, by interceptors around its channels.
 
-Each call is signed when it is made, so a repeated call and a stream that is opened again are signed anew. A server
-process that the client does not know yet refuses the first call and says for whom to sign (``access.signing``): a
-blocking call is then made again at once; others fail with ``UnavailableError``, and are repeated by whoever made them.
+Each call is signed when it is made, so repeated calls and reopened streams are signed anew. A server process unknown to
+the client refuses the first call and names itself (``access.signing``): a blocking call is then repeated at once;
+others fail with ``UnavailableError`` and are repeated by their callers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNAUTHENTICATED: Final = grpc.StatusCode.UNAUTHENTICATED
 
 
 class _Details(NamedTuple):
-    """``grpc.ClientCallDetails``; gRPC looks at the names only."""
+    """``grpc.ClientCallDetails``; gRPC uses the attribute names only."""
 
     method: str
     timeout: float | None
@@ -43,24 +43,26 @@ class _Details(NamedTuple):
 
 
 def trailing_metadata(error: object) -> dict[str, str]:
-    """The trailing metadata of a call that ended badly."""
+    """The trailing metadata of a failed call."""
     pairs: Any = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
     return {str(key): str(value) for key, value in pairs}
 
 
 def is_challenge(call: object) -> bool:
-    """Whether a call ended because it was signed for another server process: one that is made now is not."""
+    """Whether a call failed because it was signed for another server process: a repeated one is signed for the right
+    one.
+    """
     return trailing_metadata(call).get(REFUSAL) == CHALLENGE
 
 
 class SigningInterceptor(_Unary, _UnaryStream, _Stream):
-    """For the channel to one address."""
+    """Signs the calls on the channel to one address."""
 
     def __init__(self, signer: Signer, address: str) -> None:
         self._signer = signer
         self._address = address
 
-    # Any below: what gRPC hands through differs between blocking calls and futures, and its stubs know neither well.
+    # Any below: what gRPC passes differs between blocking calls and futures, and its stubs describe neither well.
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:  # noqa: ANN401
         began = time.monotonic()
@@ -91,7 +93,7 @@ class SigningInterceptor(_Unary, _UnaryStream, _Stream):
 
 
 def async_interceptors(signer: Signer, address: str) -> list[Any]:
-    """The same for asyncio, where one object is for one kind of call (Any: the stubs want one kind only)."""
+    """The same for asyncio, which needs one object per kind of call (Any: the stubs accept one kind only)."""
     return [kind(signer, address) for kind in (_AsyncUnary, _AsyncUnaryStream, _AsyncStream)]
 
 

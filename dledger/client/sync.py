@@ -12,7 +12,7 @@ from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 
 
 class DLedgerClient(Calls):
-    """Talks to a group. Thread-safe; every call has a deadline (``timeout_s``), retries until then what is safe to.
+    """Talks to a group. Thread-safe; every call has a deadline (``timeout_s``) and retries until then if that is safe.
 
     ``addresses``: client addresses of one or more nodes; the others are learnt. Errors are ``DLedgerError`` subclasses;
     their ``outcome`` says whether a failed append may still be in the log (``"unknown"``) or not (``"not_applied"``).
@@ -47,16 +47,17 @@ class DLedgerClient(Calls):
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[LogChunk]:
-        """Committed entries as they are stored, from ``first_index`` to before ``end_index``.
+        """Yield committed entries as they are stored, from ``first_index`` to before ``end_index``.
 
-        None: all that the asked member knows to be committed. That may be less than was acknowledged, also of a leader
-        that was just elected; for all of it, append an entry or read one linearizably, and give its index as the end.
-        In order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with ``max_bytes``
-        it ends with the chunk that brings more than that. Goes on at another member when one is lost, behind, damaged
-        or keeps less, and raises when nothing new comes for ``timeout_s``. ``address`` picks one node and no other.
+        None: all that the member asked knows to be committed. That may be less than was acknowledged, even at a newly
+        elected leader; to get everything, append an entry or read one linearizably, and use its index as the end. The
+        entries come in order, each once, in chunks of about ``chunk_bytes`` (0: 1 MiB; one entry may be larger); with
+        ``max_bytes`` the last chunk is the one that exceeds it. Continues at another member when one fails, is behind,
+        is damaged or keeps less, and raises when nothing new arrives for ``timeout_s``. ``address`` picks one node and
+        no other.
 
         Raises ``IndexBeforeBeginError`` (no member keeps all of it any more), ``IndexOutOfRangeError`` (it begins
-        beyond the committed end, also after a while), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
+        beyond the committed end, even after waiting), ``CorruptLogError`` and ``DiskError`` (naming file and offset),
         ``PendingFullError`` (too many readers).
         """
         end = LogIndex(0 if end_index is None else end_index)
@@ -75,10 +76,11 @@ class DLedgerClient(Calls):
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[BlockDigest]:
-        """Checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it knows of).
+        """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it knows
+        of).
 
-        ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Begins where
-        its log begins if ``from_position`` is below that. Raises as ``fetch_log`` does.
+        ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Starts at the
+        log's begin if ``from_position`` is below it. Raises like ``fetch_log``.
         """
         end = Position(0 if end_position is None else end_position)
         if end_position is not None and end_position <= from_position:
@@ -96,10 +98,12 @@ class DLedgerClient(Calls):
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> LocatedEntries:
-        """Where these entries begin, which entries begin at or after these positions, and which were stored then.
+        """Where these entries begin, which entries begin at or after these positions, and which were stored at these
+        times.
 
-        One place per question: first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers' logs only,
-        ``UntimedLogError`` otherwise); and what the member has. The committed log's end stands for what is beyond it.
+        Returns one place per question, first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers'
+        logs only, ``UntimedLogError`` otherwise), and the range that the member holds. The end of the committed log
+        answers whatever lies beyond it.
         """
         request = Locate(self.group, indexes, positions, store_times_ms)
         return self._bulk.locate(request, self._target(read_from, address, timeout_s))
@@ -107,7 +111,9 @@ class DLedgerClient(Calls):
     def index_by_time(
         self, store_time_ms: int, *, read_from: ReadFrom = ReadFrom.LEADER, address: str | None = None
     ) -> LogIndex:
-        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if none was."""
+        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if there is
+        none.
+        """
         located = self.locate(store_times_ms=(store_time_ms,), read_from=read_from, address=address)
         return located.places[0].index
 

@@ -1,9 +1,9 @@
-"""Where nodes are: at the addresses that a client was given, or where they say they are.
+"""The addresses of nodes: given to the client, or advertised by the nodes.
 
-What a node says (its advertised address) is right inside its own network and may be useless elsewhere: a container says
-``n1:10921``, which only other containers can resolve, while the client reached it at a published port. So what counts
-first is where a node has answered. A node that has not is where it says it is only once every given address has been
-tried: it may be behind one of them.
+A node's advertised address is right inside its own network and may be useless elsewhere: a container advertises
+``n1:10921``, which only other containers can resolve, while the client reached it at a published port. So the address
+at which a node has answered comes first. A node that has not answered is looked for at its advertised address only once
+every given address has been tried, because it may be behind one of them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 KNOWN_MAX: Final = 64
-"""So many nodes are remembered of each kind, those heard of last: addresses may change with every restart, for years,
-and a server may say anything."""
+"""The limit of remembered nodes of each kind, the most recent ones: addresses may change with every restart, for
+years, and a server may report anything.
+"""
 _T = TypeVar("_T")
 
 
 class AddressBook:
-    """What is known of nodes' addresses. Not thread-safe: its owner's lock guards it."""
+    """The known addresses of nodes. Not thread-safe: its owner's lock guards it."""
 
     def __init__(self, given: tuple[str, ...]) -> None:
         self._given = given
         self._untried = set(given)
         self._met: dict[str, str] = {}  # where each node answered last
         self._shared: dict[str, None] = {}  # where several nodes answer: a load balancer
-        self._said: dict[str, str] = {}  # where each node is said to be
-        self._hinted: dict[str, None] = {}  # where some node is said to be; a set in order
+        self._said: dict[str, str] = {}  # each node's advertised address
+        self._hinted: dict[str, None] = {}  # advertised addresses without a node name; an ordered set
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address worth asking: given ones, and once those were tried, where other nodes are said to be."""
+        """Every address worth asking: the given ones, and once those were tried, the advertised ones of other nodes."""
         met = {node: at for node, at in self._met.items() if at not in self._shared}
         known = (*self._given, *met.values())
         if not self._untried:
@@ -46,15 +47,15 @@ class AddressBook:
         _put_last(self._met, node, address)
 
     def note_tried(self, address: str) -> None:
-        """``address`` was asked, whatever became of it."""
+        """``address`` was tried, whatever the outcome."""
         self._untried.discard(address)
 
     def note_said(self, node: str, address: str) -> None:
-        """``node`` is said to be at ``address``."""
+        """``node`` is advertised at ``address``."""
         _put_last(self._said, node, address)
 
     def find(self, node: str, said: str = "") -> str | None:
-        """The address of a node that is said to be at ``said``; None if it may be behind a given one not yet tried."""
+        """The address of a node advertised at ``said``; None if it may be behind a given one not yet tried."""
         at = self._met.get(node)
         if at is not None and at not in self._shared:
             return at
@@ -64,7 +65,7 @@ class AddressBook:
         return said or at
 
     def find_said(self, said: str) -> str | None:
-        """As ``find``, for a node that is named only by where it is said to be."""
+        """``find`` for a node known only by its advertised address."""
         for node, address in self._said.items():
             if address == said:
                 return self.find(node, said)

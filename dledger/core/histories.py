@@ -1,10 +1,10 @@
-"""Whether members have one history: what votes state of committed entries, and who is fenced.
+"""Whether members share one history: the committed entries stated in votes, and who is fenced.
 
-Raft takes for granted that a member's directory is one of this group's. One that was mixed up, restored from elsewhere
-or written by somebody else may have a longer log of a higher term. So every vote states some of its sender's committed
-entries, with the chain CRC that stands for all before them: the last one, and those at one less than each power of two,
-so that any two members have stated one in common. Two chain CRCs that differ at an index that both have committed are
-two histories. The one that has committed more compares the other's last entry, so that nothing is missed.
+Raft takes for granted that a member's directory belongs to its group. One that was mixed up, restored from elsewhere or
+written by another program may have a longer log of a higher term. So every vote states some of its sender's committed
+entries, with the chain CRC that covers all entries before them: the last one, and those at one less than each power of
+two, so that any two members have stated one in common. If two chain CRCs differ at an index that both have committed,
+there are two histories. The member that has committed more compares the other's last entry, so that nothing is missed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dledger.types import NO_ENTRY, EntryId, LogIndex, NodeId
 
 
 def stated(state: MemberState) -> tuple[CommittedEntry, ...]:
-    """What this member says of its history; nothing of what it cannot prove."""
+    """The committed entries that this member states; none that it cannot verify."""
     log, top = state.log, state.commit_index
     if top < 0:
         return ()
     indexes = {top, *((1 << bits) - 1 for bits in range((top + 1).bit_length()))}
     found = []
     for index in sorted(LogIndex(one) for one in indexes if one >= log.begin.index):
-        with suppress(CorruptLogError):  # whoever looks after the log finds it
+        with suppress(CorruptLogError):  # maintenance of the log finds the damage
             found.append(CommittedEntry(index, log.chain_crc_at(index)))
     return tuple(found)
 
 
 def agree(state: MemberState, told: Iterable[CommittedEntry]) -> bool | None:
-    """Whether what a peer has committed is what is committed here; None: there is nothing in common to compare."""
+    """Whether a peer's committed entries equal those here; None: no common entry to compare."""
     verdict = None
     for entry in told:
         if entry.index <= state.commit_index:
@@ -44,7 +44,7 @@ def agree(state: MemberState, told: Iterable[CommittedEntry]) -> bool | None:
 
 
 def covers(state: MemberState, told: Iterable[CommittedEntry]) -> bool:
-    """Whether nothing that a voter has committed is missing in this log, or another entry there (§5.4.3)."""
+    """Whether this log contains everything that a voter has committed, with nothing else in its place (§5.4.3)."""
     return all(entry.index <= state.log.last.index and _holds(state, entry) is not False for entry in told)
 
 
@@ -57,29 +57,29 @@ def _holds(state: MemberState, entry: CommittedEntry) -> bool | None:
 
 
 def memory_of(state: MemberState, peer: NodeId) -> EntryId:
-    """What to tell a peer that it held: nothing until histories were compared, for that may have been another one's."""
+    """What to report to a peer as held by it: nothing until histories were compared, since it may be another one's."""
     return state.remembered.get(peer, NO_ENTRY) if state.agrees.get(peer) else NO_ENTRY
 
 
 def least_of(state: MemberState, peer: NodeId) -> EntryId:
-    """What a peer must hold for its vote to count; nothing if its history is known to be another one.
+    """What a peer must hold for its vote to count; nothing if its history is known to differ.
 
-    Also before histories were compared, as after every start of this member: it takes no more than this vote from it.
+    Also before histories were compared, as after every start of this member: all it costs the peer is this vote.
     """
     return state.remembered.get(peer, NO_ENTRY) if state.agrees.get(peer) is not False else NO_ENTRY
 
 
 def note(state: MemberState, peer: NodeId, verdict: bool | None) -> None:
-    """A peer's history was compared."""
+    """Record the result of a comparison of histories."""
     if verdict is not None or peer not in state.agrees:
         state.agrees[peer] = verdict is not False
 
 
 def on_answer(state: MemberState, sender: NodeId, answer: VoteResponse, now_ms: int) -> None:
-    """Compare histories with a member that was asked, at its own address.
+    """Compare histories with a member that was asked at its own address.
 
-    This one is fenced if most members contradict it, or the leader whom most have elected. What others only say
-    unasked fences nobody: anybody might have said it.
+    This member is fenced if most members contradict it, or if the leader that most have elected does. Unsolicited
+    statements fence nobody, because anyone might have sent them.
     """
     verdict = False if answer.other_history else agree(state, answer.committed)
     note(state, sender, verdict)

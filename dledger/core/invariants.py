@@ -1,7 +1,7 @@
-"""What must hold after every event; the simulator checks it each time, tests whenever they like.
+"""Invariants that hold after every event; the simulator checks them each time, tests whenever they like.
 
-``check`` looks at one member; properties that span members (one leader per term, log matching, leader completeness) are
-the simulator's.
+``check`` covers one member; the simulator checks properties that span members (one leader per term, log matching,
+leader completeness).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dledger.types import LogIndex, Term
 
 @dataclass(frozen=True, slots=True)
 class LastCheck:
-    """What an earlier check saw of a member since its last start; later values must not be lower."""
+    """The values of a member's last check since its start; later ones must not be lower."""
 
     term: Term
     commit_index: LogIndex
 
 
 def check(node: Node, before: LastCheck | None = None) -> LastCheck:
-    """Raise ``InvariantError`` if ``node`` contradicts itself or its past; gives what the next check compares with."""
+    """Raise ``InvariantError`` if ``node`` contradicts itself or its past; returns the values for the next check."""
     state = node.state
     log = state.log
     if before is not None:

@@ -45,23 +45,23 @@ from dledger.errors import (
 from dledger.types import NO_INDEX, EntryId, NodeId, Standing, Term
 
 _PREFERENCE_PAUSE: Final = 10
-"""How many check intervals pass after a failed hand-over before one is started unasked again."""
+"""The pause, in check intervals, after a failed automatic transfer before the next one."""
 _PREFERENCE_PAUSE_DOUBLINGS: Final = 6
-"""How often that time doubles for a member that fails again and again: each attempt refuses appends for a while."""
+"""How often that pause doubles for a member that fails repeatedly: each attempt refuses appends for a while."""
 
 TransferDone = Callable[[LeaderHint | DLedgerError], None]
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """A hand-over under way: from the request until some leader of a later term is known, or ``due_ms``."""
+    """A transfer in progress: from the request until a leader of a later term is known, or ``due_ms``."""
 
     term: Term
     target: NodeId
     due_ms: int
     done: TransferDone | None
     round: int
-    """The heartbeats that announced it."""
+    """The heartbeat round that announced it."""
     unasked: bool = False
     resend_due_ms: int = 0
 
@@ -75,31 +75,32 @@ class LeaderElector:
         self._noops = noops
         self._config = config
         self._damaged = False
-        """Whether the table of producers could not be made when it was last tried: before a campaign it is tried."""
+        """Whether rebuilding the producer table last failed; it is retried before a campaign."""
         self.unreadable_producers: str | None = None
-        """Why this member cannot lead: its log tells about producers what this program does not understand."""
+        """Why this member cannot lead: its log's producer records are of an unknown format."""
         self._progress = ProgressWatch(state)
         self._heartbeat_due_ms = 0
         self._preference_due_ms = 0
         self._transfer: _Transfer | None = None
         self._failed_unasked: dict[NodeId, tuple[int, int]] = {}
-        """Of members that did not take leadership unasked: how often in a row, and until when they are left alone."""
+        """Members that did not take over in automatic transfers: failures in a row, and the end of their pause."""
         self._readmissions = Readmissions()
         self._older_blanks: set[NodeId] = set()
-        """Members with a new disk, of a version that knows no standing: they vote once all say that they are as new,
-        which this version does not say."""
+        """Members with a new disk whose version knows no standing: they vote once all members report the same, which
+        this version does not.
+        """
         self.vote_problem = ""
-        """Why nobody is elected although whoever answers would elect this member, for people."""
+        """Why no leader is elected although all answering members would elect this one, for people."""
         self.client_address = ""
         self.pre_votes = 0
-        """How often this member asked whether it would be elected, since it started."""
+        """The number of pre-votes since this member started."""
         self.elections = 0
-        """How often it campaigned, each time in a new term."""
+        """The number of campaigns, each in a new term."""
 
     # -- timers --------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
-        """Do what is due and give the time of the next due thing."""
+        """Do what is due and return the next due time."""
         due = self._step_role(now_ms)
         for other in (self._step_transfer(now_ms), self._reads.step(now_ms)):
             if other is not None:
@@ -150,7 +151,7 @@ class LeaderElector:
         return in_contact >= self._state.quorum
 
     def _heartbeat(self, now_ms: int) -> None:
-        """A round of heartbeats, with what the leader knows of its peers' memory."""
+        """Send a round of heartbeats, with what the leader remembers of its peers."""
         state = self._state
         leader = state.role
         if not isinstance(leader, Leader):
@@ -174,7 +175,7 @@ class LeaderElector:
             state.outbox.messages.append((peer, own))
 
     def _append_for_waiting(self, leader: Leader) -> None:
-        """A member without standing needs an entry that a majority makes durable without it."""
+        """Append an entry for members without standing, which need one that a majority makes durable without them."""
         state = self._state
         log = state.log
         if leader.transferring or log.disk_full or not self._readmissions.needs_entry(log.last.index):
@@ -184,7 +185,7 @@ class LeaderElector:
             state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
 
     def _note_watermarks(self, leader: Leader) -> None:
-        """What this leader knows to be durable, for others to remember."""
+        """Record what this leader knows to be durable, for others to remember."""
         state = self._state
         log = state.log
         known = [(peer, index) for peer, index in leader.match.items() if leader.counts[peer]]
@@ -198,7 +199,7 @@ class LeaderElector:
     # -- campaigns -----------------------------------------------------------------------------------------------
 
     def _seek_leadership(self, now_ms: int) -> None:
-        """The election timeout passed in silence: ask before disturbing anybody (pre-vote)."""
+        """The election timeout passed without a leader: ask before disturbing the group (pre-vote)."""
         state = self._state
         if now_ms < self._progress.pause_until_ms:
             state.become_follower(state.term, None, now_ms, RoleReason.NO_PROGRESS)
@@ -207,11 +208,11 @@ class LeaderElector:
             state.become_follower(state.term, None, now_ms, RoleReason.STANDING_LOST)
             return
         if not state.has_standing and state.log.flushed.sequence < state.log.write_sequence:
-            # Elected by all, it would count at once, also with what a power cut could still take from it.
+            # If elected by all, it would count at once, including what a power cut could still take from it.
             state.outbox.wake |= Wake.FLUSH
             state.become_follower(state.term, None, now_ms, RoleReason.STANDING_LOST)
             return
-        if state.log.disk_full:  # it could not write its no-op, so its victory would only cost a term
+        if state.log.disk_full:  # it could not write its no-op, so winning would only cost a term
             state.become_follower(state.term, None, now_ms, RoleReason.DISK_FULL)
             return
         if self.unreadable_producers is not None:
@@ -267,10 +268,10 @@ class LeaderElector:
                 self._lead(role, won, now_ms)
 
     def _lead(self, candidate: Candidate, won: Victory, now_ms: int) -> None:
-        """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then speak up at once.
+        """Won: append the no-op that lets earlier terms be committed (§5.4.2, §8), then send heartbeats at once.
 
-        It tells what its log tells of producers, so that later leaders need not look further back. A leader without
-        standing takes it: all members voted for it, so that nobody holds more.
+        The no-op carries the log's producer records, so that later leaders need not look further back. A leader without
+        standing takes it: all members voted for it, so that none holds more.
         """
         state = self._state
         log = state.log
@@ -285,7 +286,7 @@ class LeaderElector:
             return
         producers.written(batch.last_index, log.end_position, now_ms)
         if not state.has_standing:
-            state.whole = True  # as far as anybody can tell: all of them vote for it
+            state.whole = True  # as far as anyone can tell: all of them vote for it
             state.take_standing(Standing.FOUNDER if won is Victory.FOUNDING else Standing.VOTER)
         if not state.peers:
             state.take_standing(Standing.VOTER)
@@ -296,7 +297,7 @@ class LeaderElector:
         self._heartbeat(now_ms)
 
     def _rebuilt(self, now_ms: int) -> ProducerTable | None:
-        """The table of producers, as the whole log tells; None if it cannot be read: then this member must not lead."""
+        """The producer table, rebuilt from the log; None if that cannot be read: then this member must not lead."""
         state = self._state
         self._damaged = False
         try:
@@ -323,12 +324,12 @@ class LeaderElector:
         else:
             result = self._judge_vote(sender, request, now_ms)
         if result is VoteResult.ACCEPT and (agree is False or state.fenced):
-            result = VoteResult.REJECT_SMALL_LEDGER_END  # and ``other_history`` tells those who know of it
+            result = VoteResult.REJECT_SMALL_LEDGER_END  # and ``other_history`` is for versions that know it
         granted = result is VoteResult.ACCEPT
         if granted and not request.pre_vote:
             state.save_hard_state(replace(state.hard_state, vote=sender))
             if isinstance(state.role, Follower):
-                # Never earlier than the time that the elector sleeps until.
+                # Never earlier than the time until which the elector sleeps.
                 state.role.election_due_ms = max(state.role.election_due_ms, state.next_election_due_ms(now_ms))
         return VoteResponse(
             term=request.term if granted else state.term,
@@ -345,7 +346,7 @@ class LeaderElector:
         )
 
     def _note_countersign(self, sender: NodeId, request: VoteRequest, now_ms: int) -> None:
-        """Repeat it in heartbeats, the first of a term at once: the peer believes no other ones."""
+        """Repeat it in heartbeats, in the first one of a term at once: the peer believes no others."""
         leader = self._state.role
         if not isinstance(leader, Leader) or not request.countersign:
             return
@@ -355,9 +356,9 @@ class LeaderElector:
         leader.countersigns[sender] = request.countersign
 
     def _standing_towards(self, request: VoteRequest) -> Standing:
-        """What this vote is worth to one that remembers this member to have held more than it does.
+        """The standing of this vote towards a candidate that remembers this member to have held more than it does.
 
-        Only an answer to a question of our own takes standing for good: anybody can send a request in a member's name.
+        Only an answer to our own question takes standing for good: anyone can send a request in a member's name.
         """
         state = self._state
         is_less = state.standing.counts and state.log.last < request.remembered
@@ -368,7 +369,7 @@ class LeaderElector:
         if state.hears_leader(now_ms):
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if request.term <= state.term:
-            # A candidate's term is above that of all who vote for it: it may have led this one, and forgotten.
+            # A candidate's term must exceed those of all its voters: it may have led this one, and forgotten that.
             return VoteResult.REJECT_EXPIRED_TERM
         if request.last < state.log.last:
             return VoteResult.REJECT_SMALL_LEDGER_END
@@ -391,9 +392,10 @@ class LeaderElector:
         return VoteResult.ACCEPT
 
     def is_blocked(self, sender: NodeId, request: VoteRequest, now_ms: int) -> bool:
-        """Whether a live leader keeps this request from being heard; not if that leader hands over to ``sender``.
+        """Whether a live leader blocks this request; not while that leader transfers leadership to ``sender``.
 
-        The leader's own word is needed. Were ``request.transfer`` enough, anybody could depose it again and again.
+        The leader's own announcement is needed. Were ``request.transfer`` enough, anyone could depose it again and
+        again.
         """
         role = self._state.role
         handed_over = request.transfer and not isinstance(role, Candidate) and role.transfer_target == sender
@@ -421,7 +423,7 @@ class LeaderElector:
             return
         forgot = state.log.last < response.remembered and response.remembered.term >= expected
         if forgot and sender not in state.contradicted_by:
-            # It held an entry of this very term, which it has forgotten: it may be the one who led it.
+            # It held an entry of this very term, which it has forgotten: it may have led the term itself.
             state.become_follower(expected, None, now_ms)
             return
         if not response.granted or not histories.covers(state, response.committed):
@@ -433,9 +435,9 @@ class LeaderElector:
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def on_heartbeat_request(self, sender: NodeId, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
-        """Follow the leader of a current or later term; an older one learns the current term from the answer.
+        """Follow the leader of the current or a later term; the answer to an older one carries the current term.
 
-        Only the present leader's round is repeated: an earlier process of it counted its rounds from 0, too.
+        Only the current leader's round is repeated: an earlier process of it also counted its rounds from 0.
         """
         state = self._state
         follows = state.follow(sender, request.term, now_ms)
@@ -451,7 +453,7 @@ class LeaderElector:
         )
 
     def _take_leaders_word(self, leader: NodeId, request: HeartbeatRequest, now_ms: int) -> None:
-        """What a leader says of itself and of the members' memory."""
+        """Apply what a leader states about itself and the members' memory."""
         state = self._state
         self.vote_problem = ""
         if isinstance(state.role, Follower):
@@ -471,7 +473,7 @@ class LeaderElector:
             state.outbox.wake |= Wake.HANDLER
 
     def on_heartbeat_response(self, sender: NodeId, response: HeartbeatResponse, now_ms: int) -> None:
-        """Note the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
+        """Record the contact; a higher term ends this leadership, so that the peer can rejoin (dledger #325)."""
         state = self._state
         if response.term > state.term:
             state.become_follower(response.term, None, now_ms)
@@ -487,7 +489,7 @@ class LeaderElector:
                 state.outbox.wake |= Wake.ELECTOR
 
     def _note_standing(self, leader: Leader, peer: NodeId, response: HeartbeatResponse) -> None:
-        """Who has standing counts; who has none may have it again; once all have it, the group is founded."""
+        """Count members with standing; let others regain it; once all have it, the group is founded."""
         state = self._state
         counts = response.standing.counts
         self._readmissions.note(peer, response.standing, response.boot_id, state.log.last.index)
@@ -507,7 +509,7 @@ class LeaderElector:
     def transfer(
         self, target: NodeId | None, now_ms: int, done: TransferDone | None = None, *, unasked: bool = False
     ) -> None:
-        """Hand leadership to ``target`` (None: the most caught-up peer); appends are refused meanwhile.
+        """Transfer leadership to ``target`` (None: the most up-to-date peer); appends are refused meanwhile.
 
         ``done`` gets the new leader, or the error that kept the old one: ``NotLeaderError``,
         ``LeaderTransferringError``, ``UnknownMemberError``, ``FallBehindError`` or ``TransferFailedError``.
@@ -530,9 +532,9 @@ class LeaderElector:
             leader.transferring = True
             leader.transfer_target = chosen
             timeout_ms = state.election.transfer_timeout_ms
-            if unasked:  # nobody waits for it, but appends do
+            if unasked:  # no caller waits for it, but appends do
                 timeout_ms = min(timeout_ms, state.election.election_timeout_ms_min)
-            self._heartbeat(now_ms)  # the others must know before the target asks them
+            self._heartbeat(now_ms)  # the others must know before the target asks for their votes
             self._transfer = _Transfer(state.term, chosen, now_ms + timeout_ms, done, self._reads.round, unasked)
             state.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS
 
@@ -562,7 +564,7 @@ class LeaderElector:
         return max(able or peers, key=lambda peer: (leader.match[peer], leader.contact_ms[peer]), default=None)
 
     def _hand_over_if_better(self, leader: Leader, now_ms: int) -> None:
-        """Preferred leaders take over, and a leader whose disk is full makes room for one whose is not."""
+        """Transfer to a preferred leader, or from a leader whose disk is full to a member with room."""
         state = self._state
         preferred = state.election.preferred_leaders
         able = [peer for peer in state.peers if self._refuse_transfer(leader, peer, now_ms) is None]
@@ -607,14 +609,16 @@ class LeaderElector:
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
 
     def _pause(self, target: NodeId, now_ms: int) -> None:
-        """Leave a member alone that did not take leadership: for longer each time, since each attempt costs appends."""
+        """Make no automatic transfers to a member that did not take over; longer each time, since each attempt costs
+        appends.
+        """
         failures = self._failed_unasked.get(target, (0, 0))[0] + 1
         pause_ms = _PREFERENCE_PAUSE * self._state.election.preferred_check_interval_ms
         pause_ms <<= min(failures - 1, _PREFERENCE_PAUSE_DOUBLINGS)
         self._failed_unasked[target] = failures, now_ms + pause_ms
 
     def on_take_leadership(self, sender: NodeId, message: TakeLeadership, now_ms: int) -> None:
-        """The leader hands over: campaign at once, without pre-vote (§3.10)."""
+        """The leader transfers leadership here: campaign at once, without pre-vote (§3.10)."""
         state = self._state
         role = state.role
         follows = isinstance(role, Follower) and role.leader == sender

@@ -1,8 +1,8 @@
-"""What one member knows and is: term, vote, role, log, commit index. Every change of role goes through here.
+"""The state of one member: term, vote, role, log, commit index. Every change of role goes through here.
 
 Data that belongs to a role lives in the role's own record, so that nothing of an earlier role can survive in a later
-one. Terms only grow; a change of term and the vote in it form ``HardState``, which the driver makes durable before any
-message leaves (see ``dledger.core.outbox``).
+one. Terms only grow; the term and the vote in it form ``HardState``, which the driver makes durable before any message
+is sent (see ``dledger.core.outbox``).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Leader:
     counts: dict[NodeId, bool]
     """Whether ``match`` counts towards a quorum: the process that said so has standing."""
     supports: dict[NodeId, bool]
-    """Whether the peer's contact counts for check-quorum; true until it says that it has no standing."""
+    """Whether the peer's contact counts for check-quorum; true until it reports that it has no standing."""
     boot_ids: dict[NodeId, int]
-    """The process that ``match`` is of."""
+    """The process that ``match`` belongs to."""
     doubted: dict[NodeId, int] = field(default_factory=dict)
     """Processes that hold less than an earlier one of the same peer did, and do not know it."""
     countersigns: dict[NodeId, int] = field(default_factory=dict)
-    """What peers asked for in this term, to know heartbeats by."""
+    """The countersigns that peers asked for in this term, by which they recognize our heartbeats."""
     stand: set[NodeId] = field(default_factory=set)
-    """Peers that have said in this term that they have standing."""
+    """Peers that have reported standing in this term."""
     transfer_target: str = ""
     transferring: bool = False
     reads_waiting: bool = False
@@ -78,19 +78,19 @@ RoleState = Follower | Candidate | Leader
 
 _BOOT_IDS: Final = 1 << 62
 _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
-"""Odd, so that no two of a process's ids are the same, and no neighbour of another process's."""
+"""Odd, so that all ids of one process differ, and none is a neighbour of another process's."""
 
 
 @record(frozen=True, slots=True)
 class MemberRun:
-    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, a secret, and not 0."""
+    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, secret and not 0."""
 
     boot_id: int
     countersign: int
 
 
 class MemberState:
-    """The shared record of one member. All access under the node's lock."""
+    """The shared state of one member. All access under the node's lock."""
 
     def __init__(
         self,
@@ -111,27 +111,29 @@ class MemberState:
         self.flush_mode = config.store.flush_mode
         self.boot_id = run.boot_id
         self.countersign = run.countersign
-        """What only members know that this one has asked at their own addresses; see ``entry_pusher.belief``."""
+        """A number known only to members that this one has asked at their own addresses; see
+        ``entry_pusher.belief``.
+        """
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
-        """What members are known to have held durably."""
+        """The last entry that each member is known to have held durably."""
         self.agrees: dict[NodeId, bool] = {}
-        """Whether a peer's history is this member's, of those that were compared; see ``dledger.core.histories``."""
+        """Whether a peer's history equals this member's, where compared; see ``dledger.core.histories``."""
         self.contradicted_by: set[NodeId] = set()
-        """Peers that answered that they have committed other entries."""
+        """Peers that answered that they have committed different entries."""
         self.whole = True
-        """Whether nothing of the log is missing that is still to be fetched; told by the driver, not durable."""
+        """Whether no part of the log still has to be fetched; set by the driver, not durable."""
         self.readmission: Readmission | None = None
-        """What the leader of this term said, until it is done."""
+        """The leader's readmission in this term, until it is done."""
         self.readmission_standing = Standing.VOTER
         self.commit_index: LogIndex = max(log.committed_index, log.begin.index)
         self._hard_state = hard_state
         self.term = hard_state.term
-        """The current one: that of ``hard_state``, which alone sets it."""
+        """The current term: that of ``hard_state``, which alone sets it."""
         self._hard_state_version = 0
         self._random = random
         self._adopt_term_of_log()
-        # A single member waits for nobody's silence.
+        # A single member waits for no leader's silence.
         first_due_ms = now_ms if self.quorum == 1 else self.next_election_due_ms(now_ms)
         self.role: RoleState = Follower(None, first_due_ms)
 
@@ -144,12 +146,12 @@ class MemberState:
 
     @property
     def hard_state_version(self) -> int:
-        """Counts the changes of ``hard_state``; what depends on a change may leave only once that is durable."""
+        """Counts the changes of ``hard_state``; messages that depend on a change may leave only once it is durable."""
         return self._hard_state_version
 
     @property
     def role_name(self) -> Role:
-        """The role as people and the wire name it."""
+        """The role's name for people and on the wire."""
         match self.role:
             case Follower():
                 return Role.FOLLOWER
@@ -175,7 +177,7 @@ class MemberState:
 
     @property
     def standing(self) -> Standing:
-        """What this member's memory is worth now: that of one whose log is not whole is in doubt until it is."""
+        """The standing that this member has now: in doubt while its log is not whole."""
         known = self._hard_state.standing
         return known if self.whole or not known.counts else Standing.DOUBTFUL
 
@@ -186,7 +188,7 @@ class MemberState:
 
     @property
     def fenced(self) -> str:
-        """Why nothing of what this member holds may be believed; empty if it may. Only a person ends it."""
+        """Why nothing that this member holds may be believed; empty if it may. Only a person can end this."""
         return (self._hard_state.doubt or "its history differs from the group's") if self._hard_state.fenced else ""
 
     @property
@@ -196,7 +198,7 @@ class MemberState:
 
     @property
     def own_ballot(self) -> Ballot:
-        """What its vote is worth."""
+        """Its vote for itself."""
         return Ballot(self.standing, self.boot_id, self.is_used)
 
     @property
@@ -205,7 +207,7 @@ class MemberState:
         return self.log.flushed.index if self.flush_mode is FlushMode.SYNC else self.log.last.index
 
     def hears_leader(self, now_ms: int) -> bool:
-        """Whether a leader is alive as far as this member can tell: then it helps nobody to depose it (§4.2.3)."""
+        """Whether a leader seems alive to this member: then it does not help to depose it (§4.2.3)."""
         match self.role:
             case Leader():
                 return True
@@ -215,7 +217,7 @@ class MemberState:
                 return False
 
     def next_election_due_ms(self, now_ms: int) -> int:
-        """A fresh random deadline (§5.2: randomised so that split votes are rare)."""
+        """A new random deadline (§5.2: randomised so that split votes are rare)."""
         election = self.election
         return now_ms + self._random.randrange(election.election_timeout_ms_min, election.election_timeout_ms_max)
 
@@ -224,7 +226,7 @@ class MemberState:
     def become_follower(
         self, term: Term, leader: NodeId | None, now_ms: int, reason: RoleReason = RoleReason.HIGHER_TERM
     ) -> None:
-        """Follow ``leader`` (None: whoever will win) in ``term``, which must not be older than the current one."""
+        """Follow ``leader`` (None: not known yet) in ``term``, which must not be older than the current one."""
         invariant(term >= self.term, "a term never goes back", term=term, current=self.term)
         before = self._view()
         if term > self.term:
@@ -275,10 +277,10 @@ class MemberState:
         self.outbox.wake |= Wake.ELECTOR | Wake.DISPATCHERS | Wake.FLUSH
 
     def follow(self, leader: NodeId, term: Term, now_ms: int) -> bool:
-        """Note a message that only the leader of ``term`` can send; False if that term is over or led by another.
+        """Record a message that only the leader of ``term`` can send; False if that term is over or has another leader.
 
-        A second leader of a term is a bug or damage, but not one of this member: it must not be stopped from outside.
-        Its own changes of role keep the invariant (``become_follower``).
+        A second leader of a term is a bug or damage, but not this member's: no message may stop it. Its own changes of
+        role keep the invariant (``become_follower``).
         """
         if term < self.term or (term == self.term and self.leader_id not in (None, leader)):
             return False
@@ -291,7 +293,7 @@ class MemberState:
         return True
 
     def save_hard_state(self, hard_state: HardState) -> None:
-        """Replace the hard state; the driver makes it durable before anything of this step leaves."""
+        """Replace the hard state; the driver makes it durable before any effect of this step leaves."""
         old = self._hard_state
         invariant(hard_state.term >= old.term, "a term never goes back", new=hard_state, old=old)
         same_term_vote = hard_state.term > old.term or old.vote in (None, hard_state.vote)
@@ -301,13 +303,13 @@ class MemberState:
         self._hard_state_version += 1
 
     def _adopt_term_of_log(self) -> None:
-        """After a crash the log may be ahead of the hard state; then the term of its last entry is the present one.
+        """After a crash the log may be ahead of the hard state; the term of its last entry is then the current one.
 
         1. A push of term 5 arrives at a member of term 4: it moves to term 5 and writes the entry.
         2. The log is flushed, or the process is killed and the page cache survives, before the hard state is durable.
         3. The member comes back in term 4 with an entry of term 5.
 
-        It has voted for nobody in term 5 as far as anybody knows, since no answer left before the save.
+        It has voted for nobody in term 5 as far as anyone knows, since no answer left before the save.
         """
         term = self.log.last.term
         if term > self.term:
@@ -318,17 +320,17 @@ class MemberState:
     def take_standing(self, standing: Standing) -> None:
         """From now on this member's votes and acknowledgements count.
 
-        The vote of the present term belongs to its leader: in an earlier life the member may have given it to anybody,
-        and nobody may get a second one.
+        The vote of the current term goes to its leader: an earlier life of this member may have given it to any member,
+        so it must not go to another one now.
         """
         if self._hard_state.standing is not standing:
             vote = self._hard_state.vote or self.leader_id
             self.save_hard_state(HardState(self.term, vote, standing))
 
     def lose_standing(self, reason: str, now_ms: int) -> None:
-        """This member lacks what it once had, so nobody knows what else it has forgotten: it counts for nothing now.
+        """This member lacks entries it once had, so it may have forgotten anything: it counts for nothing from now on.
 
-        What its process said before is void, as after a restart.
+        Its process's earlier statements are void, as after a restart.
         """
         if not self._hard_state.standing.counts:
             return
@@ -339,9 +341,9 @@ class MemberState:
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def fence(self, reason: str, now_ms: int) -> None:
-        """Most members have another history: nobody may read what this one holds, and it counts for nothing.
+        """Most members have another history: what this one holds must not be read, and counts for nothing.
 
-        Durably: what it holds is the same after a restart, and it may hear of nobody then.
+        Durably: its entries are the same after a restart, when it may not reach any member.
         """
         if self.fenced:
             return
@@ -353,10 +355,10 @@ class MemberState:
             self.become_follower(self.term, None, now_ms, RoleReason.STANDING_LOST)
 
     def heed(self, remembered: EntryId, witness: NodeId, now_ms: int) -> None:
-        """``witness`` knows this member to have held ``remembered``: one that holds less has lost something.
+        """``witness`` knows this member to have held ``remembered``: if it holds less, it has lost something.
 
-        What was truncated for a conflict was followed by an entry of a later term. Only a crash between the two looks
-        like a loss and is none; then doubt costs nothing but the way back.
+        Entries truncated for a conflict were followed by one of a later term. Only a crash between the two looks like a
+        loss without being one; then the doubt costs no more than the readmission.
         """
         if self.log.last < remembered:
             had, has = remembered, self.log.last
@@ -366,16 +368,17 @@ class MemberState:
             self.lose_standing(reason, now_ms)
 
     def remember(self, watermarks: Iterable[tuple[NodeId, EntryId]]) -> None:
-        """Note what a leader knows members to hold; it may know less than this member does already.
+        """Record what a leader knows members to hold; it may know less than this member does already.
 
-        In the order of entries, by term first: what a later leader truncated gives way to what it wrote instead.
+        In the order of entries, by term first: an entry that a later leader truncated gives way to what it wrote
+        instead.
         """
         for member, held in watermarks:
             if member == self.node_id or member in self.peers:
                 self.remembered[member] = max(held, self.remembered.get(member, NO_ENTRY))
 
     def _forget_other_histories(self) -> None:
-        """What a leader's log lacks was never committed: a member that lacks it, too, has lost nothing."""
+        """Entries that a leader's log lacks were never committed: a member that lacks them, too, has lost nothing."""
         self.remembered = {member: held for member, held in self.remembered.items() if self._may_hold(held)}
 
     def _may_hold(self, held: EntryId) -> bool:
@@ -392,7 +395,7 @@ class MemberState:
     # -- the commit index ----------------------------------------------------------------------------------------
 
     def advance_commit(self, index: LogIndex) -> None:
-        """Move the commit index forward to ``index``, if that is forward."""
+        """Move the commit index forward to ``index``, if that is higher."""
         if index <= self.commit_index:
             return
         invariant(index <= self.log.last.index, "commit <= end", commit=index, end=self.log.last.index)

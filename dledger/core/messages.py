@@ -1,4 +1,4 @@
-"""What members say to each other. Every message is one-way; an answer is a message of its own.
+"""The messages between members. Every message is one-way; an answer is a message of its own.
 
 A message is valid only for the cluster, group and addressee of its ``Envelope``, which are checked on arrival, and for
 the term it carries, which is checked when it is *executed* (reliability trap 19).
@@ -15,20 +15,20 @@ from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, Log
 
 
 class VoteResult(IntEnum):
-    """Why a vote was given or refused; for people and tests, the protocol only looks at ``granted``."""
+    """Why a vote was granted or refused; for people and tests, the protocol only uses ``granted``."""
 
     ACCEPT = 0
     REJECT_EXPIRED_TERM = 1
     REJECT_ALREADY_VOTED = 2
     REJECT_ALREADY_HAS_LEADER = 3
     REJECT_SMALL_LEDGER_END = 4
-    REJECT_NOT_VOTER = 5  # of versions that knew no standing: its disk is new
+    REJECT_NOT_VOTER = 5  # from versions without standing: its disk is new
     REJECT_UNKNOWN_MEMBER = 6
 
 
 @record(frozen=True, slots=True)
 class CommittedEntry:
-    """An entry that the sender holds as committed; its chain CRC stands for all before it, too."""
+    """An entry that the sender holds as committed; its chain CRC covers all entries before it, too."""
 
     index: LogIndex
     chain_crc: int
@@ -36,9 +36,9 @@ class CommittedEntry:
 
 @record(frozen=True, slots=True)
 class VoteRequest:
-    """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be given (dissertation §9.6).
+    """Asks for a vote in ``term``; with ``pre_vote`` only asks whether one would be granted (dissertation §9.6).
 
-    ``transfer`` marks a campaign started by the leader's own hand-over, which a live leader does not block (§4.2.3).
+    ``transfer`` marks a campaign started by the leader's own transfer, which a live leader does not block (§4.2.3).
     ``remembered`` is what the sender knows the addressee to have held durably (``NO_ENTRY``: nothing). ``committed``:
     see ``dledger.core.histories``. ``countersign``: see ``dledger.core.entry_pusher.belief``.
     """
@@ -54,10 +54,10 @@ class VoteRequest:
 
 @record(frozen=True, slots=True)
 class VoteResponse:
-    """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the asked one.
+    """Answers a ``VoteRequest``; ``term`` is the voter's own, except that a granted pre-vote repeats the requested one.
 
-    What a voter without ``standing`` grants counts only if everybody does. ``used``: it knows of committed entries.
-    ``remembered`` is what it knows the candidate to have held.
+    A vote granted without ``standing`` counts only if all members grant theirs. ``used``: the voter knows of committed
+    entries. ``remembered`` is what it knows the candidate to have held.
     """
 
     term: Term
@@ -69,22 +69,22 @@ class VoteResponse:
     used: bool = False
     remembered: EntryId = NO_ENTRY
     leads: bool | None = None
-    """Of a pre-vote: whether the member leads ``term``; None: its version does not tell."""
+    """In answers to pre-votes: whether the member leads ``term``; None from versions without this field."""
     begin: Boundary | None = None
-    """Where its log begins, if it does."""
+    """Where its log begins, if it leads."""
     committed: tuple[CommittedEntry, ...] = ()
-    """Some of what the voter has committed."""
+    """Some of the voter's committed entries."""
     other_history: bool = False
-    """The voter has committed other entries than the candidate states."""
+    """The voter has committed different entries than the candidate states."""
     countersigns: bool = False
-    """The voter leads, and repeats the asked countersign from now on."""
+    """The voter leads, and will repeat the requested countersign."""
 
 
 @record(frozen=True, slots=True)
 class Readmission:
-    """The leader's word to the process ``boot_id`` of a member without standing: it may have it again.
+    """The leader's permission for the process ``boot_id`` of a member without standing to take it.
 
-    It takes it in this term, once it durably holds all entries up to ``index`` (``NO_INDEX``: at once).
+    The member takes standing in this term, once it durably holds all entries up to ``index`` (``NO_INDEX``: at once).
     """
 
     boot_id: int
@@ -95,15 +95,16 @@ class Readmission:
 class HeartbeatRequest:
     """The leader is alive; ``read_sequence`` numbers its heartbeat rounds so that reads can be confirmed.
 
-    ``transfer_target``: whom it hands over to. ``founded``: all members have had standing. ``watermarks``: what it
-    knows members to have held durably, itself and the addressee among them. ``doubted_boot_id``: the process with this
-    id holds less than an earlier one did. ``countersign``: what the addressee asked for, which proves all of this.
+    ``transfer_target``: the member it transfers leadership to. ``founded``: all members have had standing.
+    ``watermarks``: what it knows members to have held durably, including itself and the addressee. ``doubted_boot_id``:
+    the process with this id holds less than an earlier one did. ``countersign``: what the addressee asked for, which
+    proves all of this.
     """
 
     term: Term
     read_sequence: int = 0
     client_address: str = ""
-    """Where clients reach the leader, for the hint that followers give."""
+    """The leader's client address, for the hints of followers."""
     transfer_target: str = ""
     readmission: Readmission | None = None
     founded: bool = False
@@ -128,7 +129,7 @@ class HeartbeatResponse:
 class PushCompare:
     """Is your entry at ``previous.index`` of term ``previous.term`` with this chain CRC?
 
-    ``flushed_only``: what is not flushed does not count for this leader, whatever the follower's own ``flush_mode``.
+    ``flushed_only``: this leader counts only flushed entries, whatever the follower's own ``flush_mode``.
     """
 
     term: Term
@@ -150,7 +151,7 @@ class PushTruncate:
 
 @record(frozen=True, slots=True)
 class LoadRun:
-    """Never on the wire: tells the driver to read these entries (outside the lock) and send them as ``PushAppend``."""
+    """Never on the wire: makes the driver read these entries (outside the lock) and send them as ``PushAppend``."""
 
     term: Term
     epoch: int
@@ -158,7 +159,7 @@ class LoadRun:
     first_index: LogIndex
     last_index: LogIndex
     cold: bool = False
-    """The disk may have to be asked for it: not for a thread that others wait for."""
+    """It may have to be read from the disk, so not on a thread that others wait for."""
 
 
 @record(frozen=True, slots=True)
@@ -192,9 +193,9 @@ class PushCommit:
 
 @record(frozen=True, slots=True)
 class PushInstall:
-    """The leader no longer has what you lack: start an empty log at ``position``, after entry ``before_begin``.
+    """The leader no longer has the entries you lack: start an empty log at ``position``, after entry ``before_begin``.
 
-    The commit log's snapshot (Raft §7) is its own begin point: entries before it have expired on the leader.
+    The commit log's snapshot (Raft §7) is its own begin: entries before it have expired on the leader.
     """
 
     term: Term
@@ -220,13 +221,13 @@ class PushKind(IntEnum):
 
 @record(frozen=True, slots=True)
 class PushResponse:
-    """The follower's side of the log.
+    """The state of the follower's log.
 
-    ``verified_index``: last entry proven equal to the leader's in this term. ``flushed_index``: the part of it that is
-    durable, which is all that may count towards a quorum. ``end_index``: its last entry, equal or not. After a refused
-    COMPARE, ``conflict`` is its own term at the compared index with the first index it has of that term, or
-    ``NO_ENTRY`` if its log is shorter. ``boot_id`` changes when the process restarts: earlier watermarks are void then.
-    Without ``standing`` the watermark tells how far it is and counts for nothing.
+    ``verified_index``: last entry proven equal to the leader's in this term. ``flushed_index``: the durable part of it,
+    which is all that may count towards a quorum. ``end_index``: its last entry, equal or not. After a refused COMPARE,
+    ``conflict`` is its own term at the compared index with the first index it has of that term, or ``NO_ENTRY`` if its
+    log is shorter. ``boot_id`` changes when the process restarts: earlier watermarks are void then. Without
+    ``standing`` the watermark only shows its progress and counts for nothing.
     """
 
     term: Term
@@ -267,7 +268,7 @@ Message = (
 
 @record(frozen=True, slots=True)
 class Envelope:
-    """A message with its addresses; receivers drop what is not theirs."""
+    """A message with its addresses; receivers drop messages for others."""
 
     cluster_id: str
     group: str
@@ -275,4 +276,4 @@ class Envelope:
     target: NodeId
     message: Message
     connection: int = field(default=0, compare=False)
-    """Of a push that arrived: a number that grows with every connection; never on the wire."""
+    """For received pushes: a number that grows with every connection; never on the wire."""

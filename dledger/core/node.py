@@ -1,4 +1,4 @@
-"""One member, whole: the parts put together, and the one place where messages are routed to them.
+"""One complete member: assembles the parts and routes messages to them.
 
 The caller holds the node's lock around every call, then takes the outbox and acts on it (``dledger.core.outbox``).
 """
@@ -30,7 +30,7 @@ from dledger.core.messages import (
     VoteResponse,
     VoteResult,
 )
-from dledger.core.noops import Noops
+from dledger.core.noops import Noops, Wrap
 from dledger.core.outbox import Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producer_payload import check_name
@@ -40,16 +40,17 @@ from dledger.types import EntryId, HardState, LogIndex, NodeId, Term
 
 NOTHING_REMEMBERED: Final[Mapping[NodeId, EntryId]] = {}
 TERM_STEP_MAX = 10**6
-"""How far ahead of its own a member believes a term at once; at one election per second, eleven days of elections."""
+"""How far ahead of its own a member accepts a term at once; at one election per second, eleven days of elections."""
 
 
 class Node:
     """The protocol of one member.
 
-    ``remembered`` is what an earlier run knew members to have held, or some of it.
+    ``remembered`` is what an earlier run knew members to have held, or part of it; ``wrap_noop`` makes the bodies of
+    no-op entries where the log has a record format of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         *,
@@ -59,6 +60,7 @@ class Node:
         run: MemberRun,
         now_ms: int,
         remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
+        wrap_noop: Wrap | None = None,
     ) -> None:
         replication = config.replication
         self.state = MemberState(config, log=log, hard_state=hard_state, random=random, run=run, now_ms=now_ms)
@@ -66,24 +68,23 @@ class Node:
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
-        self.noops = Noops(config)
-        """How it writes entries that are no application's; whoever has a form of its own for them sets ``wrap``."""
+        self.noops = Noops(config, wrap_noop)
         self.elector = LeaderElector(self.state, self.reads, self.noops, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
 
-    # -- what users ask; the rest is asked of ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) ----------
+    # -- user requests; others go to ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) -------------------
 
     def producer_sequence(self, name: str, now_ms: int, done: SequenceDone) -> None:
-        """Ask how far a producer is: ``done`` gets the number of its next entry, 0 if it is not known.
+        """Ask for the number of a producer's next entry, which ``done`` gets; 0 if it is not known.
 
-        All that it counts is committed then, and this member certainly leads: nobody else has a later answer.
+        All entries counted are committed then, and this member certainly leads: no other member has a later answer.
         """
         try:
             check_name(name)
         except InvalidRequestError as error:
-            refusal = error  # the handler's name ends with it
+            refusal = error  # the handler's name is unbound after it
             self.state.outbox.completions.append(lambda: done(refusal))
             return
         leader = self.state.role
@@ -94,12 +95,12 @@ class Node:
 
         self.reads.submit(now_ms, confirmed, at_least=self.state.log.last.index)
 
-    # -- what members say ----------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------
 
     def answer(
         self, sender: NodeId, request: VoteRequest | HeartbeatRequest, now_ms: int
     ) -> VoteResponse | HeartbeatResponse:
-        """Answer a request; send the answer only after the hard state of this moment is durable."""
+        """Answer a request; send the answer only after the current hard state is durable."""
         self._require_member(sender)
         if not self._comes_near(sender, request, now_ms):
             term = self.state.term
@@ -119,7 +120,7 @@ class Node:
                 assert_never(request)
 
     def _tell_who_leads(self, answer: VoteResponse) -> VoteResponse:
-        """Followers ask before they take pushes (``entry_pusher.belief``)."""
+        """Say whether this member leads: followers ask before they accept pushes (``entry_pusher.belief``)."""
         leads = isinstance(self.state.role, Leader)
         return replace(answer, leads=leads, begin=self.state.log.begin if leads else None)
 
@@ -156,23 +157,23 @@ class Node:
         self.state.outbox.wake |= Wake.QUORUM_ACK
 
     def abandon(self, error: DLedgerError) -> None:
-        """No part is stepped any more: answer all appends and reads that still wait."""
+        """No part is stepped any more: fail all waiting appends and reads."""
         self.quorum_ack.abandon(error)
         self.reads.abandon(error)
 
     def _comes_near(self, sender: NodeId, message: Message, now_ms: int) -> bool:
-        """Whether a message's term can be believed at once; if not, this member moves ``TERM_STEP_MAX`` towards it.
+        """Whether a message's term is acceptable at once; if not, this member moves ``TERM_STEP_MAX`` towards it.
 
         Terms only grow, and end: no forged or damaged message may use up those of the whole group. But members whose
-        terms have come apart must meet again, whatever brought them there, so each message brings them nearer; not
-        while a leader is heard, who needs nobody in another term.
+        terms have diverged must meet again, whatever the cause, so each message brings them closer; not while a leader
+        is heard, because it needs no member in another term.
         """
         state = self.state
         near = Term(state.term + TERM_STEP_MAX)
         if message.term <= near:
             return True
         if isinstance(message, VoteRequest) and (message.pre_vote or self.elector.is_blocked(sender, message, now_ms)):
-            return True  # it is granted or refused without a change of term
+            return True  # granted or refused without a change of term
         answer = isinstance(message, VoteResponse | HeartbeatResponse | PushResponse)
         if not (answer and state.hears_leader(now_ms)):
             state.become_follower(near, None, now_ms)

@@ -1,9 +1,8 @@
-"""What a step wants to happen outside the node's lock, in the order in which the driver must do it.
+"""The effects of a step outside the node's lock, in the order in which the driver must carry them out.
 
 The durability contract (Raft figure 2, "persistent state"; etcd's ``Ready``): the driver empties the outbox under the
-lock and then, outside it, **first** makes the hard state of that moment durable, **then** sends ``messages``, and
-**then** hands on ``role_changes`` and runs ``completions``, in order. A message never overtakes the vote or term it
-depends on.
+lock and then, outside it, **first** makes the current hard state durable, **then** sends ``messages``, and **then**
+passes on ``role_changes`` and runs ``completions``, in order. A message never overtakes the vote or term it depends on.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from dledger.types import LogIndex, NodeId, Role, Term
 
 
 class Wake:
-    """Which workers have something new to look at: bits of a plain ``int``.
+    """Which workers have new work: bits of a plain ``int``.
 
-    ``enum.Flag`` makes an object per operation, and an append has some thirty of them on its way.
+    ``enum.Flag`` creates an object per operation, and an append needs some thirty operations.
     """
 
     NONE: Final = 0
@@ -33,32 +32,32 @@ class Wake:
 
 
 class RoleReason(StrEnum):
-    """Why a member's role, term or known leader changed: for people, logs and counters; nothing is decided by it."""
+    """Why a member's role, term or known leader changed: for people, logs and counters; decides nothing."""
 
     ELECTION_TIMEOUT = "election_timeout"
     """No leader was heard for an election timeout: the member asks for votes (or, alone in its group, leads)."""
     PRE_VOTE_WON = "pre_vote_won"
     """A quorum would vote for it: it campaigns in a new term."""
     LEADERSHIP_OFFERED = "leadership_offered"
-    """The leader hands over to it: it campaigns at once."""
+    """The leader transfers leadership to it: it campaigns at once."""
     ELECTED = "elected"
     """A quorum voted for it."""
     LEADER_HEARD = "leader_heard"
     """A leader of its term or of a later one spoke to it."""
     HIGHER_TERM = "higher_term"
-    """Somebody spoke of a later term."""
+    """A message carried a later term."""
     QUORUM_LOST = "quorum_lost"
     """It led, and a quorum has not answered for an election timeout."""
     NO_PROGRESS = "no_progress"
     """It led, and nothing was committed for several election time-outs although something waited."""
     DISK_FULL = "disk_full"
-    """It has no room for a new leader's first entry."""
+    """Its disk has no room for a new leader's first entry."""
     UNREADABLE_PRODUCERS = "unreadable_producers"
-    """Its log tells about producers what this version does not understand: a later one wrote it."""
+    """Its log's producer records are of a later version."""
     STANDING_LOST = "standing_lost"
     """It led or campaigned, and learned that it lacks what it once had, or that its history is not the group's."""
     DAMAGED_LOG = "damaged_log"
-    """What its log tells about producers is damaged: it cannot know what is a repetition."""
+    """Its log's producer records are damaged: it could not recognize repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class RoleChange:
     term: Term
     leader: NodeId | None
     reason: RoleReason | None = field(default=None, compare=False)
-    """What brought it about; None if whoever made the record does not know."""
+    """The cause; None if the record's creator does not know it."""
 
 
 @dataclass(slots=True)
@@ -84,12 +83,12 @@ class Outbox:
     wake: int = Wake.NONE
     """Bits of ``Wake``."""
     damage: list[CorruptLogError] = field(default_factory=list)
-    """Damage of the own log that a part met: it has done nothing that depends on it, and will try again."""
+    """Damage that a part found in the own log: it has done nothing that depends on it, and will retry."""
     fenced: str = ""
-    """Why this member was fenced just now."""
+    """Why this member was just fenced."""
 
     def take(self) -> Outbox:
-        """Give everything gathered and start anew."""
+        """Return everything gathered and start empty."""
         taken = Outbox(
             self.messages, self.completions, self.role_changes, self.committed, self.wake, self.damage, self.fenced
         )

@@ -1,7 +1,7 @@
-"""What the core needs from the outside, declared where it is used.
+"""The interfaces that the core needs, declared where they are used.
 
-``Log`` is the store as the core sees it, which may not import it: ``dledger.store`` implements it in files, and the
-simulator in memory; one contract test suite runs against both.
+``Log`` is the core's view of the store, which it may not import: ``dledger.store`` implements it in files, and the
+simulator in memory; one contract test suite covers both.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ this way).
 BatchHook = Callable[[Sequence[int], Sequence[Body]], Sequence[Body]]
 """Called on the leader once per part of a batch that lies in one segment: an ``AppendHook`` for many small entries.
 
-From positions and bodies it gives the bodies to store, each as long as before: the same objects, changed in place,
-where they are ``bytearray``.
+From positions and bodies it returns the bodies to store, of unchanged lengths: the same objects, changed in place, if
+they are ``bytearray``.
 """
 
 
 class PreparedAppend(Protocol):
-    """A batch that depends on what the log holds, for example on numbers given out entry by entry.
+    """A batch that depends on the log's contents, for example on numbers assigned entry by entry.
 
     Both methods run under the node's lock, one right after the other, so nothing is appended in between; neither is
     called unless the node leads. They must be quick and must not raise: an exception stops the node.
     """
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
-        """The batch to append as leader of ``term``, without its first ``stored`` entries, or why there is to be none.
+        """The batch to append as leader of ``term``, without its first ``stored`` entries, or the error that prevents
+        it.
 
-        The log holds those already (``ProducerBatch``); if it holds all, this is not called, nor is ``placed``.
+        The log already holds those (``ProducerBatch``); if it holds all, neither this nor ``placed`` is called.
         """
 
     def placed(self, batch: AppendedBatch | None) -> None:
-        """Where the batch was written (not yet committed); None: it was refused, and nothing was.
+        """Where the batch was written (not yet committed); None: it was refused, and nothing was written.
 
-        Called exactly once after ``bodies`` has given a batch.
+        Called exactly once after ``bodies`` has returned a batch.
         """
 
 
@@ -81,11 +82,11 @@ class Log(Protocol):
 
     @property
     def end_position(self) -> Position:
-        """Where the next byte goes (a tail blank may still be put there first)."""
+        """Where the next byte goes (a tail blank may have to be written there first)."""
 
     @property
     def flushed(self) -> FlushMark:
-        """How far the log is durable; its index never exceeds ``last``. Kept up to date by ``flush``."""
+        """How far the log is durable; its index never exceeds ``last``. Updated by ``flush``."""
 
     @property
     def write_sequence(self) -> int:
@@ -93,17 +94,17 @@ class Log(Protocol):
 
     @property
     def committed_index(self) -> LogIndex:
-        """What ``set_committed`` said last; after a restart, what the checkpoint recorded (never beyond ``last``)."""
+        """The last value of ``set_committed``; after a restart, that of the checkpoint (never beyond ``last``)."""
 
     @property
     def disk_full(self) -> bool:
-        """Whether appends are refused for want of room at the moment."""
+        """Whether appends are currently refused for lack of space."""
 
     def term_at(self, index: LogIndex) -> Term:
         """The term of an entry from ``begin.index`` to ``last.index``, both included.
 
         Raises ``IndexOutOfRangeError`` or ``IndexBeforeBeginError`` outside, and ``CorruptLogError`` if it is damaged:
-        what decides is proven by the log's chain, here and in the methods that refer to this one.
+        values that decide are verified by the log's chain, here and in the methods that refer to this one.
         """
 
     def chain_crc_at(self, index: LogIndex) -> int:
@@ -123,14 +124,14 @@ class Log(Protocol):
         """
 
     def check_append(self, bodies: Sequence[Body]) -> None:
-        """Raise what ``append_as_leader`` would raise of this batch before it writes anything."""
+        """Raise what ``append_as_leader`` would raise for this batch before it writes anything."""
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         """Append the run's entries from ``from_index`` on, which must be ``last.index + 1``; returns the new ``last``.
 
-        The bytes are copied as they are, so positions come out identical; a run that starts at the next segment makes
-        the log write its own tail blank first. Raises ``MisplacedRunError`` (nothing written) if the run does not
-        continue the log in index, term, chain CRC or position, and ``DiskFullError``.
+        The bytes are copied unchanged, so positions are identical; for a run that starts at the next segment the log
+        writes its own tail blank first. Raises ``MisplacedRunError`` (nothing written) if the run does not continue the
+        log in index, term, chain CRC or position, and ``DiskFullError``.
         """
 
     def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:
@@ -143,29 +144,32 @@ class Log(Protocol):
         """
 
     def reset(self, begin: Boundary) -> None:
-        """Drop everything and start an empty log after ``begin`` (its leader no longer has what this log lacks)."""
+        """Drop everything and start an empty log after ``begin`` (the leader no longer has the entries this log
+        lacks).
+        """
 
     def set_committed(self, index: LogIndex) -> None:
-        """Note the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""
+        """Set the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""
 
     # Below: safe without the node's lock, from any thread.
 
     def check_run(self, run: EntryRun) -> CheckedRun:
-        """Verify a received run by itself: headers, contiguous indexes, terms that never decrease, both CRCs, no rest.
+        """Verify a received run by itself: headers, contiguous indexes, terms that never decrease, both CRCs, no excess
+        bytes.
 
-        Raises ``InvalidRequestError`` naming the first entry that is wrong.
+        Raises ``InvalidRequestError`` naming the first bad entry.
         """
 
     def flush(self) -> FlushMark:
         """Make everything written so far durable (one fdatasync per touched segment) and return the new mark.
 
-        Raises ``DiskError`` once and for ever after a failure: it is never retried.
+        After a failure it raises ``DiskError`` from then on: a flush is never retried.
         """
 
     def read_run(self, first_index: LogIndex, last_index: LogIndex, *, verified: bool = False) -> EntryRun:
-        """The raw bytes of a range that ``slice_run`` gave. Raises the errors of ``term_at`` if it is gone by now.
+        """The raw bytes of a range returned by ``slice_run``. Raises the errors of ``term_at`` if it is gone by now.
 
-        ``verified``: all of it is checked against the chain and its CRCs, which need not be for what was just written.
+        ``verified``: check all of it against the chain and its CRCs, which is unnecessary for entries just written.
         """
 
     def read(self, index: LogIndex) -> Entry:
@@ -183,8 +187,8 @@ class Log(Protocol):
     def channel_runs(self, first_index: LogIndex, last_index: LogIndex) -> list[tuple[int, int, int]]:
         """The ``channel`` fields of a range of entries: (channel, first index, count) of each run of equal ones.
 
-        A NOOP's is ``NOOP_CHANNEL``, whatever its magic. Reads headers only, and verifies each; raises the errors of
-        ``term_at``.
+        That of a NOOP is ``NOOP_CHANNEL``, whatever its magic. Reads headers only, and verifies each; raises the errors
+        of ``term_at``.
         """
 
     def close(self) -> None:
@@ -192,7 +196,7 @@ class Log(Protocol):
 
 
 class Random(Protocol):
-    """The one kind of randomness the core uses."""
+    """The only kind of randomness the core uses."""
 
     def randrange(self, start: int, stop: int, /) -> int:
-        """A whole number in ``[start, stop)``."""
+        """An integer in ``[start, stop)``."""

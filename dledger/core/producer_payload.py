@@ -1,4 +1,4 @@
-"""What a NOOP tells about producers, as bytes: the body of it, or (in a broker's log) a part of its body.
+"""The encoding of producer records in a NOOP: its body, or (in a broker's log) a part of its body.
 
 All integers are big-endian. A payload begins with
 
@@ -7,8 +7,8 @@ All integers are big-endian. A payload begins with
     | mark   | version | kind | length | rest
     +--------+---------+------+--------+------
 
-where ``length`` counts the bytes of the rest. The mark is looked for anywhere in a NOOP's body: nobody but a leader
-writes one, so there is nothing else that could look like it. ``docs/formats.md`` draws the rest of both kinds.
+where ``length`` counts the bytes of the rest. The mark is searched for anywhere in a NOOP's body: only leaders write
+NOOPs, so nothing else in them could look like it. ``docs/formats.md`` draws the rest of both kinds.
 
 A snapshot holds every producer as of all entries before its own; a registration gives a new one its slot.
 """
@@ -41,12 +41,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._/:-]{1,128}")
 
 EMPTY_SNAPSHOT_BYTES: Final = _HEAD.size + _TABLE.size
 PRODUCER_BYTES: Final = _PRODUCER.size
-"""Of a producer in a snapshot, without its name and runs."""
+"""The size of a producer in a snapshot, without its name and runs."""
 RUN_BYTES: Final = _RUN.size
 
 
 class UnreadableProducersError(DLedgerError):
-    """Raised for a payload of a newer version of this program, or one that contradicts itself."""
+    """Raised for a payload of a newer version of this program, or an inconsistent one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """A producer as a snapshot holds it; ``idle_ms`` since its last append, ``runs`` its last ones, oldest first."""
+    """A producer in a snapshot; ``idle_ms`` since its last append, ``runs`` its last ones, oldest first."""
 
     name: str
     slot: int
@@ -71,7 +71,7 @@ class ProducerRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSnapshot:
-    """All producers. ``next_slot`` is what the next registration may take."""
+    """All producers. ``next_slot`` is the slot of the next registration."""
 
     next_slot: int
     producers: tuple[ProducerRecord, ...]
@@ -90,7 +90,7 @@ Payload = ProducerSnapshot | Registration
 
 
 def check_name(name: str) -> None:
-    """Raise ``InvalidRequestError`` for what cannot be a producer's name."""
+    """Raise ``InvalidRequestError`` for an invalid producer name."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
             f"{name[:140]!r} is not a valid producer name: use 1 to {NAME_BYTES_MAX} of the characters A-Z a-z "
@@ -120,7 +120,7 @@ def _with_head(kind: int, rest: bytes) -> bytes:
 
 
 def decode_payload(body: bytes) -> Payload | None:
-    """What a NOOP's body tells; None if it tells nothing. Raises ``UnreadableProducersError``."""
+    """The payload in a NOOP's body; None if there is none. Raises ``UnreadableProducersError``."""
     start = body.find(MARK)
     if start < 0:
         return None
@@ -142,7 +142,7 @@ def decode_payload(body: bytes) -> Payload | None:
 
 
 def describe_payload(body: bytes) -> str:
-    """What a NOOP's body tells, for people; empty if it tells nothing."""
+    """The payload in a NOOP's body, for people; empty if there is none."""
     try:
         payload = decode_payload(body)
     except UnreadableProducersError as error:

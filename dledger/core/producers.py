@@ -1,28 +1,29 @@
-"""Exactly-once append: the leader's table of producers, and how it stands in the log.
+"""Exactly-once append: the leader's table of producers, and its representation in the log.
 
-A *producer* is a name with a count of its entries. A batch says the number of its first entry (its *sequence*); the
-leader compares it with the number that the producer is at in the leader's **whole** log, committed or not:
+A *producer* is a name with a count of its entries. A batch carries the number of its first entry (its *sequence*); the
+leader compares it with the producer's next number in the leader's **whole** log, committed or not:
 
-- equal: all is new;
-- lower: the first entries are there already, and only the rest is appended;
-- higher: something is missing in between, so nothing is appended (``OutOfOrderSequenceError``).
+- equal: all entries are new;
+- lower: the first entries are already stored, and only the rest is appended;
+- higher: entries are missing in between, so nothing is appended (``OutOfOrderSequenceError``).
 
-What the log says of it, so that any later leader knows the same:
+The log records it, so that any later leader knows the same:
 
 - a *registration*, the payload of a NOOP, gives a producer a *slot*;
 - every entry of a producer carries its slot in the header's ``channel`` field, so that the producer's sequence is the
   count of such entries since the registration;
-- a *snapshot*, the payload of another NOOP, holds the whole table, so that nobody has to look further back.
+- a *snapshot*, the payload of another NOOP, holds the whole table, so that no leader has to look further back.
 
-The table is a function of the log, and lives on leaders only: it is made anew at every election (``rebuild``), and
-nothing is ever taken back from it, because a leader never truncates its own log. Followers do nothing for it.
+The table is a function of the log, and exists on leaders only: it is rebuilt at every election (``rebuild``), and
+nothing is ever undone in it, because a leader never truncates its own log. Followers do nothing for it.
 
 How far back a new leader looks is bounded: in a term that begins with a snapshot another one follows at the latest
-``SNAPSHOT_ENTRIES_MAX`` entries or ``SNAPSHOT_BYTES`` later, plus one batch, as long as there are producers. Where the
-bound (or the log's begin) is reached without one there were none, and registrations after that point are all there is.
+``SNAPSHOT_ENTRIES_MAX`` entries or ``SNAPSHOT_BYTES`` later, plus one batch, as long as there are producers. If the
+bound (or the log's begin) is reached without one, there were none, and the registrations after that point are all there
+are.
 
 Time is the leader's monotonic clock; snapshots hold how long each producer was idle, not dates: the clocks of two
-members may differ by days, and whoever is forgotten too early could store something twice.
+members may differ by days, and a client forgotten too early could store entries twice.
 """
 
 from __future__ import annotations
@@ -62,35 +63,37 @@ from dledger.records import record
 from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, StoredRun
 
 RUNS_KEPT: Final = 32
-"""Runs per producer that the leader remembers, to say where what came twice is."""
+"""Runs per producer that the leader remembers, to answer where repeated entries are."""
 RUNS_WRITTEN: Final = 16
-"""Of them, at most so many go into a snapshot: more than a sender has requests on their way (12)."""
+"""The limit of them in a snapshot: more than the requests that a sender has in flight (12)."""
 SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
 SNAPSHOT_ENTRIES_MAX: Final = 131_072
 SNAPSHOT_BYTES: Final = 32 * MIB
-"""How much log there may be, bodies and all, from one snapshot to the next: what a new leader reads is in memory."""
+"""The limit of log bytes, including bodies, between two snapshots: what a new leader reads is in memory."""
 SNAPSHOT_REGISTRATIONS: Final = 1024
 SNAPSHOTS_PER_EXPIRY: Final = 16
-"""So often while appends come: idle times lose at most this part of ``producer_expiry_ms`` by a change of leader."""
+"""How often to write one while appends come: a change of leader loses at most this fraction of
+``producer_expiry_ms`` of idle times.
+"""
 BATCH_ENTRIES_MAX: Final = 65_536
-"""Entries of one batch; more are refused, because the look back must be bounded."""
+"""Entries of one batch; more are refused, because the search back must be bounded."""
 BATCH_BYTES_MAX: Final = 32 * MIB
 """Bytes of a batch of several entries, for the same reason."""
 EVICTION_IDLE_MS: Final = 600_000
-"""Nobody who was active since may lose its place to a newcomer; no client repeats an append for so long."""
+"""A producer active within this time keeps its place; no client repeats an append for so long."""
 ENDED_BATCH_IDLE_MS: Final = 120_000
-"""The same for a task of a stream's ended batch, towards its stream's next ones: a straggler of it may still send."""
+"""The same for a task of a stream's ended batch, towards its stream's next ones: a straggler may still send."""
 ACCOUNT_SHARE_PERCENT: Final = 75
-"""Of all producers, as many may be one account's: beyond it, a new one takes the place of one of its own."""
+"""The share of all producers that one account may have: beyond it, a new one replaces one of its own."""
 _WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
 _WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
-"""Blanks at the ends of segments can make a batch's part of the log twice as long as the batch."""
+"""Blanks at the ends of segments can make a batch twice as long in the log."""
 _CHUNK_ENTRIES: Final = 8192
 
 
 @dataclass(slots=True)
 class KnownProducer:
-    """One that the leader knows."""
+    """A producer that the leader knows."""
 
     name: str
     slot: int
@@ -101,7 +104,7 @@ class KnownProducer:
 
 @record(frozen=True, slots=True)
 class Plan:
-    """What to do with a batch: of its entries the first ``stored`` are in the log, up to ``stored_index``."""
+    """What to do with a batch: the first ``stored`` of its entries are in the log, up to ``stored_index``."""
 
     producer: KnownProducer | None
     """None: it must be registered first."""
@@ -118,14 +121,14 @@ class ProducerTable:
         self._max = config.max_producers
         self._expiry_ms = config.producer_expiry_ms
         self._snapshot_entries = config.producer_snapshot_entries
-        self._by_name: dict[str, KnownProducer] = {}  # the least recently active one first
-        self._made_up: dict[str, KnownProducer] = {}  # those under names of clients' own making, in the same order
+        self._by_name: dict[str, KnownProducer] = {}  # least recently active first
+        self._made_up: dict[str, KnownProducer] = {}  # those with client-generated names, in the same order
         self._by_slot: dict[int, KnownProducer] = {}
         self._of_account: Counter[str] = Counter()
         self._next_slot = 1
         self._bytes = EMPTY_SNAPSHOT_BYTES  # of a snapshot with a single run of each
         self._registrations = 0
-        self._due: tuple[int, int, int] | None = None  # entry, position and time of the next snapshot; None: no need
+        self._due: tuple[int, int, int] | None = None  # entry, position and time of the next snapshot; None: not needed
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -172,7 +175,7 @@ class ProducerTable:
         return 0 if producer is None else producer.next_sequence
 
     def ask(self, name: str, now_ms: int) -> int:
-        """As ``next_sequence``, for the producer itself, which is active then."""
+        """``next_sequence`` for the producer itself, which thereby counts as active."""
         producer = self._by_name.get(name)
         if producer is not None:
             self.touch(producer, now_ms)
@@ -181,7 +184,7 @@ class ProducerTable:
     # -- changes, each written to the log first ------------------------------------------------------------------
 
     def registration(self, name: str, room: int, now_ms: int) -> Registration | TooManyProducersError:
-        """What to write for a new producer; ``room``: the bytes that a snapshot may take up."""
+        """The registration to write for a new producer; ``room``: the limit of a snapshot's bytes."""
         dropped = 0
         account = account_of(name)
         share = max(1, self._max * ACCOUNT_SHARE_PERCENT // 100)
@@ -205,14 +208,14 @@ class ProducerTable:
         return Registration(name, self._free_slot(), dropped)
 
     def _giving_way(self, newcomer: str, room: int, now_ms: int, account: str = "") -> KnownProducer | None:
-        """Who makes room for a newcomer, so that the others fit ``room`` bytes: the one that is idle for longest.
+        """The producer that makes room for a newcomer, so that the others fit ``room`` bytes: the one idle longest.
 
         With ``account`` one of that account's.
 
-        For a task of a stream that is one of the stream's earlier batches, first of all: a stream that runs for days
-        has a producer for every task, and pushes out nobody else. Then whoever has a name of a client's own making:
-        nobody comes back under it, but an application or a task of a job of Spark's may after any time, and would store
-        again what it repeats. The registration says who it was, so every later leader agrees.
+        For a stream's task, first of all one of the stream's earlier batches: a stream that runs for days has a
+        producer per task, and so displaces no others. Then a producer with a client-generated name, which is not used
+        again; an application, or a task of a Spark job, may come back after any time, and would store its repeats a
+        second time. The registration names the one dropped, so every later leader agrees.
         """
         ended = self._ended_before(newcomer, now_ms)
         if ended is not None and self._bytes - _size_of(ended.name) <= room:
@@ -228,7 +231,7 @@ class ProducerTable:
         return None
 
     def _ended_before(self, newcomer: str, now_ms: int) -> KnownProducer | None:
-        """The longest idle task of an earlier batch of the newcomer's stream, if it is one's."""
+        """The longest idle task of an earlier batch of the newcomer's stream, if the newcomer is a stream's task."""
         batch = stream_batch(newcomer)
         if batch is None:
             return None
@@ -272,14 +275,14 @@ class ProducerTable:
         self.touch(producer, now_ms)
 
     def touch(self, producer: KnownProducer, now_ms: int) -> None:
-        """A producer is active, be it that it repeats or asks."""
+        """A producer is active: it has repeated an append or asked."""
         producer.active_ms = now_ms
         self._by_name[producer.name] = self._by_name.pop(producer.name)
         if producer.name in self._made_up:
             self._made_up[producer.name] = self._made_up.pop(producer.name)
 
     def note_slot(self, slot: int, first_index: int, count: int, now_ms: int) -> None:
-        """As ``note``, for entries found in the log; nobody's if the slot is not known."""
+        """``note`` for entries found in the log; ignored if the slot is not known."""
         producer = self._by_slot.get(slot)
         if producer is not None:
             self.note(producer, first_index, count, now_ms)
@@ -287,9 +290,9 @@ class ProducerTable:
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def snapshot(self, room: int, now_ms: int) -> bytes:
-        """What to write so that nobody needs to look further back; empty if there never was a producer.
+        """The snapshot to write so that no leader needs to look further back; empty if there never was a producer.
 
-        Forgets those who have been idle for too long, and the oldest if not all fit ``room`` bytes.
+        Forgets producers idle for too long, and the oldest if not all fit ``room`` bytes.
         """
         for producer in list(self._by_name.values()):
             if now_ms - producer.active_ms < self._expiry_ms and self._bytes <= room:
@@ -320,14 +323,14 @@ class ProducerTable:
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
         entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
         pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
-        # With the first batch in a new segment, too: the one before may then be all that retention can remove, and a
-        # full disk would leave no room for writing anew what it holds.
+        # Also with the first batch in a new segment: the segment before may then be all that retention can remove, and
+        # a full disk would leave no room for rewriting what it holds.
         next_segment = (position // self._segment_bytes + 1) * self._segment_bytes
         position = min(position + SNAPSHOT_BYTES, next_segment)
         self._due = (index + min(entries, SNAPSHOT_ENTRIES_MAX), position, now_ms + pause_ms)
 
     def is_due(self, last_index: LogIndex, position: int, now_ms: int) -> bool:
-        """Whether to write a snapshot now, the log ending with ``last_index`` at ``position``."""
+        """Whether to write a snapshot now that the log ends with ``last_index`` at ``position``."""
         due = self._due
         return due is not None and (
             last_index >= due[0]
@@ -336,10 +339,10 @@ class ProducerTable:
             or self._registrations >= SNAPSHOT_REGISTRATIONS
         )
 
-    # -- what is found in the log --------------------------------------------------------------------------------
+    # -- reading the log -----------------------------------------------------------------------------------------
 
     def load(self, snapshot: ProducerSnapshot, now_ms: int) -> None:
-        """Be what a snapshot says, whatever was before."""
+        """Replace the table by a snapshot's."""
         self._by_name.clear()
         self._made_up.clear()
         self._by_slot.clear()
@@ -380,7 +383,7 @@ def _size_of(name: str) -> int:
 def _stored_runs(producer: KnownProducer, sequence: int, count: int) -> tuple[tuple[StoredRun, ...], LogIndex]:
     """Where the producer's entries ``[sequence, sequence + count)`` are, and the last index that any of them can have.
 
-    What is older than the remembered runs lies before the first of them.
+    Entries older than the remembered runs lie before the first of them.
     """
     found: list[StoredRun] = []
     runs, end = producer.runs, sequence + count
@@ -402,7 +405,7 @@ def _stored_runs(producer: KnownProducer, sequence: int, count: int) -> tuple[tu
 
 @record(frozen=True, slots=True)
 class Rebuilt:
-    """The table as of some entry, and the first entry that it was made from (None: there are no producers)."""
+    """The table as of some entry, and the first entry needed to make it (None: there are no producers)."""
 
     table: ProducerTable
     needed_from: LogIndex | None
@@ -410,16 +413,18 @@ class Rebuilt:
 
 @record(frozen=True, slots=True)
 class _Found:
-    """A look back: runs of entries by channel, oldest first, and what the NOOPs among them tell."""
+    """The result of a search back: runs of entries by channel, oldest first, and the payloads of the NOOPs among
+    them.
+    """
 
     runs: list[tuple[int, int, int]]
     payloads: dict[int, Payload]
     start: int
-    """The newest snapshot's index, or that before the first entry looked at."""
+    """The newest snapshot's index, or that before the first entry examined."""
 
 
 def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -> Rebuilt:
-    """Make the table from the log, as of ``last_index``. Raises ``UnreadableProducersError``.
+    """Rebuild the table from the log, as of ``last_index``. Raises ``UnreadableProducersError``.
 
     Reads headers, and the bodies of NOOPs, of a bounded part of the log.
     """
@@ -444,7 +449,7 @@ def rebuild(log: Log, config: ServerConfig, last_index: LogIndex, now_ms: int) -
 
 
 def _look_back(log: Log, last_index: LogIndex, walk_bytes: int) -> _Found:
-    """Go back from ``last_index`` to the newest snapshot, or as far as one could be."""
+    """Search back from ``last_index`` to the newest snapshot, or as far as one could be."""
     lowest = max(log.begin.index + 1, last_index - _WALK_ENTRIES + 1)
     stop_position = log.positions(last_index, last_index)[0] - walk_bytes if last_index >= lowest else 0
     chunks: list[list[tuple[int, int, int]]] = []
@@ -485,9 +490,9 @@ def _after(runs: list[tuple[int, int, int]], index: int) -> list[tuple[int, int,
 
 
 def needed_from(log: Log, config: ServerConfig) -> LogIndex | None:
-    """The first committed entry without which the table of producers could not be made again; None: none is needed.
+    """The first committed entry needed to rebuild the producer table; None: none is needed.
 
-    Retention must keep it: a member that lost it could be elected, and would store what is repeated a second time.
+    Retention must keep it: a member that lost it could be elected, and would store repeated entries a second time.
     """
     try:
         return rebuild(log, config, log.committed_index, 0).needed_from
@@ -496,7 +501,7 @@ def needed_from(log: Log, config: ServerConfig) -> LogIndex | None:
 
 
 def _newest_payload(log: Log) -> LogIndex | None:
-    """The newest NOOP that tells something, readable or not."""
+    """The newest NOOP with a payload, readable or not."""
     high = int(log.committed_index)
     while high > log.begin.index:
         low = max(log.begin.index + 1, high - _CHUNK_ENTRIES + 1)

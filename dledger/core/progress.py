@@ -1,10 +1,11 @@
-"""Whether a leader gets on: heartbeats alone do not tell, since they share nothing with pushes, flushes and disks.
+"""Detects a leader that makes no progress: heartbeats do not show it, since they share nothing with pushes, flushes and
+disks.
 
-A leader that a quorum answers, and that commits nothing for several election time-outs although something waits, steps
-down: whatever holds it up may be its own (a lost way to its followers, a disk that hangs), and another member may do
-better. It leaves the others time to win before it tries again, each time longer.
+A leader that a quorum answers, but that commits nothing for several election timeouts although entries wait, steps
+down: the cause may be its own (a lost path to its followers, a disk that hangs), and another member may do better. It
+leaves the others time to win before it tries again, longer each time.
 
-It stays where nobody could do better: when too few members have room on their disks. Then it refuses appends.
+It stays where no member could do better: when too few members have disk space. Then it refuses appends.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from dledger.core.member_state import Leader, MemberState
 from dledger.types import NO_TERM, LogIndex, NodeId, Term
 
 STALLED_TIMEOUTS: Final = 3
-"""After so many of the longest election time-outs without progress a leader steps down."""
+"""A leader steps down after this many of the longest election timeouts without progress."""
 PATIENCE_DOUBLINGS: Final = 2
-"""How often that time doubles while its leaderships end so: where all disks are slow, one must wait long enough."""
+"""How often that time doubles while its leaderships end this way: where all disks are slow, it must be long enough."""
 PAUSE_DOUBLINGS: Final = 6
-"""The same, twice per leadership, for the time for which it takes no leadership that is offered to it."""
+"""The same, twice per leadership, for how long it declines leadership transfers."""
 CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
-"""The same for the time for which it does not campaign by itself: never long, for whatever held it up may be over at
-any moment, and the only other member may be down."""
+"""The same for how long it does not campaign: never long, because the cause may end at any moment, and the only
+other member may be down.
+"""
 
 
 class ProgressWatch:
-    """One member's leaderships, watched from its elector's step: nothing of it is on the path of an append."""
+    """Watches one member's leaderships from its elector's step: it costs appends nothing."""
 
     def __init__(self, state: MemberState) -> None:
         self._state = state
@@ -34,15 +36,15 @@ class ProgressWatch:
         self._since_ms = 0
         self._failures = 0
         self.pause_until_ms = 0
-        """Until then this member leaves it to the others to campaign."""
+        """Until then this member leaves campaigning to the others."""
         self.declines_until_ms = 0
-        """Until then it takes no leadership that is offered to it."""
+        """Until then it declines leadership transfers."""
 
     def is_stuck(self, leader: Leader, now_ms: int) -> bool:
         """Whether the leader should step down; if so, the two pauses begin.
 
-        Progress is a commit, or that a member which still lacks the entry waited for has durably got more: one that
-        catches up may take hours, and a quorum may depend on it.
+        Progress is a commit, or more durable entries on a member that still lacks the awaited one: catching up may take
+        hours, and a quorum may depend on it.
         """
         state = self._state
         needed = max(LogIndex(state.commit_index + 1), leader.noop_index)
@@ -63,7 +65,7 @@ class ProgressWatch:
 
 
 def full_members(state: MemberState, leader: Leader) -> tuple[NodeId, ...]:
-    """Whose disks are full, if that leaves no quorum with room; else nobody."""
+    """The members with full disks, if they leave no quorum with room; else none."""
     if not state.log.disk_full and True not in leader.disk_full.values():
         return ()
     full = [peer for peer, is_full in leader.disk_full.items() if is_full]

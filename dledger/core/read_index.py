@@ -1,7 +1,7 @@
 """Linearizable reads without writing (dissertation §6.4): ReadIndex, batched over heartbeat rounds.
 
-A read remembers the commit index when it arrived and waits until a heartbeat round that *began after its arrival* has
-been answered by a quorum. A new leader first waits for the no-op of its term, since before that it does not know which
+A read records the commit index on arrival and waits until a heartbeat round that *began after its arrival* has been
+answered by a quorum. A new leader first waits for the no-op of its term, since before that it does not know which
 earlier entries are committed.
 """
 
@@ -30,7 +30,7 @@ class _PendingRead:
 
 
 class ReadIndexQueue:
-    """Reads that wait for their round. ``round`` is the number of the last heartbeat round that was sent."""
+    """Reads that wait for their round. ``round`` is the number of the last heartbeat round sent."""
 
     def __init__(self, state: MemberState, *, timeout_ms: int, pending_max: int) -> None:
         self._state = state
@@ -45,7 +45,7 @@ class ReadIndexQueue:
         return len(self._pending)
 
     def submit(self, now_ms: int, done: ReadDone, *, at_least: LogIndex = NO_INDEX) -> None:
-        """Queue a read; ``done`` gets the index a reader must see, or ``NotLeaderError`` and the like.
+        """Queue a read; ``done`` gets the index that the reader must see, or ``NotLeaderError`` and the like.
 
         ``at_least``: an entry that must be committed, too.
         """
@@ -65,7 +65,7 @@ class ReadIndexQueue:
         state.outbox.wake |= Wake.ELECTOR
 
     def begin_round(self) -> int:
-        """A heartbeat round starts now; gives its number."""
+        """Start a heartbeat round; returns its number."""
         self.round += 1
         self._round_wanted = False
         return self.round
@@ -82,7 +82,7 @@ class ReadIndexQueue:
             self._state.outbox.wake |= Wake.ELECTOR
 
     def step(self, now_ms: int) -> int | None:
-        """Finish what can be finished; gives the time of the next timeout."""
+        """Finish the reads that can be finished; returns the time of the next timeout."""
         pending = self._pending
         if not pending:
             return None
@@ -103,7 +103,7 @@ class ReadIndexQueue:
         return pending[0].due_ms if pending else None
 
     def abandon(self, error: DLedgerError) -> None:
-        """The node stops: whoever still waits gets ``error``."""
+        """The node stops: waiting reads fail with ``error``."""
         while self._pending:
             self._finish(self._pending.popleft().done, error)
 

@@ -1,11 +1,13 @@
-"""Who counts: elections among members some of whom have forgotten what they said, and how those count again.
+"""Whose votes count: elections among members some of which have forgotten their statements, and how those regain
+standing.
 
-A member without standing (``dledger.types.Standing``) counts for nothing by itself. Two rules bring it back, and their
-reasons are in docs/protocol.md, "Standing":
+A member without standing (``dledger.types.Standing``) counts for nothing by itself. Two rules bring it back;
+docs/protocol.md, "Standing", gives their reasons:
 
-1. An election in which *everybody* votes for one may count it: no forgotten vote can then elect anybody else, and what
-   a majority once had, somebody who has forgotten nothing still has, as long as fewer than a majority began blank.
-2. It has standing again once it holds an entry that its leader appended after it had heard of it, and that a majority
+1. An election in which *all* members vote for one candidate may count it: no forgotten vote can then elect another one,
+   and any entry that a majority once had is still held by a member that has forgotten nothing, as long as fewer than a
+   majority began blank.
+2. It regains standing once it holds an entry that its leader appended after it had heard of it, and that a majority
    without it has made durable.
 """
 
@@ -21,7 +23,7 @@ from dledger.types import NO_INDEX, LogIndex, NodeId, Standing
 
 @record(frozen=True, slots=True)
 class Ballot:
-    """A vote that was granted, and by whom: its standing, its process, and whether it knows of committed entries."""
+    """A granted vote and its voter's standing, process, and knowledge of committed entries."""
 
     standing: Standing
     boot_id: int
@@ -29,21 +31,21 @@ class Ballot:
 
 
 class Victory(Enum):
-    """By what an election is won."""
+    """How an election is won."""
 
     MAJORITY = "majority"
     """A majority of all members has standing and votes for the candidate."""
     UNANIMITY = "unanimity"
     """All members vote for it, and at least one of any majority remembers."""
     FOUNDING = "founding"
-    """All members vote for it, and nothing was ever committed that another one could know of: the group begins."""
+    """All members vote for it, and no other one can know of a committed entry: the group begins."""
 
 
 def victory(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> Victory | None:
-    """What the candidate's ballots (its own among them) win it, if anything.
+    """How the candidate's ballots (including its own) win, if they do.
 
-    A majority elects a candidate with standing only. One without may have voted for somebody else in a later term, and
-    what it acknowledges as leader would count before it is known to hold what others committed.
+    A majority elects a candidate with standing only. One without may have voted for another one in a later term, and
+    its acknowledgements as leader would count before it is known to hold what others committed.
     """
     quorum = members // 2 + 1
     given = ballots.values()
@@ -57,7 +59,9 @@ def victory(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -
 
 
 def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> str:
-    """Why a candidate whom all that answered would elect is not elected, for people; empty if nothing does."""
+    """Why a candidate that all answering members would elect is not elected, for people; empty if nothing prevents
+    it.
+    """
     if victory(ballots, members, candidate) is not None or all(ballot.standing.counts for ballot in ballots.values()):
         return ""
     lost = ", ".join(
@@ -77,9 +81,10 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
 
 
 def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
-    """Whether the group begins: nobody knows of a committed entry, and some may just not have standing yet.
+    """Whether the group begins: none of several members knows of a committed entry, and some may not have standing yet.
 
-    Whoever knows of one knows that a majority had standing once: then disks were lost, and with them perhaps entries.
+    A member that knows of one knows that a majority had standing once: then disks were lost, and with them perhaps
+    entries.
     """
     standings = {ballot.standing for ballot in ballots.values()}
     if not standings <= {Standing.BLANK, Standing.FOUNDER}:
@@ -99,7 +104,7 @@ class _Waiting:
 
 
 class Readmissions:
-    """A leader's bookkeeping, for one term: which peers may have standing again, and from which entry on."""
+    """A leader's records, for one term: which peers may regain standing, and from which entry on."""
 
     def __init__(self) -> None:
         self._electors: dict[NodeId, int] = {}
@@ -107,9 +112,9 @@ class Readmissions:
         self._waiting: dict[NodeId, _Waiting] = {}
 
     def begin(self, ballots: Mapping[NodeId, Ballot], last_index: LogIndex, *, unanimous: bool) -> None:
-        """A term is won, with a log that ended at ``last_index``.
+        """Start a term won with a log that ended at ``last_index``.
 
-        Unanimously: the processes that voted may be counted once they hold all that the winner held.
+        Unanimously: the processes that voted may be counted once they hold everything that the winner held.
         """
         self._waiting.clear()
         self._elected_index = last_index
@@ -119,7 +124,7 @@ class Readmissions:
                 self.note(peer, ballot.standing, ballot.boot_id, last_index)
 
     def is_elector(self, peer: NodeId, boot_id: int) -> bool:
-        """Whether this process made the election unanimous."""
+        """Whether this process's vote was part of a unanimous election."""
         return self._electors.get(peer) == boot_id
 
     def note(self, peer: NodeId, standing: Standing, boot_id: int, last_index: LogIndex) -> None:
@@ -136,11 +141,11 @@ class Readmissions:
             self._waiting[peer] = _Waiting(boot_id, LogIndex(last_index + 1), needs_commit=True)
 
     def needs_entry(self, last_index: LogIndex) -> bool:
-        """Whether somebody waits for an entry that nobody has appended yet."""
+        """Whether a peer waits for an entry that has not been appended yet."""
         return any(waiting.index > last_index for waiting in self._waiting.values())
 
     def due(self, peer: NodeId, commit_index: LogIndex) -> Readmission | None:
-        """What to tell a peer now."""
+        """The readmission to send to a peer now, if any."""
         waiting = self._waiting.get(peer)
         if waiting is None or (waiting.needs_commit and waiting.index > commit_index):
             return None

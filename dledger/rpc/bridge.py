@@ -1,4 +1,4 @@
-"""How other threads reach the client service's event loop: one wake-up per burst, however many things happen."""
+"""Connects other threads to the client service's event loop: one wake-up per burst, however many callbacks it has."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Report = Callable[[BaseException], None]
-"""Takes what must not pass unnoticed: whoever starts a task or thread that others rely on hears of its end."""
+"""Receives failures that must not pass unnoticed, such as the end of a task or thread that others rely on."""
 
 
 def log_failure(error: BaseException) -> None:
-    """The ``Report`` of whoever has nobody to tell."""
+    """A ``Report`` that only logs."""
     _LOG.critical("background task failed: %s", error, exc_info=error)
 
 
 def supervise(task: asyncio.Task[None], report: Report) -> None:
-    """Report the exception that ends a task which is to run until it is cancelled."""
+    """Report the exception that ends a task meant to run until cancelled."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -37,7 +37,7 @@ def supervise(task: asyncio.Task[None], report: Report) -> None:
 
 
 ROLE_EVENTS_MAX: Final = 256
-"""Role changes that a slow watcher may have unsent; older ones are dropped."""
+"""The limit of unsent role changes per watcher; older ones are dropped."""
 
 
 class LoopBridge:
@@ -55,13 +55,13 @@ class LoopBridge:
             callback()
             return
         self._posted.append(callback)
-        # Two threads may both see False: one wake-up too many. None can be lost: the drain clears the flag first, so
-        # whoever saw True put its callback where that drain still finds it.
+        # Two threads may both see False: one wake-up too many. None can be lost: the drain clears the flag first, so a
+        # thread that saw True put its callback where that drain still finds it.
         if not self._scheduled:
             self._scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed, so nothing waits any more
                 self._posted.clear()
 
     def run(self, work: Coroutine[object, object, _T]) -> _T:
@@ -74,13 +74,13 @@ class LoopBridge:
             while self._posted:
                 self._posted.popleft()()
         finally:
-            if self._posted:  # one of them failed, which the loop logs; the others are none of its business
+            if self._posted:  # a callback failed, which the loop logs; the remaining ones must still run
                 self._scheduled = True
                 self._loop.call_soon(self._drain)
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for whoever has no other to run on."""
+    """An event loop in its own thread, for callers without one."""
 
     def __init__(self, name: str, report: Report = log_failure) -> None:
         self._report = report
@@ -90,7 +90,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, name=name)
 
     def start(self) -> LoopBridge:
-        """Start the loop; gives the way to it."""
+        """Start the loop and return its bridge."""
         self._thread.start()
         self._started.wait()
         if self._bridge is None:
@@ -98,7 +98,7 @@ class LoopThread:
         return self._bridge
 
     def stop(self) -> None:
-        """End the loop and join its thread. Idempotent."""
+        """Stop the loop and join its thread. Idempotent."""
         if self._bridge is not None and self._stop is not None and self._thread.is_alive():
             self._bridge.post(self._stop.set)
             self._thread.join()
@@ -124,7 +124,7 @@ class LoopCallback(Generic[_T]):
     def __init__(self, bridge: LoopBridge, settled: Callable[[], None] | None = None) -> None:
         self.future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._bridge = bridge
-        self._settled = settled  # called on the loop before, also when nobody waits for the future any more
+        self._settled = settled  # called on the loop first, even if the future is no longer awaited
 
     def done(self, value: _T) -> None:
         """Resolve the future; on any thread."""
@@ -143,18 +143,18 @@ class EventHub:
     def __init__(self, node: LogNode, bridge: LoopBridge) -> None:
         self.committed_index: LogIndex = NO_INDEX
         self._bridge = bridge
-        self._commit_lock = threading.Lock()  # one at a time raises committed_index
+        self._commit_lock = threading.Lock()  # held while committed_index is raised
         self._followers: set[asyncio.Event] = set()
         self._watchers: set[RoleWatch] = set()
         self._unsubscribe = node.subscribe(self._on_event)
         self._raise_committed(node.status().committed_index)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening to the node."""
         self._unsubscribe()
 
     def follow(self) -> asyncio.Event:
-        """An event that is set whenever ``committed_index`` has grown; give it back to ``unfollow``."""
+        """An event that is set whenever ``committed_index`` has grown; pass it to ``unfollow`` when done."""
         follower = asyncio.Event()
         self._followers.add(follower)
         return follower
@@ -164,7 +164,7 @@ class EventHub:
         self._followers.discard(follower)
 
     def watch(self) -> RoleWatch:
-        """The role changes from now on; give it back to ``unwatch``."""
+        """The role changes from now on; pass it to ``unwatch`` when done."""
         watcher = RoleWatch()
         self._watchers.add(watcher)
         return watcher
@@ -183,7 +183,7 @@ class EventHub:
                 self._bridge.post(lambda: self._tell_watchers(event))
 
     def _raise_committed(self, index: LogIndex) -> None:
-        """Take a commit index from any thread; the threads that move it may tell of it in another order."""
+        """Take a commit index from any thread; indexes may arrive out of order."""
         with self._commit_lock:
             self.committed_index = max(self.committed_index, index)
 

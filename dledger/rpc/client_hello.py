@@ -1,4 +1,4 @@
-"""What a TLS client says first (RFC 8446 §4.1.2), as far as it tells which protocol it wants to speak."""
+"""Reads the protocols offered in a TLS ClientHello (RFC 8446 §4.1.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HANDSHAKE_RECORD: Final = 0x16
 _RECORD_HEADER_BYTES: Final = 5
 _RECORD_BYTES_MAX: Final = 16 * 1024
 _RECORDS_MAX: Final = 8
-"""Of one hello: nobody needs more than two, and each costs a look."""
+"""The limit of TLS records per ClientHello: clients use one or two, and every further one costs a read."""
 _HELLO_BYTES_MAX: Final = 16 * 1024
 _CLIENT_HELLO: Final = 1
 _HELLO_HEADER_BYTES: Final = 4
@@ -18,9 +18,9 @@ _ALPN: Final = 16
 
 
 def protocols_offered(head: bytes) -> tuple[bytes, ...] | int:
-    """The names of ALPN (RFC 7301) in the hello that these first bytes of a connection hold; empty without ALPN.
+    """Return the ALPN protocol names (RFC 7301) in a ClientHello, given a connection's first bytes; empty without ALPN.
 
-    A number says how many bytes at least it takes to tell. Raises ``ValueError`` if it is no hello, or a long one.
+    A number is the least number of bytes that it needs. Raises ``ValueError`` for anything else, or a long ClientHello.
     """
     hello = b""
     at = 0
@@ -42,7 +42,7 @@ def protocols_offered(head: bytes) -> tuple[bytes, ...] | int:
 
 
 def _hello_bytes(hello: bytes) -> int | None:
-    """How long the whole message is, if its header is there."""
+    """Return the length of the whole message, None if its header is incomplete."""
     if hello and hello[0] != _CLIENT_HELLO:
         raise ValueError("not a ClientHello")
     if len(hello) < _HELLO_HEADER_BYTES:
@@ -74,7 +74,7 @@ def _alpn(body: bytes) -> tuple[bytes, ...]:
 
 
 class _Reader:
-    """Takes bytes from the front. Raises ``ValueError`` if there are not enough."""
+    """Reads from the front. Raises ``ValueError`` if there are too few bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -91,5 +91,5 @@ class _Reader:
         return taken
 
     def vector(self, length_bytes: int) -> bytes:
-        """What its length stands before."""
+        """Read bytes that are preceded by their length."""
         return self.take(int.from_bytes(self.take(length_bytes), "big"))

@@ -1,8 +1,7 @@
-"""A port with several protocols: accepts connections, has them told apart by their first bytes, and passes them on.
+"""A port for several protocols: accepts connections, identifies them by their first bytes, and passes them on.
 
-gRPC cannot share a port and does not serve sockets that others accepted, so what is its own is relayed to it through a
-Unix socket, TLS and all. The first bytes are looked at and left where they are: whoever takes a connection over finds
-it as if nobody had read from it.
+gRPC cannot share a port and does not serve sockets accepted by others, so its connections are relayed to it through a
+Unix socket, TLS and all. The first bytes are only peeked at: a connection handed over to a taker is still unread.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from dledger.rpc.relay import CHUNK_BYTES, Relay, connect
 _LOG = logging.getLogger(__name__)
 
 UNKNOWN_MAX: Final = 256
-"""Connections that have not shown yet what they are; for one more, the oldest of the host with most is hung up on.
+"""The limit of connections not identified yet; one more closes the oldest of the host with the most.
 
-Silent ones take no place and no thread that others need: what they may become is known once they have said it.
+Silent ones occupy no place and no thread that others need, because these are assigned only after identification.
 """
 FIRST_BYTES_TIMEOUT_S: Final = 5.0
-"""How long a connection may stay without showing what it is, and whatever its taker asks before it takes it."""
+"""How long a new connection may take to identify itself, including what its taker requires of it (a TLS handshake)."""
 LOOK_BYTES_MAX: Final = 17 * 1024
-"""As many first bytes are looked at: a TLS record, and a bit."""
+"""The limit of bytes peeked at: enough for a TLS record of the largest size."""
 _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
 
 
 class Verdict(Enum):
-    """What becomes of a connection that nobody takes over."""
+    """What to do with a connection that no taker wants."""
 
     RELAY = auto()
     CLOSE = auto()
 
 
 Take = Callable[[socket.socket], Coroutine[object, object, None]]
-"""Takes a connection over, of which nothing has been read; it is non-blocking, and the taker's to close.
+"""Takes over an unread, non-blocking connection, and owns the socket from the call on.
 
-Until it returns the connection counts as unknown: it is cancelled after a while, or to make room.
+Until it returns, the connection counts as unidentified: it may be cancelled by the time-out, or to make room.
 """
 Look = Callable[[bytes], "Verdict | Take | int"]
-"""Says by its first bytes what a connection is, or how many bytes at least it takes to say that. Must not raise."""
+"""Identifies a connection by its first bytes; a number is the least number of bytes that it needs to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """How much of the process the connections of a port may use."""
+    """Limits of the connections to one port."""
 
     relayed_max: int
-    """Relayed connections, three descriptors each; for one more, the one whose client was silent longest is ended."""
+    """Relayed connections, with three descriptors each; one more closes the one whose client was silent longest."""
     unknown_max: int = UNKNOWN_MAX
     first_bytes_timeout_s: float = FIRST_BYTES_TIMEOUT_S
 
@@ -67,39 +66,39 @@ class DoorLimits:
 class _Arrival:
     link: socket.socket
     is_ours: bool = True
-    """Whether it is ours to close."""
+    """Whether the front door must close it."""
 
 
 class FrontDoor:
-    """Listens from ``open`` to ``close``, on the event loop on which these are called."""
+    """Listens from ``open`` to ``close``, on the event loop that calls them."""
 
     def __init__(self, whose: str, look: Look, relay_to: str, limits: DoorLimits) -> None:
-        """``relay_to``: the path of gRPC's Unix socket. ``whose`` port it is, for people."""
+        """``relay_to``: the path of gRPC's Unix socket. ``whose``: the name of the port in log lines."""
         self._whose = whose
         self._look = look
         self._relay_to = relay_to
         self._limits = limits
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unknown: dict[asyncio.Task[None], str] = {}  # and their hosts, in the order of their arrival
+        self._unknown: dict[asyncio.Task[None], str] = {}  # with their hosts, in order of arrival
         self._relays: set[Relay] = set()
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
 
     def open(self, listening: Iterable[socket.socket]) -> None:
-        """Accept from these (see ``listen``), and own them. May be called again."""
+        """Accept connections from these sockets (see ``listen``), and own them. May be called again."""
         for one in listening:
             self._listening.append(one)
             asyncio.get_running_loop().add_reader(one, self._accept, one)
 
     def stop_listening(self) -> None:
-        """Accept no more; what is relayed goes on. Idempotent."""
+        """Stop accepting; relayed connections continue. Idempotent."""
         listening, self._listening = self._listening, []
         for one in listening:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
 
     async def close(self) -> None:
-        """End everything but what was taken over. Idempotent."""
+        """Close everything except connections that were taken over. Idempotent."""
         self.stop_listening()
         tasks = tuple(self._tasks)
         for task in tasks:
@@ -111,13 +110,15 @@ class FrontDoor:
     # -- accepting -----------------------------------------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket) -> None:
-        """Take one connection. Not with ``sock_accept``: what it has accepted is lost if it is cancelled just then."""
+        """Accept one connection. Not with ``sock_accept``: a connection accepted just as it is cancelled would be
+        lost.
+        """
         loop = asyncio.get_running_loop()
         try:
             link, address = listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the caller hung up already
+        except (BlockingIOError, ConnectionAbortedError):  # the client hung up already
             return
-        except OSError as error:  # out of descriptors: it stays acceptable, so look away for a while
+        except OSError as error:  # out of descriptors: it stays acceptable, so pause accepting
             _LOG.warning("cannot accept a connection to the %s port: %s", self._whose, error)
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
@@ -132,7 +133,7 @@ class FrontDoor:
         task.add_done_callback(partial(self._sorted, arrival))
 
     def _make_room(self) -> None:
-        """Hang up on the oldest unknown connection of whoever has most of them."""
+        """Close the oldest unidentified connection of the host with the most."""
         (host, _), *_ = Counter(self._unknown.values()).most_common(1)
         oldest = next(task for task, its_host in self._unknown.items() if its_host == host)
         del self._unknown[oldest]
@@ -145,7 +146,7 @@ class FrontDoor:
     # -- sorting -------------------------------------------------------------------------------------------------------
 
     async def _sort(self, arrival: _Arrival) -> None:
-        with suppress(OSError, EOFError, TimeoutError):  # whoever left, or dawdled, is not told anything
+        with suppress(OSError, EOFError, TimeoutError):  # it left, or took too long
             async with asyncio.timeout(self._limits.first_bytes_timeout_s):
                 verdict = await self._verdict(arrival.link)
                 if verdict is Verdict.RELAY:
@@ -155,7 +156,7 @@ class FrontDoor:
                     await verdict(arrival.link)
 
     def _sorted(self, arrival: _Arrival, task: asyncio.Task[None]) -> None:
-        """Also if it was cancelled before its first step."""
+        """Runs in any case, also when the task was cancelled before its first step."""
         self._tasks.discard(task)
         self._unknown.pop(task, None)
         if arrival.is_ours:
@@ -164,7 +165,7 @@ class FrontDoor:
             _LOG.error("a connection to the %s port was lost", self._whose, exc_info=error)
 
     async def _verdict(self, link: socket.socket) -> Verdict | Take:
-        """Look at first bytes until they say what it is. Raises ``EOFError`` if they never will."""
+        """Identify a connection. Raises ``EOFError`` if it ends before that."""
         head = b""
         verdict = self._look(head)
         try:
@@ -191,8 +192,8 @@ class FrontDoor:
 
 
 async def _peek(link: socket.socket, count: int) -> bytes:
-    """The first ``count`` bytes or more, which stay where they are. Raises ``EOFError`` if there are fewer."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)  # else it would be readable for less, all the time
+    """Return the first ``count`` bytes or more without consuming them. Raises ``EOFError`` if it ends before."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)  # else fewer would wake us again and again
     head = b""
     while len(head) < count:
         await _readable(link)
@@ -204,8 +205,8 @@ async def _peek(link: socket.socket, count: int) -> bytes:
 
 
 def hang_up(link: socket.socket) -> None:
-    """Close it without a reset for the other side, if only first bytes have come."""
-    with suppress(OSError):  # nothing has come, or the other side is gone
+    """Close a connection that has sent no more than its first bytes: read them, else the client would see a reset."""
+    with suppress(OSError):  # nothing has arrived, or the client is gone
         link.recv(LOOK_BYTES_MAX)
     link.close()
 

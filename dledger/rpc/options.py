@@ -1,7 +1,8 @@
-"""gRPC's knobs in one place: the names of methods and services, and the options of channels and servers."""
+"""gRPC settings in one place: names of methods and services, and options of channels and servers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import grpc
@@ -16,32 +17,34 @@ LOG_SERVICE: Final = "dledger.v1.LogService"
 Options = list[tuple[str, str | int]]
 
 FRAMING_BYTES: Final = 64 * 1024
-"""Room for what is not log bytes in a message."""
+"""Room for the part of a message that is not log bytes."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
-"""Largest request a client may send, unless a single entry may be larger."""
+"""The largest client request, unless a single entry may be larger."""
+_REQUEST_BYTES_KEY: Final = "request-bytes-max"
+"""In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
 STREAM_KINDS: Final = 4
-"""Append, follow, watch, and what tools ask for: ``client_streams_max`` is for each; large reads are few."""
+"""Append, follow, watch, and health and reflection: ``client_streams_max`` applies to each; large reads are few."""
 PEER_CONNECTIONS_MAX: Final = 256
-"""More than the peer port passes on."""
+"""More than the peer port relays."""
 HANDSHAKE_TIMEOUT_MS: Final = 5000
-"""How long whoever connects may take until it is a gRPC connection, its TLS handshake included."""
+"""How long a new connection may take to become a gRPC connection, including its TLS handshake."""
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1000
-"""Also how long one attempt to connect may take: after a partition heals, the next attempt starts within that time."""
+"""Also the limit of one connection attempt: after a partition heals, the next attempt starts within that time."""
 
-# A black-holed peer answers no ping: it is noticed after time + timeout. The receiving side must tolerate pings that
-# often, or it would call them abuse and hang up.
+# A black-holed peer answers no ping: this is noticed after time + timeout. The receiving side must tolerate pings that
+# often, or it would treat them as abuse and hang up.
 _PEER_PING_MS: Final = 2000
 _PEER_PING_TIMEOUT_MS: Final = 1500
 
 
 def method(service: str, name: str) -> str:
-    """A method's path as gRPC wants it."""
+    """A method's path for gRPC."""
     return f"/{service}/{name}"
 
 
 def peer_channel_options() -> Options:
-    """For a channel to a peer; each channel is a TCP connection of its own, so that bulk never delays a vote."""
+    """For a channel to a peer; each channel is its own TCP connection, so that bulk data never delays a vote."""
     return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", 4 * MIB),
@@ -58,12 +61,12 @@ def peer_channel_options() -> Options:
 
 
 def push_bytes_limit(config: ServerConfig) -> int:
-    """Largest push that is taken: a full run and one more entry of the largest size."""
+    """The largest push accepted: a full run and one more entry of the largest size."""
     return config.replication.push_bytes_max + config.store.max_entry_bytes + FRAMING_BYTES
 
 
 def peer_server_options() -> Options:
-    """For the server that peers talk to; it gets small messages only."""
+    """For the server that peers call; it gets small messages only."""
     return [
         ("grpc.max_allowed_incoming_connections", PEER_CONNECTIONS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
@@ -78,19 +81,35 @@ def peer_server_options() -> Options:
 
 
 def request_bytes_max(config: ServerConfig) -> int:
-    """Largest client request: several entries, or one of the largest allowed size."""
-    return max(REQUEST_BYTES_MAX, config.store.entry_bytes_limit) + FRAMING_BYTES
+    """The largest client request: several entries, or one of the largest allowed size."""
+    return request_bytes_for(config.store.entry_bytes_limit)
+
+
+def request_bytes_for(item_bytes_max: int) -> int:
+    """``request_bytes_max`` for a given size of the largest entry or message."""
+    return max(REQUEST_BYTES_MAX, item_bytes_max) + FRAMING_BYTES
+
+
+def limit_metadata(bytes_max: int) -> tuple[tuple[str, str], ...]:
+    """States the limit of a stream's requests to the client, because gRPC would end the stream at a larger one."""
+    return ((_REQUEST_BYTES_KEY, str(bytes_max)),)
+
+
+def stated_limit(metadata: Iterable[tuple[str, str | bytes]] | None) -> int | None:
+    """The limit in ``limit_metadata``; None if the server does not state it."""
+    stated = next((value for key, value in metadata or () if key == _REQUEST_BYTES_KEY), "")
+    return int(stated) if isinstance(stated, str) and stated.isdecimal() else None
 
 
 def limit_options(limits: ConnectionLimits) -> Options:
-    """What holds for every server that clients talk to."""
+    """Options of every server for clients."""
     return [
-        # Twice as many: whom to hang up on is decided in ``connections``, and newcomers need a place until then.
+        # Twice as many: ``connections`` decides which to close, and newcomers need room until then.
         ("grpc.max_allowed_incoming_connections", 2 * limits.connections_max),
         ("grpc.max_concurrent_streams", limits.connection_calls_max),
         ("grpc.max_connection_idle_ms", limits.connection_idle_ms_max),
         ("grpc.server_handshake_timeout_ms", limits.handshake_ms_max),
-        # Of the two limits of a header's size gRPC refuses some calls between them, all above the second.
+        # Between its two limits of a header's size gRPC refuses some calls, above the second one all.
         ("grpc.max_metadata_size", limits.header_bytes_max),
         ("grpc.absolute_max_metadata_size", limits.header_bytes_max),
         ("grpc.keepalive_time_ms", 20_000),
@@ -102,23 +121,23 @@ def limit_options(limits: ConnectionLimits) -> Options:
 
 
 def too_long(limits: ConnectionLimits) -> str:
-    """Why a call was ended."""
+    """The message for an expired call."""
     return f"the call exceeded {limits.call_ms_max} ms (call_ms_max)"
 
 
 def calls_max(config: ServerConfig) -> int:
-    """Calls of all clients of a node at once."""
+    """The limit of concurrent calls of all clients of a node."""
     return 2 * config.replication.pending_entries_max + STREAM_KINDS * config.client_streams_max
 
 
 def client_server_options(config: ServerConfig) -> Options:
-    """For the server that clients talk to."""
+    """For the server that clients call."""
     waiting_max = config.replication.pending_entries_max + config.client_streams_max
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max(config)),
         ("grpc.max_send_message_length", -1),
-        # Calls that arrived and wait for the event loop: a burst of appends is no reason to cancel some of them.
+        # Calls that have arrived and wait for the event loop: a burst of appends must not cancel some of them.
         ("grpc.server.max_pending_requests", waiting_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * waiting_max),
         *limit_options(config.limits),
@@ -126,7 +145,9 @@ def client_server_options(config: ServerConfig) -> Options:
 
 
 def client_channel_options() -> Options:
-    """For a client's channel. Answers to reads hold at least one entry, however large: no limit of their size here."""
+    """For a client's channel. An answer to a read holds at least one entry of any size, so answers have no limit
+    here.
+    """
     return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", -1),
@@ -147,7 +168,7 @@ def bind(
     whose: str,
     credentials: grpc.ServerCredentials | None = None,
 ) -> int:
-    """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that cannot be."""
+    """Listen on ``host:port`` and return the port. Raises ``ConfigError`` if that fails."""
     address = address_text(host, port)
     try:
         if credentials is None:
@@ -162,7 +183,7 @@ def bind(
 
 
 def bind_problem(host: str, port: int, whose: str) -> str:
-    """Why a server does not start, in words."""
+    """Why listening failed."""
     address = address_text(host, port)
     return (
         f"cannot listen on the {whose} address {address}: the port is in use, or this machine does not have that "

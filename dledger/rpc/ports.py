@@ -1,7 +1,7 @@
-"""What the gRPC services and the peer transport need from the node and from its log.
+"""The interfaces that the gRPC services and the peer transport need from the node and its log.
 
 ``dledger.server`` implements ``Receiver`` and ``LogNode``, ``dledger.store`` the others: ``rpc`` may import neither.
-Nothing here knows protobuf.
+Nothing here depends on protobuf.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dledger.types import (
 
 
 class Receiver(Protocol):
-    """Where a transport delivers what arrives. Called from the transport's own threads; must be thread-safe."""
+    """Receives what a transport delivers, on the transport's own threads; must be thread-safe."""
 
     def request(self, envelope: Envelope) -> Envelope:
         """Answer a ``VoteRequest`` or ``HeartbeatRequest``; may wait for the hard state to be durable.
@@ -40,14 +40,14 @@ class Receiver(Protocol):
         """
 
     def receive(self, envelope: Envelope) -> None:
-        """Take anything else: pushes, responses, ``TakeLeadership``. Never blocks; raises as ``request`` does."""
+        """Take anything else: pushes, responses, ``TakeLeadership``. Never blocks; raises like ``request``."""
 
     def connection_lost(self, peer: NodeId) -> None:
-        """The push connection towards ``peer`` broke: what was in flight on it is lost."""
+        """The push connection to ``peer`` broke, and everything in flight on it is lost."""
 
 
 class PeerLog(Protocol):
-    """The log for members whose own is damaged, or that compare. Thread-safe; everything may wait for the disk."""
+    """The log for peers that repair or compare theirs. Thread-safe; every method may wait for the disk."""
 
     @property
     def begin(self) -> Boundary:
@@ -61,12 +61,12 @@ class PeerLog(Protocol):
         """Exactly these committed bytes; None if they are not all kept, committed and in one segment."""
 
     def chain_crc_at(self, index: LogIndex) -> int:
-        """See ``Log``: proven, or ``CorruptLogError``."""
+        """See ``Log``: proven, or raises ``CorruptLogError``."""
 
 
 @record(frozen=True, slots=True)
 class MemberStatus:
-    """One member as another sees it; ``client_address`` is empty until it was heard from."""
+    """One member as another sees it; ``client_address`` is empty until known."""
 
     node_id: NodeId
     peer_address: str
@@ -75,7 +75,7 @@ class MemberStatus:
 
 @record(frozen=True, slots=True)
 class PeerStatus:
-    """How far the leader has brought one follower. ``last_contact_ms`` is -1 before its first answer."""
+    """A follower's progress as the leader knows it. ``last_contact_ms`` is -1 before the first answer."""
 
     node_id: NodeId
     match_index: LogIndex
@@ -88,7 +88,7 @@ class PeerStatus:
 
 @record(frozen=True, slots=True)
 class NodeStatus:
-    """Everything a node tells about itself (the ``Metadata`` RPC). ``peers`` is empty unless it leads."""
+    """A node's status (the ``Metadata`` RPC). ``peers`` is empty unless it leads."""
 
     cluster_id: str
     group: str
@@ -114,11 +114,11 @@ class NodeStatus:
     is_broker: bool = False
     """The log is a broker's: the bodies of its entries are RocketMQ records."""
     conditions: tuple[Condition, ...] = ()
-    """What is the matter with it, oldest first."""
+    """Its present problems, oldest first."""
 
     @property
     def client_address(self) -> str:
-        """Where it says that clients find it; empty if it does not say so."""
+        """The address it advertises to clients; empty if it does not."""
         return next((one.client_address for one in self.members if one.node_id == self.node_id), "")
 
 
@@ -134,7 +134,7 @@ class RoleEvent:
 
 @record(frozen=True, slots=True)
 class CommitEvent:
-    """The commit index as a node knows it moved forward."""
+    """A node's commit index moved forward."""
 
     committed_index: LogIndex
 
@@ -143,14 +143,14 @@ NodeEvent = RoleEvent | CommitEvent
 
 
 class BulkLog(Protocol):
-    """The committed log for those who read a lot of it. Thread-safe; everything may wait for the disk.
+    """The committed log for large reads. Thread-safe; every method may wait for the disk.
 
-    Raises ``IndexBeforeBeginError`` (saying what is lost), ``IndexOutOfRangeError`` and ``CorruptLogError``
-    (naming file and offset; an unreadable sector is damage, too).
+    Raises ``IndexBeforeBeginError`` (saying what is lost), ``IndexOutOfRangeError`` and ``CorruptLogError`` (naming
+    file and offset; an unreadable sector counts as damage).
     """
 
     def committed_range(self) -> LogRange:
-        """What there is."""
+        """The committed entries held."""
 
     def read_chunk(self, first_index: LogIndex, end_index: LogIndex, max_bytes: int) -> LogChunk:
         """Entries from ``first_index`` to before ``end_index``, at least one, of one segment, within ``max_bytes``."""
@@ -162,17 +162,14 @@ class BulkLog(Protocol):
         """The first committed entry that begins at or after ``position``."""
 
     def place_at_time(self, store_time_ms: int) -> LogPlace:
-        """The first committed message that was stored then or later. Raises ``UntimedLogError`` for other logs."""
+        """The first committed message stored at that time or later. Raises ``UntimedLogError`` for other logs."""
 
     def digest(self, position: int, end_position: int, block_bytes: int) -> BlockDigest | None:
-        """The checksum of the block that ``position`` lies in, before ``end_position``; None if nothing is there."""
+        """The checksum of the block containing ``position``, before ``end_position``; None if there are no entries."""
 
 
 class LogNode(Protocol):
-    """The node as the client service sees it. Thread-safe; ``submit_*`` never block for a quorum or a disk.
-
-    Every ``done`` is called exactly once, possibly before ``submit_*`` returns, on any thread, and must not block.
-    """
+    """The node as the client service sees it. Thread-safe; ``submit_*`` never block for a quorum or a disk."""
 
     @property
     def bulk(self) -> BulkLog:
@@ -186,23 +183,23 @@ class LogNode(Protocol):
     ) -> None:
         """Append a batch, all or nothing; done when a quorum has it (flushed, unless the node runs async flush).
 
-        With ``producer``, what the log holds already is not appended again; done when a quorum has that, too.
+        With ``producer``, entries that the log already holds are not appended again; done when a quorum has those, too.
         """
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
-        """The number of the next entry of a producer, 0 for an unknown one, once all that it counts is committed."""
+        """The number of a producer's next entry, 0 for an unknown one, once all earlier entries are committed."""
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
-        """Confirm leadership (ReadIndex) and give the index up to which a linearizable read must see."""
+        """Confirm leadership (ReadIndex) and return the index that a linearizable read must include."""
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
-        """Hand leadership to ``target`` (None: the most caught-up member)."""
+        """Transfer leadership to ``target`` (None: the most up-to-date member)."""
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        """Stored entries, as ``Log.read_range``; the caller bounds ``last_index``. May wait for the disk."""
+        """Stored entries, like ``Log.read_range``; the caller bounds ``last_index``. May wait for the disk."""
 
     def status(self) -> NodeStatus:
-        """The present state."""
+        """The current status."""
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """Call ``listener`` for every event from now on, on any thread, until the returned function is called.

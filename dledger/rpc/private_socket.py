@@ -1,8 +1,8 @@
-"""A Unix socket that only this process can connect to: it has a name for as long as it takes to listen on it.
+"""A Unix socket that only this process can connect to: its name exists only while listening starts.
 
-gRPC listens on names only. An abstract one is for every user of the machine, whatever TLS says; a file in a directory
-stays there when the process is killed. So the file is removed as soon as gRPC listens, and connections are made through
-a descriptor of it.
+gRPC listens on names only. An abstract name is open to every user of the machine, whatever TLS requires; a file in a
+directory stays there when the process is killed. So the file is removed as soon as gRPC listens, and connections are
+made through a descriptor of it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ _NAME: Final = "grpc"
 
 
 class PrivateSocket:
-    """What was listened on by ``listen``; ``path`` is what to connect to, until ``close``."""
+    """The socket opened by ``listen``; connect to ``path`` until ``close``."""
 
     def __init__(self, listen: Callable[[str], object], spare_place: Path) -> None:
-        """``listen`` gets gRPC's name of the socket. ``spare_place`` is for machines without a place for such files.
+        """``listen`` gets gRPC's name for the socket. ``spare_place`` is used if the machine has no directory for such
+        files.
 
         Raises ``ConfigError``.
         """
@@ -40,7 +41,7 @@ class PrivateSocket:
         self.path: Final = f"/proc/self/fd/{self._fd}"
 
     def close(self) -> None:
-        """Nobody connects any more."""
+        """Release the descriptor: no further connections."""
         os.close(self._fd)
 
 
@@ -48,7 +49,7 @@ def _directory(spare_place: Path) -> Path:
     problems = []
     for place in (None, spare_place):
         try:
-            return Path(tempfile.mkdtemp(prefix="dledger-", dir=place))  # for its owner only
+            return Path(tempfile.mkdtemp(prefix="dledger-", dir=place))  # accessible to its owner only
         except OSError as error:
             problems.append(str(error))
     raise ConfigError([f"no directory for gRPC's socket ({'; '.join(problems)}): set TMPDIR"])

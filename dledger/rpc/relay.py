@@ -1,8 +1,8 @@
-"""Connections to a gRPC server behind another port: their bytes are passed on through a Unix socket, either way.
+"""Relays TCP connections to a gRPC server behind a Unix socket, and remembers who the clients are.
 
-gRPC's ``context.peer()`` names the address that a client's socket is bound to, also a Unix one. So each relayed
-connection is bound to a name of its own, which the kernel chooses, and ``peer_of`` knows whose it is. Nobody can take
-such a name on: only this process can connect to the gRPC server's socket.
+gRPC's ``context.peer()`` returns the address that the client's socket is bound to, also for a Unix socket. So each
+relay binds its socket to a unique name, chosen by the kernel, and ``peer_of`` maps that name to the real client. Names
+cannot be forged: only this process can connect to the gRPC server's socket.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 from dledger.access.addresses import plain_host
 
 CHUNK_BYTES: Final = 128 * 1024
-"""How much is passed on at once; a connection's direction keeps no more than that for a side that takes it slowly."""
+"""The limit of bytes relayed at once, and of bytes kept for a slow receiver (for each direction of a connection)."""
 ENDED_MAX: Final = 1024
-"""Names of connections that have ended that are still known: gRPC may have calls of theirs in its hands."""
+"""The limit of names remembered after their connections have ended: gRPC may still be delivering calls of them."""
 _BUSY_PAUSE_S: Final = 0.01
 
 
 class PeerNames:
-    """Which Unix socket's name stands for which client. Thread-safe: single operations on dictionaries."""
+    """Maps names of Unix sockets to clients. Thread-safe: each method uses single operations on dictionaries."""
 
     def __init__(self) -> None:
         self._peers: dict[str, str] = {}
@@ -34,7 +34,7 @@ class PeerNames:
 
     def add(self, name: str, peer: str) -> None:
         """A relay begins."""
-        self._ended.pop(name, None)  # the kernel gives names again
+        self._ended.pop(name, None)  # the kernel reuses names
         self._peers[name] = peer
 
     def end(self, name: str) -> None:
@@ -46,31 +46,31 @@ class PeerNames:
                 self._ended.popitem(last=False)
 
     def peer(self, name: str) -> str:
-        """The client, as gRPC would name it if it had connected directly; ``name`` itself if it is nobody's.
+        """Return the client as gRPC would name it on a direct connection; ``name`` itself if it is unknown.
 
-        What that is then is no address: no white list means it, and all of its kind share one quota.
+        An unknown name is no address: it matches no white list, and all unknown clients share one quota.
         """
         return self._peers.get(name) or self._ended.get(name) or name
 
 
 NAMES: Final = PeerNames()
-"""Of this process, as the kernel gives no two sockets the same name: who asks need not know which port it was."""
+"""One table for the process, because the kernel gives no two sockets the same name."""
 
 
 def peer_of(grpc_peer: str) -> str:
-    """Who is really behind what gRPC's ``context.peer()`` says."""
+    """Return the real client for what gRPC's ``context.peer()`` returned."""
     return NAMES.peer(grpc_peer) if grpc_peer.startswith("unix") else grpc_peer
 
 
 def peer_name(link: socket.socket) -> str:
-    """The other side of a TCP connection in gRPC's words. Raises ``OSError`` if it is gone."""
+    """Return gRPC's name of a TCP connection's peer. Raises ``OSError`` if it is gone."""
     host, port = link.getpeername()[:2]
     host = plain_host(host)
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 async def connect(path: str) -> socket.socket:
-    """A connection to the Unix socket ``path``, bound to a name of its own. Raises ``OSError``."""
+    """Connect to the Unix socket ``path``, from a socket bound to a unique name. Raises ``OSError``."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.setblocking(False)
@@ -78,7 +78,7 @@ async def connect(path: str) -> socket.socket:
         while True:
             try:
                 link.connect(path)
-            except BlockingIOError:  # as many as may are waiting to be accepted, and nothing tells when that is over
+            except BlockingIOError:  # the backlog is full, and no event says when it is not
                 await asyncio.sleep(_BUSY_PAUSE_S)
             else:
                 return link
@@ -88,22 +88,22 @@ async def connect(path: str) -> socket.socket:
 
 
 def _grpc_name(link: socket.socket) -> str:
-    """As ``context.peer()`` will have it. The kernel's names are hexadecimal digits behind a zero byte."""
+    """Return what ``context.peer()`` will return. The kernel's names are a zero byte and hexadecimal digits."""
     return f"unix-abstract:{link.getsockname()[1:].decode('ascii')}"
 
 
 class Relay:
-    """Passes bytes on between ``outer``, a client, and ``inner``, a server, until the server or ``end`` ends it.
+    """Relays between ``outer`` (the client) and ``inner`` (the server) until the server closes or ``end`` is called.
 
-    On the running event loop. A client that ends its side only still gets what the server has to say.
+    On the running event loop. A client that closes only its sending side still receives the server's answers.
     """
 
     def __init__(
         self, outer: socket.socket, inner: socket.socket, buffer: memoryview, ended: Callable[[Relay], None]
     ) -> None:
-        """Owns both sockets. Raises ``OSError`` if the client is gone, and then owns neither.
+        """Takes both sockets over. Raises ``OSError`` if the client is gone, and then has taken neither.
 
-        ``buffer``: of all relays of this loop; nothing stays in it.
+        ``buffer`` is shared by all relays of an event loop; nothing stays in it between calls.
         """
         peer = peer_name(outer)
         self._loop = asyncio.get_running_loop()
@@ -112,13 +112,13 @@ class Relay:
         self._buffer = buffer
         self._over = False
         self.heard_at = self._loop.time()
-        """When the client last said something."""
+        """When the client last sent something."""
         NAMES.add(self._name, peer)
         self._inward = _Lane(self, outer, inner)
         self._outward = _Lane(self, inner, outer)
 
     def end(self) -> None:
-        """Hang up on both sides. Idempotent."""
+        """Close both connections. Idempotent."""
         if self._over:
             return
         self._over = True
@@ -134,7 +134,7 @@ class Relay:
             self.heard_at = self._loop.time()
 
     def _ends(self, lane: _Lane) -> None:
-        """One side has said all, and it has been passed on."""
+        """One side has closed its sending side, and everything it sent was relayed."""
         if lane is self._outward:
             self.end()
         else:
@@ -142,7 +142,7 @@ class Relay:
 
 
 class _Lane:
-    """One direction: reads only what it can be rid of, and reads on when it is."""
+    """One direction: stops reading while the receiver is slow, and continues when everything was sent."""
 
     def __init__(self, relay: Relay, source: socket.socket, sink: socket.socket) -> None:
         self._relay, self._source, self._sink = relay, source, sink
@@ -162,7 +162,7 @@ class _Lane:
             sent = self._send(data)
         except BlockingIOError:
             return
-        except OSError:  # either side is gone, and with it what the other one could want
+        except OSError:  # one side is gone, so the other one is of no use
             relay.end()
             return
         if sent < count:

@@ -1,8 +1,8 @@
-"""TLS: the files that hold certificates, what is made of them, and in which words it is said why they do not do.
+"""TLS: certificate files, the contexts and credentials made of them, and explanations of their problems.
 
-Certificates are read once and used from memory everywhere: what was verified is what is shown, whatever becomes of the
-files meanwhile. Verification is never switched off, and a certificate's common name means nothing: its subjectAltName
-says whose it is.
+Certificates are read once and used from memory everywhere: the verified content is what is presented, whatever happens
+to the files meanwhile. Verification is never switched off, and a certificate's common name is ignored: the
+subjectAltName identifies its owner.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ALERTS: Final = {
     "PROTOCOL_VERSION": "it supports none of the TLS versions we offer",
     "INTERNAL_ERROR": "it failed",
 }
-"""What the other side's alert means for us; OpenSSL's names of alerts end with these words."""
+"""The meaning of the other side's alerts; OpenSSL's names of alerts end with these words."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: ``ca`` holds whom to trust; ``cert`` and ``key``, given both or neither, say who we are.
+    """PEM files: ``ca`` holds the trusted CAs; ``cert`` and ``key``, given both or neither, are our identity.
 
-    ``cert`` begins with our own certificate; certificates between it and the CA's may follow.
+    ``cert`` starts with our own certificate; intermediate certificates up to the CA's may follow.
     """
 
     ca: Path
@@ -66,7 +66,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What the files held. ``chain`` and ``key`` are None for a client that shows no certificate."""
+    """The contents of the files. ``chain`` and ``key`` are None for a client without a certificate."""
 
     files: TlsFiles
     ca: bytes
@@ -79,7 +79,7 @@ class TlsMaterial:
 
 
 def read(files: TlsFiles) -> TlsMaterial:
-    """Read the files and check that they belong together. Raises ``ConfigError`` naming what is wrong with which."""
+    """Read the files and check that they belong together. Raises ``ConfigError`` naming the file and its problem."""
     ca = _pem(files.ca, b"CERTIFICATE")
     if files.cert is None or files.key is None:
         material = TlsMaterial(files, ca)
@@ -113,15 +113,15 @@ def read_file(path: Path) -> bytes:
 
 
 def server_context(material: TlsMaterial) -> ssl.SSLContext:
-    """For whoever accepts connections: the other side must show a certificate. Raises ``ConfigError``."""
+    """For accepting connections: the other side must present a certificate. Raises ``ConfigError``."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, material)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # connections are few and long: none is resumed
+    context.num_tickets = 0  # connections are few and long, so none is resumed
     return context
 
 
 def client_context(material: TlsMaterial) -> ssl.SSLContext:
-    """For whoever connects; checks the certificate but not its names, see ``names_of``. Raises ``ConfigError``."""
+    """For connecting; verifies the certificate but not its names, see ``names_of``. Raises ``ConfigError``."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, material)
     context.check_hostname = False
     return context
@@ -147,7 +147,7 @@ def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
-    """From memory: Python wants a file, so it gets one that has never been on a disk."""
+    """Load from memory: Python wants a file, so it gets one that is never on a disk."""
     file = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         with open(file, "wb", closefd=False) as out:
@@ -161,17 +161,19 @@ def _no_password() -> NoReturn:
     raise ValueError("the key is encrypted")
 
 
-# --- who it is -------------------------------------------------------------------------------------------------------
+# --- names -----------------------------------------------------------------------------------------------------------
 
 
 def names_of(certificate: Mapping[str, object] | None) -> tuple[str, ...]:
-    """The DNS names of a certificate as ``ssl`` gives it: those alone say who a member is."""
+    """The DNS names of a certificate in ``ssl``'s form: they alone identify a member."""
     pairs = (certificate or {}).get("subjectAltName", ())
     return tuple(pair[1] for pair in pairs if pair[0] == "DNS") if isinstance(pairs, tuple) else ()
 
 
 def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
-    """Raise ``TlsError`` unless the certificate is that of ``node_id``. Exactly: a wildcard would be anybody's."""
+    """Raise ``TlsError`` unless the certificate belongs to ``node_id``. The match is exact: a wildcard would match
+    any node.
+    """
     if node_id not in names:
         held = ", ".join(names) or "no DNS name"
         raise TlsError(
@@ -181,20 +183,20 @@ def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
 
 
 def check_member(names: Sequence[str], member_ids: Iterable[str], whose: str) -> None:
-    """Raise ``TlsError`` unless the certificate is that of any member, which one ever."""
+    """Raise ``TlsError`` unless the certificate belongs to some member."""
     if not set(names).intersection(member_ids):
         held = ", ".join(names) or "no DNS name"
         raise TlsError(f"the certificate {whose} belongs to no member: its subjectAltName has {held}")
 
 
-# --- does it do? -----------------------------------------------------------------------------------------------------
+# --- usability -------------------------------------------------------------------------------------------------------
 
 
 def rehearse(material: TlsMaterial) -> Mapping[str, object]:
-    """Let our certificate talk to itself, as two members would; gives it as ``ssl`` shows it to the other side.
+    """Let our certificate talk to itself, as between two members; returns it as the other side sees it.
 
-    Finds before anybody else does that it has expired, is not of the CA that we trust, or may not be used on one of
-    the two sides. Raises ``TlsError``.
+    Detects before any peer does that it has expired, is not signed by the CA we trust, or may not be used on one of the
+    two sides. Raises ``TlsError``.
     """
     try:
         return _let_talk(server_context(material), client_context(material))
@@ -203,9 +205,9 @@ def rehearse(material: TlsMaterial) -> Mapping[str, object]:
 
 
 def client_problem(material: TlsMaterial) -> str:
-    """What a server that trusts whom we trust would not like about our certificate; empty if nothing."""
+    """What a server that trusts the same CA would reject about our certificate; empty if nothing."""
     client = client_context(material)
-    client.verify_mode = ssl.CERT_NONE  # it is about the other direction, and nobody else is there
+    client.verify_mode = ssl.CERT_NONE  # this checks the other direction, and no peer is involved
     try:
         _let_talk(server_context(material), client)
     except ssl.SSLError as error:
@@ -214,7 +216,7 @@ def client_problem(material: TlsMaterial) -> str:
 
 
 def _let_talk(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str, object]:
-    """A handshake of two that are both ours; gives the server's certificate as the client sees it."""
+    """A handshake between two contexts of ours; returns the server's certificate as the client sees it."""
     us, them = TlsStream(server, server_side=True), TlsStream(client)
     to_them = b""
     for _ in range(_REHEARSAL_ROUNDS):
@@ -226,15 +228,15 @@ def _let_talk(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str, ob
 
 
 def expires_at(certificate: Mapping[str, object]) -> datetime:
-    """When a certificate as ``ssl`` gives it ends."""
+    """When a certificate in ``ssl``'s form expires."""
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- explanations ----------------------------------------------------------------------------------------------------
 
 
 def explain(error: OSError, whom: str) -> str:
-    """Why there is no TLS with ``whom``, and whose business that is."""
+    """Why TLS with ``whom`` failed, and which side has to act."""
     if not isinstance(error, ssl.SSLError):
         return f"{whom} closed the connection during the TLS handshake: does it use TLS and trust our certificate?"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -258,12 +260,12 @@ _FROM_CHANNEL: Final = re.compile(r"OPENSSL_internal:(?P<name>\w+)(?:: (?P<why>[
 
 
 def is_silent_refusal(details: str) -> bool:
-    """Whether gRPC says that the server hung up before it was a gRPC connection."""
+    """Whether gRPC says that the server hung up before there was a gRPC connection."""
     return "failed to connect" in details and ("Socket closed" in details or "reset by peer" in details)
 
 
 def explain_channel(details: str, whom: str) -> str:
-    """What gRPC says of a connection that could not be made, in words; empty if it is not about TLS."""
+    """Explains gRPC's message about a failed connection; empty if it is not about TLS."""
     if "Hostname Verification" in details:
         return (
             f"the certificate of {whom} does not match: its subjectAltName must contain the name or address "

@@ -1,8 +1,7 @@
-"""The certificates in use, renewed when their files change: nothing is restarted, and what is bad is not taken.
+"""The certificates in use, reloaded when their files change: without a restart, and never replaced by bad ones.
 
-Files are looked at whenever a connection begins, and now and then (``refresh``). Replacing several files takes a
-moment in which they do not belong together; until they do, and whatever else is wrong with them, the old ones stay in
-use.
+The files are checked whenever a connection begins, and now and then (``refresh``). Replacing several files takes a
+moment in which they do not belong together; until they do, and whenever they are unusable, the old ones stay in use.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ _LOG = logging.getLogger(__name__)
 
 EXPIRES_SOON: Final = timedelta(days=14)
 _SETTLING_S: Final = 2.0
-"""How long after a change files may not belong together before it is worth a line."""
+"""How long after a change mismatched files are tolerated before they are logged."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileWatch:
-    """Whether files changed since they were last read."""
+    """Detects whether files have changed since they were last read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._seen: _Stamp = ()
 
     def changed(self) -> bool:
-        """Whether they did since the last call of this method, the first time included."""
+        """Whether they have since the last call, which the first call affirms."""
         before, self._seen = self._seen, tuple(map(_stamp, self._paths))
         return before != self._seen
 
     def again(self) -> None:
-        """Take them for changed next time, too."""
+        """Report them as changed next time, too."""
         self._seen = ()
 
     @property
@@ -78,9 +77,9 @@ class _InUse:
 
 
 class TlsKeeper:
-    """A server's certificates. Thread-safe. Raises ``ConfigError`` from the constructor if the files do not do.
+    """A server's certificates. Thread-safe. The constructor raises ``ConfigError`` if the files are unusable.
 
-    ``member``: the node id that the certificate must carry, None for a server without peers to prove itself to.
+    ``member``: the node id that the certificate must carry, None for a server without peers.
     """
 
     def __init__(self, security: SecurityConfig, *, name: str, member: str | None) -> None:
@@ -92,7 +91,7 @@ class TlsKeeper:
         self._client_auth = security.tls_client_auth
         self._name = name
         self._member = member
-        self._lock = threading.Lock()  # one at a time reads the files
+        self._lock = threading.Lock()  # held while the files are read
         self._watch = FileWatch((*self._files.paths, self._client_ca))
         self._watch.changed()
         self._complaint = ""
@@ -105,7 +104,7 @@ class TlsKeeper:
 
     @classmethod
     def of(cls, config: ServerConfig) -> TlsKeeper | None:
-        """What a member needs; None for plaintext. Raises ``ConfigError``."""
+        """The keeper of a member; None for plaintext. Raises ``ConfigError``."""
         if not config.security.has_tls:
             return None
         return cls(config.security, name=str(config.node_id), member=str(config.node_id))
@@ -114,23 +113,23 @@ class TlsKeeper:
 
     @property
     def version(self) -> int:
-        """Grows with every renewal."""
+        """Increases with every reload."""
         return self._in_use.version
 
     @property
     def expires_at(self) -> datetime | None:
-        """When our certificate ends, if known."""
+        """When our certificate expires, if known."""
         return self._in_use.expires_at
 
     def refresh(self) -> None:
-        """Take the files into use if they have changed and do. Never raises: a server goes on with what it has."""
+        """Reload the files if they have changed and are usable. Never raises: a server keeps what it has."""
         with self._lock:
             if self._watch.changed():
                 self._renew()
         self._warn_of_the_end()
 
     def accepting(self) -> ssl.SSLContext:
-        """For a connection that a peer begins."""
+        """For a connection from a peer."""
         self.refresh()
         return self._in_use.server_context
 
@@ -140,22 +139,22 @@ class TlsKeeper:
         return self._in_use.client_facing_context
 
     def connecting(self) -> ssl.SSLContext:
-        """For a connection to a peer; the peer's name is to be checked."""
+        """For a connection to a peer; the caller must check the peer's name."""
         self.refresh()
         return self._in_use.client_context
 
     def channel_credentials(self) -> tuple[int, grpc.ChannelCredentials]:
-        """For a gRPC channel to a peer, and the version that they are of."""
+        """For a gRPC channel to a peer, and their version."""
         self.refresh()
         in_use = self._in_use
         return in_use.version, in_use.material.channel_credentials()
 
     def peer_server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server that peers call: they must show a certificate."""
+        """For the gRPC server for peers, which must present a certificate."""
         return self._server_credentials(lambda in_use: in_use.material.ca)
 
     def client_server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server that clients call."""
+        """For a gRPC server for clients."""
         if self._client_auth is ClientAuth.NONE:
             return self._server_credentials(lambda _: None)
         return self._server_credentials(lambda in_use: in_use.client_ca)
@@ -168,7 +167,7 @@ class TlsKeeper:
         given = self._in_use
 
         def latest() -> grpc.ServerCertificateConfiguration | None:
-            """gRPC asks at every handshake; None keeps what it has."""
+            """Called by gRPC at every handshake; None keeps what it has."""
             nonlocal given
             self.refresh()
             if self._in_use is given:
@@ -182,14 +181,14 @@ class TlsKeeper:
             ca_of(given) is not None,
         )
 
-    # -- renewal -----------------------------------------------------------------------------------------------------
+    # -- reloading -----------------------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
         try:
             self._in_use = self._load(self._in_use.version + 1)
         except (DLedgerError, OSError, ValueError) as error:
             if self._watch.age_s < _SETTLING_S:
-                self._watch.again()  # somebody may be at it
+                self._watch.again()  # they may still be changing
             elif str(error) != self._complaint:
                 self._complaint = str(error)
                 _LOG.error("%s keeps its old TLS certificate because the new files are unusable: %s", self._name, error)
@@ -209,7 +208,7 @@ class TlsKeeper:
         except DLedgerError as error:
             if self._member is not None:
                 raise
-            if str(error) != self._complaint:  # a public certificate, and a CA of our own for the clients'
+            if str(error) != self._complaint:  # a public certificate, with a private CA for those of clients
                 self._complaint = str(error)
                 _LOG.warning("%s: clients may reject its TLS certificate: %s", self._name, error)
         client_facing = tls.server_context(replace(material, ca=client_ca))
@@ -230,7 +229,7 @@ class TlsKeeper:
         return f"valid until {self.expires_at:%Y-%m-%d %H:%M} UTC" if self.expires_at else "of unknown expiry"
 
     def _warn_of_the_end(self) -> None:
-        """Once per certificate, while there is time; and once more when it is over."""
+        """Log an approaching expiry once per certificate; and once more when it has expired."""
         in_use = self._in_use
         if in_use.expires_at is None:
             return

@@ -1,8 +1,8 @@
-"""TLS between bytes that arrive and bytes that are to be sent, without a socket: whoever has one carries them.
+"""TLS as a transformation of bytes, without a socket: its user does the I/O.
 
-Not ``ssl.SSLSocket``, because a push connection is read by one thread and written to by another: OpenSSL's objects are
-not made for that, and a lock around a blocking read would keep the writer waiting for ever. Here a lock is held only
-while bytes are turned into other bytes.
+``ssl.SSLSocket`` would not do, because one thread reads a push connection and another one writes to it: OpenSSL's
+objects do not support that, and a lock around a blocking read would keep the writer waiting for ever. Here a lock is
+held only while bytes are transformed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Final
 
 READ_BYTES: Final = 256 * 1024
-"""How much of a socket is read at once: some TLS records (16 KiB each) at a time."""
+"""How much is read from a socket at a time: several TLS records (of 16 KiB)."""
 SEAL_BYTES: Final = 128 * 1024
-"""How much is sealed at once: it stays in the processor's cache, and the other side can begin to read."""
+"""How much is sealed at a time: it stays in the processor's cache, and the other side can start reading."""
 _RECORD_BYTES: Final = 16 * 1024
 
 
@@ -34,16 +34,16 @@ class TlsStream:
 
     @property
     def certificate(self) -> Mapping[str, object]:
-        """What the other side showed, as ``ssl`` gives it; empty if nothing."""
+        """The other side's certificate, in ``ssl``'s form; empty if there is none."""
         return self._object.getpeercert() or {}
 
     @property
     def version(self) -> str:
-        """Of the protocol, for people."""
+        """The protocol version, for people."""
         return self._object.version() or "TLS"
 
     def shake_hands(self, received: bytes) -> bytes:
-        """Go on with what has arrived; gives what is to be sent."""
+        """Continue the handshake with received bytes; returns the bytes to send."""
         with self._lock:
             self._incoming.write(received)
             try:
@@ -54,12 +54,12 @@ class TlsStream:
             return self._outgoing.read()
 
     def feed(self, received: bytes | memoryview) -> None:
-        """Take what has arrived."""
+        """Take received bytes."""
         with self._lock:
             self._incoming.write(received)
 
     def read(self) -> bytes:
-        """What the other side said, as far as it is there. Raises ``EOFError`` once it has said goodbye."""
+        """The decrypted bytes received so far. Raises ``EOFError`` once the other side has closed TLS."""
         with self._lock:
             parts: list[bytes] = []
             try:
@@ -74,7 +74,7 @@ class TlsStream:
             raise EOFError("the other side closed TLS")
 
     def read_into(self, room: memoryview) -> int:
-        """As ``read``, but at most as much as there is room; gives how much."""
+        """``read`` into a buffer; returns the number of bytes."""
         with self._lock:
             got, read = 0, self._object.read
             try:
@@ -92,17 +92,19 @@ class TlsStream:
             raise EOFError("the other side closed TLS")
 
     def seal(self, data: bytes | memoryview) -> bytes:
-        """What is to be sent for the other side to read ``data``; in the order of the calls, or it reads nothing."""
+        """Encrypt ``data``; send the results in the order of the calls, or the other side reads nothing."""
         with self._lock:
             self._object.write(data)
             return self._outgoing.read()
 
     @property
     def has_due(self) -> bool:
-        """Whether ``due`` would give anything."""
+        """Whether ``due`` has bytes to send."""
         return self._outgoing.pending > 0
 
     def due(self) -> bytes:
-        """What TLS itself wants to send: new keys, or after an ``SSLError`` the alert that says why. As ``seal``'s."""
+        """Bytes that TLS itself has to send: new keys, or after an ``SSLError`` the alert with its reason. In order
+        with ``seal``'s.
+        """
         with self._lock:
             return self._outgoing.read()

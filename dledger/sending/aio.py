@@ -1,4 +1,4 @@
-"""Carries a window on an event loop, as ``threads`` does with threads."""
+"""Drives a window on an event loop, as ``threads`` does with threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnEnd: TypeAlias = Callable[[AsyncStream[ItemT, ResultT]], None]
 
 @record(frozen=True, slots=True)
 class AsyncLinks(Generic[ItemT, ResultT]):
-    """As ``Links``."""
+    """The asyncio counterpart of ``Links``."""
 
     connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Awaitable[AsyncStream[ItemT, ResultT]]]
     find_leader: Callable[[], Awaitable[str | None]]
@@ -36,7 +36,7 @@ def _now_ms() -> float:
 
 
 class AsyncSender(Generic[ItemT, ResultT]):
-    """As ``Sender``, on one event loop: the one on which it is used first."""
+    """``Sender`` for asyncio, bound to the event loop of its first use."""
 
     def __init__(self, links: AsyncLinks[ItemT, ResultT], window: Window[ItemT, ResultT], name: str) -> None:
         self._links = links
@@ -60,7 +60,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
 
     @property
     def failed_items(self) -> int:
-        """How many have failed so far."""
+        """How many items have failed so far."""
         return self._window.failed_items
 
     async def add(
@@ -71,7 +71,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         sequence: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
-        """As ``Sender.add``; waits only while too much is pending."""
+        """See ``Sender.add``; waits only while too much is pending."""
         window = self._window
         now_ms = _now_ms()
         if window.is_full:
@@ -87,7 +87,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
     ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
-        """As ``Sender.add_many``. Nothing that others add comes between, unless it has to wait for room."""
+        """See ``Sender.add_many``. Other callers' items come between only if it has to wait for room."""
         window = self._window
         spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
         at = 0
@@ -109,7 +109,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     async def add_whole(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
     ) -> OutgoingBatch[ItemT, ResultT]:
-        """As ``Sender.add_whole``."""
+        """See ``Sender.add_whole``."""
         window = self._window
         now_ms = _now_ms()
         if window.is_full:
@@ -122,7 +122,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         return batch
 
     async def flush(self) -> None:
-        """Return when everything added so far is done, well or badly."""
+        """Return when everything added so far has succeeded or failed."""
         self._window.seal()
         waiting = self._window.waiting()
         self._go_on()
@@ -135,7 +135,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         await self._end(UnavailableError("closed"))
 
     async def abandon(self, error: DLedgerError) -> None:
-        """End it without waiting: what was sent and not answered is unknown, the rest fails with ``error``."""
+        """End without waiting: items in flight become unknown, the rest fails with ``error``."""
         await self._end(error)
 
     async def _end(self, error: DLedgerError) -> None:
@@ -168,12 +168,12 @@ class AsyncSender(Generic[ItemT, ResultT]):
                 f"{timeout_s:g} s"
             ) from None
 
-    # --- whenever something has happened ----------------------------------------------------------------------------
+    # --- after each event -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Send what may be sent, tell what is done, and do what the window wishes."""
+        """Send what may be sent, announce outcomes, and grant the window's wish."""
         if self._is_driving:
-            return  # by what is told below: the loop there sees to it
+            return  # called by a callback below: the outer loop handles it
         self._is_driving = True
         try:
             while True:
@@ -231,7 +231,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Only through a bug: whoever waits must hear of it, not wait for ever.
+            # Only a bug gets here: waiting callers must get an error, not wait for ever.
             self._window.fail_all(UnavailableError(f"{self._name} has ended: {error!r}"), _now_ms())
             self._tell()
             raise error
@@ -239,7 +239,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
     def _set_timer(self, wake_at_ms: float) -> None:
         if self._timer is not None:
             if self._timer_at_ms <= wake_at_ms and self._timer_at_ms > _now_ms():
-                return  # it wakes too early, and then looks again
+                return  # it fires early, and the window is asked again
             self._timer.cancel()
             self._timer = None
         if wake_at_ms != NEVER and not self._window.closed:
@@ -288,6 +288,6 @@ class AsyncSender(Generic[ItemT, ResultT]):
         else:
             self._stream = stream
             self._window.connected(stream.server_memory)
-            if stream.broken is not None:  # before it was known here that it is the present one
+            if stream.broken is not None:  # it broke before it became the current stream
                 self._window.broken(_now_ms())
         self._go_on()

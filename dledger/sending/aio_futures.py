@@ -1,4 +1,4 @@
-"""``futures`` for asyncio: results to be awaited."""
+"""``futures`` for asyncio: awaitable results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dledger.sending.futures import NO_OUTCOME, SentItem
 
 
 async def wait_for_batch(batch: OutgoingBatch[Any, Any]) -> None:
-    """Return when the batch is done; it has a deadline. To be awaited on the loop of its sender."""
+    """Return when the batch is done (it has a deadline). Call it on the loop of its sender."""
     if not batch.done:
         waiting = asyncio.Event()
         batch.when_done(waiting.set)
@@ -20,7 +20,7 @@ async def wait_for_batch(batch: OutgoingBatch[Any, Any]) -> None:
 
 
 class AsyncSentItem(SentItem[ResultT]):
-    """The result of one item: to be awaited, or asked once ``done``."""
+    """The result of one item: await it, or read it once ``done``."""
 
     __slots__ = ()
 
@@ -29,31 +29,31 @@ class AsyncSentItem(SentItem[ResultT]):
         return self.result()
 
     def result(self, timeout: float | None = 0.0) -> ResultT:
-        """Where it is; raises its error, or ``TimeoutError`` if it is not done: await it instead."""
+        """Where the item is stored; raises its error, or ``TimeoutError`` if it is not done: await it instead."""
         return super().result(timeout)
 
     def exception(self, timeout: float | None = 0.0) -> DLedgerError | None:
-        """Its error, or None; raises ``TimeoutError`` if it is not done."""
+        """The item's error, or None; raises ``TimeoutError`` if it is not done."""
         return super().exception(timeout)
 
 
 class AsyncSentMany(Generic[ResultT]):
-    """The results of many items that were given together: one thing to wait for, an answer for each on request."""
+    """The results of many items added together: one wait, one outcome per item on request."""
 
     __slots__ = ("_spans",)
 
     def __init__(self, spans: list[tuple[OutgoingBatch[Any, ResultT], int, int]]) -> None:
-        self._spans = spans  # batches, the place of the first item in each, and how many there are
+        self._spans = spans  # batches, the place of the first item in each, and the number of items
 
     def __len__(self) -> int:
         return sum(count for _, _, count in self._spans)
 
     def done(self) -> bool:
-        """Whether all of them are."""
+        """Whether all items are done."""
         return all(batch.done for batch, _, _ in self._spans)
 
     async def outcomes(self) -> list[ResultT | DLedgerError]:
-        """Where each is, or why it is not stored, in the order in which they were given."""
+        """Each item's place or error, in the order in which they were added."""
         found: list[ResultT | DLedgerError] = []
         for batch, place, count in self._spans:
             await wait_for_batch(batch)
@@ -61,7 +61,7 @@ class AsyncSentMany(Generic[ResultT]):
         return found
 
     async def results(self) -> list[ResultT]:
-        """Where each is; raises the first error among them."""
+        """Each item's place; raises the first error among them."""
         found: list[ResultT] = []
         for outcome in await self.outcomes():
             if isinstance(outcome, DLedgerError):

@@ -1,4 +1,4 @@
-"""What travels together, and what became of it."""
+"""A batch of items sent together, and its outcomes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
 UNNUMBERED: Final = -1
 ITEM_OVERHEAD_BYTES: Final = 64
-"""What an item costs besides its bytes while it waits: without it, any number of empty ones could wait."""
+"""What a waiting item costs besides its bytes: without it, the number of waiting empty items would be unbounded."""
 
 
 class AllStored(Generic[ResultT]):
-    """An answer that says of every item where it is. ``results`` may be made as they are asked for."""
+    """An answer that gives the place of every item. ``results`` may be built lazily."""
 
     __slots__ = ("results",)
 
@@ -37,27 +37,27 @@ class AllStored(Generic[ResultT]):
 
 
 Answer: TypeAlias = AllStored[ResultT] | Sequence[ResultT | DLedgerError] | DLedgerError
-"""To a request: everything is stored, or what became of each item, or what became of all."""
+"""The answer to a request: all stored, one outcome per item, or one error for the whole request."""
 
 
 @record(frozen=True, slots=True)
 class WindowRules(Generic[ItemT, ResultT]):
-    """What the window must know of a protocol."""
+    """The parts of a protocol that the window needs."""
 
     is_retried: Callable[[DLedgerError], bool]
-    """Whether sending again, perhaps elsewhere, may help and cannot store anything twice."""
+    """Whether sending again, perhaps to another server, may help and cannot store anything twice."""
     bad_answer: Callable[[str], DLedgerError]
-    """The error for an answer that makes no sense."""
+    """The error for a malformed answer."""
     is_final: Callable[[DLedgerError], bool] = lambda _error: False
-    """Whether an error that leaves the outcome unknown would only come again."""
+    """Whether an error with an unknown outcome would only recur."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
-    """The error for what may or may not be stored."""
+    """The error for an item that may or may not be stored."""
     queue_of: Callable[[ItemT, ResultT | None], object] | None = None
-    """Where order counts of items without numbers, as sent or as stored; None: everywhere at once."""
+    """Within which queue the order of unnumbered items matters, as sent or as stored; None: within the whole window."""
 
 
 class OutgoingBatch(Generic[ItemT, ResultT]):
-    """Items that travel together. Whoever drives the window may read it without a lock once ``done`` is true."""
+    """Items sent together. The driver's callers may read it without a lock once ``done`` is true."""
 
     __slots__ = (
         "callbacks",
@@ -85,48 +85,48 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
 
     def __init__(self, number: int, linger_until_ms: float, give_up_at_ms: float, timeout_ms: float) -> None:
         self.number = number
-        """Its place in the order in which batches were begun."""
+        """Its place in the order in which batches were opened."""
         self.linger_until_ms = linger_until_ms
         self.give_up_at_ms = give_up_at_ms
         self.timeout_ms = timeout_ms
         self.payloads: list[bytes] = []
-        """What is sent of each item; gone once the batch is done."""
+        """The items' bytes; emptied when the batch is done."""
         self.items: list[ItemT] = []
-        """What its results need of each item, where they need anything."""
+        """Data that the results need about each item, if any."""
         self.is_whole = False
-        """Whether it goes in one request or not at all."""
+        """Whether it is sent in one request or not at all."""
         self.size = 0
-        """Bytes that it counts for while it waits."""
+        """The bytes it counts for while it waits."""
         self.left: Sequence[int] = ()
-        """Places of the items that are still to be sent."""
+        """Places of the items still to be sent."""
         self.part_max = 0
-        """So many of them are sent at a time, to find the one that is refused; 0: all."""
+        """How many of them to send at a time, to isolate the one that is refused; 0: all."""
         self.sent: Sequence[int] = ()
-        """Places of the items that are under way."""
+        """Places of the items in flight."""
         self.outcomes: Sequence[ResultT | DLedgerError | None] = ()
         self.error: DLedgerError | None = None
         """Why it is sent again."""
         self.sent_at_ms = 0.0
         self.was_first = False
-        """Whether nothing was under way when it was sent last."""
+        """Whether nothing else was in flight when it was last sent."""
         self.producer = ""
-        """Who numbers the items; empty: nobody."""
+        """The producer whose numbers the items carry; empty: unnumbered."""
         self.sequence = UNNUMBERED
         """The number of the first item in ``left``."""
         self.doubtful = False
         """Whether an attempt may have been stored."""
         self.lost = False
-        """Whether nobody knows if a part of it was stored, and the rest was never sent under its numbers."""
+        """Whether part of it may or may not be stored while the rest was never sent under its numbers."""
         self.done = False
         self.callbacks: list[Callable[[], object]] = []
-        """What to call once it is done: see ``when_done``."""
+        """Called once it is done: see ``when_done``."""
 
     def complete(self) -> None:
-        """Nothing is added to it any more."""
+        """Close it to further items."""
         self.left = range(len(self.payloads))
 
     def forget(self) -> None:
-        """No attempt so far was stored, nor will one be: it may get other numbers."""
+        """Drop its numbers: no attempt so far was stored or will be."""
         self.producer, self.sequence, self.doubtful, self.lost = "", UNNUMBERED, False, False
         if self.outcomes:
             outcomes = list(self.outcomes)
@@ -134,10 +134,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
                 outcomes[place] = None
             self.outcomes = outcomes
 
-    # --- what became of an attempt ----------------------------------------------------------------------------------
+    # --- the outcome of an attempt ----------------------------------------------------------------------------------
 
     def begin(self, now_ms: float, *, is_first: bool) -> None:
-        """It is about to be sent: as much of it as goes into one request."""
+        """Start an attempt with as many items as go into one request."""
         self.sent = self.left[: self.part_max] if self.part_max else self.left
         self.sent_at_ms = now_ms
         self.was_first = is_first
@@ -145,10 +145,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
     def take(
         self, answer: Answer[ResultT], rules: WindowRules[ItemT, ResultT], *, repeats: bool, given: bool
     ) -> DLedgerError | None:
-        """Note an answer; returns the gravest failure in it. ``left`` is then what to send again.
+        """Record an answer; returns its gravest failure. ``left`` then holds what to send again.
 
-        ``repeats``: also what may be stored is sent again, without numbers. ``given``: the numbers are the
-        application's, so nothing may go without what was before it.
+        ``repeats``: unnumbered items that may be stored are also sent again. ``given``: the application assigned the
+        numbers, so no item may be sent without those before it.
         """
         sent, self.sent = self.sent, ()
         if isinstance(answer, AllStored):
@@ -169,7 +169,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
             trouble, left = self._take_numbered(outcomes, sent, results, rules, given=given)
         else:
             trouble, left = self._take_unnumbered(outcomes, sent, results, rules, repeats=repeats)
-        if not left:  # it is known what becomes of that part
+        if not left:  # the outcome of every item sent is known
             self.part_max = 0
             self.lost = bool(unsent) and self.doubtful
         self.left = [*left, *unsent]
@@ -179,7 +179,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         return list(self.outcomes) or [None] * len(self.payloads)
 
     def _may_be_parted(self, sent: Sequence[int], refusal: InvalidRequestError, *, given: bool) -> bool:
-        """Whether one item may be to blame for the refusal of all that were sent together."""
+        """Whether a single item may have caused the refusal of the whole request."""
         return len(sent) > 1 and refusal.outcome == "not_applied" and not (self.is_whole or self.doubtful or given)
 
     def _note_all_stored(self, sent: Sequence[int], results: Sequence[ResultT]) -> None:
@@ -204,7 +204,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         repeats: bool,
     ) -> tuple[DLedgerError | None, Sequence[int]]:
         trouble: DLedgerError | None = None
-        overtaken: set[object] = set()  # queues in which something later is stored
+        overtaken: set[object] = set()  # queues in which a later item is stored
         again: list[int] = []
         for place, result in zip(reversed(sent), reversed(results), strict=True):
             if not isinstance(result, DLedgerError):
@@ -214,7 +214,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
                 continue
             if trouble is None or (result.outcome == "unknown" != trouble.outcome):
                 trouble = result
-            if not is_unknown(outcomes[place]):  # a later refusal does not make an earlier attempt undone
+            if not is_unknown(outcomes[place]):  # a later refusal does not undo an earlier attempt
                 outcomes[place] = result
             may_repeat = rules.is_retried(result) or (repeats and result.outcome == "unknown")
             if may_repeat and not (rules.queue_of and rules.queue_of(self.items[place], None) in overtaken):
@@ -230,7 +230,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         *,
         given: bool,
     ) -> tuple[DLedgerError | None, Sequence[int]]:
-        """What is stored are the first ones; what is left goes on with the numbers behind them."""
+        """The stored items are a prefix; the remaining ones continue with the next numbers."""
         stored = next((at for at, result in enumerate(results) if isinstance(result, DLedgerError)), len(results))
         for place, result in zip(sent[:stored], results, strict=False):
             outcomes[place] = result
@@ -241,20 +241,20 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
             for place, result in zip(sent[stored:], results[stored:], strict=True)
         ]
         for place, failure in rest:
-            if not is_unknown(outcomes[place]):  # a later refusal does not make an earlier attempt undone
+            if not is_unknown(outcomes[place]):  # a later refusal does not undo an earlier attempt
                 outcomes[place] = failure
         was_doubtful = self.doubtful
         self.doubtful = was_doubtful or any(failure.outcome == "unknown" for _, failure in rest)
         left = [place for place, failure in rest if is_sent_again(failure, rules, doubtful=was_doubtful, given=given)]
         if len(left) < len(rest) and (given or self.doubtful):
-            # They cannot go without those that are refused: their numbers may be taken, or are the application's.
+            # They cannot be sent without the refused ones: their numbers may be taken, or belong to the application.
             left = _front(outcomes, left, rest) if given and not self.doubtful else []
         return max((failure for _, failure in rest), key=_gravity, default=None), left
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: DLedgerError) -> None:
-        """Nothing more is tried: what is left fails with ``error``, or with why nobody knows what became of it."""
+        """Stop trying: the items left fail with ``error``, except those whose outcome is already unknown."""
         outcomes = self._own_outcomes()
         for place in self.left:
             if not is_unknown(outcomes[place]):
@@ -262,9 +262,10 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         self.outcomes, self.left = outcomes, ()
 
     def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: str) -> None:
-        """The time is over: what may be stored, or is under way, is unknown; the rest certainly is not stored.
+        """The deadline has passed: items in flight or possibly stored become unknown; the others are certainly not
+        stored.
 
-        ``waited_for``: why nothing of it was sent, if nothing has failed.
+        ``waited_for``: why nothing was sent, if there was no failure.
         """
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
@@ -279,7 +280,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         self.outcomes, self.left = outcomes, ()
 
     def take_late(self, answer: Answer[ResultT]) -> bool:
-        """Note the answer to an attempt that nobody waits for any more; gives whether all of it is stored."""
+        """Record the answer to an attempt that has already expired; returns whether all of it is stored."""
         sent, self.sent = self.sent, ()
         results: Sequence[object] = (
             answer.results
@@ -288,7 +289,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
             if isinstance(answer, DLedgerError)
             else answer
         )
-        if len(results) != len(sent):  # nonsense
+        if len(results) != len(sent):  # malformed
             self.doubtful = True
             return False
         failures = [(at, one) for at, one in enumerate(results) if isinstance(one, DLedgerError)]
@@ -298,9 +299,9 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         return not failures
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the batch is done: on a thread of the driver's, or here and now. It must not block."""
-        # list.append is atomic, and the driver reads the list only after it has set ``done``: either it still finds
-        # this callback, or we see ``done`` and take it back (whoever removes it calls it).
+        """Call it once the batch is done, on a thread of the driver, or immediately if it is. It must not block."""
+        # list.append is atomic, and the driver reads the list only after it has set ``done``: either it finds this
+        # callback, or we see ``done`` and take it back (the thread that removes it calls it).
         self.callbacks.append(callback)
         if not self.done:
             return
@@ -311,7 +312,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         call(callback)
 
     def announce(self) -> None:
-        """Tell whoever waits; the driver calls it once, without its lock, when the batch is done."""
+        """Run the callbacks; the driver calls this once, without its lock, when the batch is done."""
         while self.callbacks:
             try:
                 callback = self.callbacks.pop(0)
@@ -321,21 +322,21 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
 
     @property
     def failed(self) -> int:
-        """How many of its items have failed."""
+        """How many of its items failed."""
         outcomes = self.outcomes
         return sum(isinstance(one, DLedgerError) for one in outcomes) if isinstance(outcomes, list) else 0
 
 
 def call(callback: Callable[[], object]) -> None:
-    """Call what the application has given. What it raises is logged: others wait to be told, too."""
+    """Run an application callback and log what it raises, because other callbacks still have to run."""
     try:
         callback()
-    except Exception:  # noqa: BLE001  # whatever it is, it is not ours
+    except Exception:  # noqa: BLE001  # it is the application's error, not ours
         _log.exception("a callback raised an exception")
 
 
 def partly_added(error: DLedgerError, added: int) -> DLedgerError:
-    """Why not all of what was given together was taken, of which ``added`` items were: they may be stored."""
+    """The error for a call that queued only the first ``added`` of its items, which may be stored."""
     if added:
         error.outcome = "unknown"
         error.add_note(f"the first {added} were accepted and may be stored; the error concerns the ones after them")
@@ -343,7 +344,7 @@ def partly_added(error: DLedgerError, added: int) -> DLedgerError:
 
 
 def _bad_answer(rules: WindowRules[ItemT, ResultT], why: str) -> DLedgerError:
-    """The error for an answer that makes no sense: whoever gives such a one may have stored anything."""
+    """The error for a malformed answer: a server that sends one may have stored anything."""
     error = rules.bad_answer(why)
     error.outcome = "unknown"
     return error
@@ -357,9 +358,9 @@ def is_unknown(outcome: object) -> bool:
 def is_sent_again(error: DLedgerError, rules: WindowRules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
     """Whether to send a numbered item again; ``doubtful``: an earlier attempt may have been stored."""
     if isinstance(error, UnknownProducerError):
-        return not doubtful  # nobody can tell any more
+        return not doubtful  # the producer's history that could decide is gone
     if given and isinstance(error, TooManyProducersError):
-        return False  # it cannot go without its number
+        return False  # it cannot be sent without its number
     if rules.is_final(error):
         return False
     sequence = isinstance(error, OutOfOrderSequenceError | TooManyProducersError)
@@ -367,7 +368,7 @@ def is_sent_again(error: DLedgerError, rules: WindowRules[ItemT, ResultT], *, do
 
 
 def _gravity(error: DLedgerError) -> int:
-    """What concerns the stream weighs more than what concerns an item, and that more than its consequences."""
+    """Rank an error: a failure of the stream outweighs an item's, which outweighs a consequence of another item's."""
     if error.outcome == "unknown":
         return 3
     if isinstance(error, OutOfOrderSequenceError):
@@ -378,7 +379,7 @@ def _gravity(error: DLedgerError) -> int:
 def _front(
     outcomes: list[ResultT | DLedgerError | None], left: Sequence[int], rest: Sequence[tuple[int, DLedgerError]]
 ) -> list[int]:
-    """What can still be sent: the items before the first one that is refused; those behind it fail with it."""
+    """The items that can still be sent: those before the first refused one; the ones after it fail with it."""
     refused, why = next((place, failure) for place, failure in rest if place not in left)
     for place in left:
         if place > refused:

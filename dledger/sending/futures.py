@@ -1,4 +1,4 @@
-"""What became of what was sent, for whoever sent it: results that cost next to nothing until somebody asks."""
+"""Results of sent items, which cost next to nothing until they are read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
     batch.when_done(waiting.release)
     patience_s = -1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
     if not waiting.acquire(timeout=patience_s) and not batch.done:
-        with suppress(ValueError):  # told just now
-            batch.callbacks.remove(waiting.release)  # whoever asks again and again leaves nothing behind
+        with suppress(ValueError):  # announced just now
+            batch.callbacks.remove(waiting.release)  # repeated waits leave nothing behind
         raise TimeoutError(f"no outcome after {timeout_s} s")
 
 
 def wait_for_batch(batch: AnyBatch[Any]) -> None:
-    """Return when the batch is done; it has a deadline."""
+    """Return when the batch is done (it has a deadline)."""
     wait_for(batch, None)
 
 
@@ -49,9 +49,10 @@ class SentItem(Generic[ResultT]):
         return self._batch.done
 
     def result(self, timeout: float | None = None) -> ResultT:
-        """Where it is; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
+        """Where the item is stored; raises its error, or ``TimeoutError`` if there is no outcome within ``timeout``
+        seconds.
 
-        Without ``timeout`` it ends all the same: everything that is sent has a deadline.
+        It ends even without ``timeout``: every item has a deadline.
         """
         batch = self._batch
         if not batch.done:
@@ -64,7 +65,7 @@ class SentItem(Generic[ResultT]):
         return outcome
 
     def exception(self, timeout: float | None = None) -> DLedgerError | None:
-        """Its error, or None; waits as ``result`` does."""
+        """The item's error, or None; waits like ``result``."""
         batch = self._batch
         if not batch.done:
             wait_for(batch, timeout)
@@ -72,26 +73,26 @@ class SentItem(Generic[ResultT]):
         return outcome if isinstance(outcome, DLedgerError) else None
 
     def add_done_callback(self: SelfT, callback: Callable[[SelfT], object]) -> None:
-        """Call ``callback(self)`` when it is done, on the client's thread (or here and now).
+        """Call ``callback(self)`` when the item is done, on the client's thread (or immediately if it is done).
 
-        It must not block; it may add more, and close what it was added to. What it raises is logged.
+        It must not block; it may add more items, and close the sender. Exceptions are logged.
         """
         self._batch.when_done(lambda: callback(self))
 
 
 class SentMany(Generic[ResultT]):
-    """The results of many items that were given together: one thing to wait for, an answer for each on request."""
+    """The results of many items added together: one wait, one outcome per item on request."""
 
     __slots__ = ("_spans",)
 
     def __init__(self, spans: list[tuple[AnyBatch[ResultT], int, int]]) -> None:
-        self._spans = spans  # batches, the place of the first item in each, and how many there are
+        self._spans = spans  # batches, the place of the first item in each, and the number of items
 
     def __len__(self) -> int:
         return sum(count for _, _, count in self._spans)
 
     def done(self) -> bool:
-        """Whether all of them are."""
+        """Whether all items are done."""
         return all(batch.done for batch, _, _ in self._spans)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -101,21 +102,21 @@ class SentMany(Generic[ResultT]):
             wait_for(batch, None if until is None else until - time.monotonic())
 
     def outcomes(self, timeout: float | None = None) -> Iterator[ResultT | DLedgerError]:
-        """Where each is, or why it is not stored, in the order in which they were given; waits as ``wait`` does."""
+        """Each item's place or error, in the order in which they were added; waits like ``wait``."""
         self.wait(timeout)
         for batch, place, count in self._spans:
             for outcome in batch.outcomes[place : place + count]:
                 yield outcome if outcome is not None else NO_OUTCOME
 
     def exception(self, timeout: float | None = None) -> DLedgerError | None:
-        """The first error among them, or None; waits as ``wait`` does."""
+        """The first error among them, or None; waits like ``wait``."""
         self.wait(timeout)
         if not any(batch.failed for batch, _, _ in self._spans):
             return None
         return next((one for one in self.outcomes() if isinstance(one, DLedgerError)), None)
 
     def results(self, timeout: float | None = None) -> list[ResultT]:
-        """Where each is; raises the first error among them. Waits as ``wait`` does."""
+        """Each item's place; raises the first error among them. Waits like ``wait``."""
         if (error := self.exception(timeout)) is not None:
             raise error
         return [one for one in self.outcomes() if not isinstance(one, DLedgerError)]

@@ -1,24 +1,25 @@
-"""Under which name batches are sent, and how their items are numbered.
+"""The producer name under which batches are sent, and the numbers of their items.
 
-A server stores a numbered batch only if it follows its producer's last one, and knows one that it has stored already.
-So a batch whose outcome is unknown (it is *doubtful*) can be sent again under the numbers that it had: these are
-fixed as long as any attempt at it may have been stored. All others may get other numbers: each attempt at them was
+A server stores a numbered batch only if it directly follows its producer's last one, and recognizes one that it has
+already stored. So a batch whose outcome is unknown (it is *doubtful*) can be sent again under the same numbers, which
+stay fixed while any attempt may have been stored. Every other batch may be renumbered, because each attempt at it was
 refused.
 
-What happens after a failure (``regroup``, when nothing is under way and all that is unfinished waits in order):
+After a failure (``regroup``, when nothing is in flight and all unfinished batches wait in order):
 
-1. Nothing is doubtful: numbering goes on behind what is surely stored. An item that was refused leaves no hole.
-2. Something is doubtful, and what waits continues what is stored: the numbers stay.
-3. A batch was refused for good or given up before it was sent, and one behind it is doubtful: the latter cannot have
-   been stored, nor ever be, because its numbers are never reached. From there on all is sent under a new name.
-4. A doubtful batch was given up: whether its numbers are taken is not known. What is doubtful, too, keeps its name
-   and numbers (it is stored if the lost one is, else given up as well); all else is sent under a new name, which no
-   hole blocks.
-5. The server does not know what goes before the first batch (it has forgotten the producer): a new name.
-6. The server cannot remember one more producer: nothing is numbered for a while. Nothing is sent twice then, either,
-   but what is unknown stays unknown.
+1. No batch is doubtful: numbering continues after the last item known to be stored. A refused item leaves no gap.
+2. A batch is doubtful, and the waiting ones continue what is stored: the numbers stay.
+3. A batch was refused for good or given up before it was sent, and a later one is doubtful: the later one cannot have
+   been stored and never will be, because its numbers are never reached. Everything from there on is sent under a new
+   name.
+4. A doubtful batch was given up, so its numbers may or may not be taken. Other doubtful batches keep their name and
+   numbers (they are stored if the lost one is, and given up otherwise); the rest is sent under a new name, which no gap
+   blocks.
+5. The server does not know what precedes the first batch (it has forgotten the producer): a new name.
+6. The server cannot track another producer: nothing is numbered for a while. Nothing is sent twice during that time,
+   but an unknown outcome stays unknown.
 
-Names and numbers that the application gives are never replaced: after an item that failed, those behind it fail.
+Names and numbers given by the application are never replaced: after a failed item, the ones behind it fail.
 """
 
 from __future__ import annotations
@@ -38,40 +39,42 @@ from dledger.errors import (
 from dledger.sending.batch import OutgoingBatch
 
 UNNUMBERED_MS: Final = 60_000.0
-"""How long nothing is numbered after a server had no room for one more producer."""
-AnyBatch = OutgoingBatch[Any, Any]  # Any: numbers do not depend on what is numbered
+"""How long nothing is numbered after a server had no room for another producer."""
+AnyBatch = OutgoingBatch[Any, Any]  # Any: numbering does not depend on the item type
 
 
 def new_producer_name() -> str:
-    """A producer's name that nobody else has."""
+    """A unique producer name."""
     return made_up_name(secrets.token_bytes(MADE_UP_BYTES))
 
 
 class ProducerNumbering:
-    """Of one window. ``given_name``: the application's own, which has been checked; then it gives the numbers, too."""
+    """One window's numbering. ``given_name``: the application's validated producer name; it then numbers items
+    itself.
+    """
 
     def __init__(self, given_name: str = "", *, make_name: Callable[[], str] = new_producer_name) -> None:
         self.are_given: Final = bool(given_name)
         self._make_name = make_name
         self._name = given_name or make_name()  # empty: nothing is numbered
-        self._next = 0  # of the next batch without numbers
-        self._stored = 0  # the producer's numbers below are stored for sure
+        self._next = 0  # the first number of the next batch to be numbered
+        self._stored = 0  # every number of the producer below this one is known to be stored
         self._lost = False  # a doubtful batch was given up
-        self._broken: DLedgerError | None = None  # given numbers: what became of one of the items
-        self._following: int | None = None  # given numbers: that of the next item; None: any
+        self._broken: DLedgerError | None = None  # numbers from the application: the failure of an item
+        self._following: int | None = None  # numbers from the application: the next one expected; None: any
         self._unnumbered_until_ms = 0.0
 
     @property
     def are_off(self) -> bool:
-        """Whether nothing is numbered at present."""
+        """Whether nothing is being numbered at present."""
         return not self._name
 
     # --- numbering --------------------------------------------------------------------------------------------------
 
     def check(self, sequence: int | None) -> None:
-        """An item is to be added to which the application has given this number, or none.
+        """Validate the number, or its absence, of an item about to be added.
 
-        Raises ``InvalidRequestError`` and, for a number that does not follow, ``OutOfOrderSequenceError``.
+        Raises ``InvalidRequestError`` and, for a number out of order, ``OutOfOrderSequenceError``.
         """
         if not self.are_given:
             if sequence is not None:
@@ -87,16 +90,16 @@ class ProducerNumbering:
             )
 
     def follow(self, sequence: int) -> None:
-        """The number of the next item, now that those before it are added."""
+        """Set the number expected of the next item."""
         self._following = sequence
 
     def begin(self, batch: AnyBatch, sequence: int | None) -> None:
-        """The batch's first item has the number that the application has given it, if it does."""
+        """Give the batch the number that the application assigned to its first item, if any."""
         if sequence is not None:
             batch.producer, batch.sequence = self._name, sequence
 
     def assign(self, batch: AnyBatch, now_ms: float) -> None:
-        """The batch is about to be sent: number its items unless they are."""
+        """Number the items of a batch about to be sent, unless they are numbered."""
         if batch.producer or self.are_given:
             return
         if not self._name and now_ms >= self._unnumbered_until_ms:
@@ -105,24 +108,24 @@ class ProducerNumbering:
             batch.producer, batch.sequence = self._name, self._next
             self._next += len(batch.left)
 
-    # --- what became of them ----------------------------------------------------------------------------------------
+    # --- outcomes ---------------------------------------------------------------------------------------------------
 
     def stored(self, batch: AnyBatch) -> None:
-        """Items of the batch are stored, and so are all before them; its ``sequence`` is behind them now."""
+        """Items of the batch, and so all before them, are stored; its ``sequence`` has moved past them."""
         if batch.producer == self._name:
             self._stored = max(self._stored, batch.sequence)
 
     def failed(self, batch: AnyBatch) -> None:
-        """Nothing more is tried with the batch, and some of it is not stored for sure."""
+        """The batch is given up, and at least one of its items failed."""
         if self.are_given:
             self._broken = self._broken or next(one for one in batch.outcomes if isinstance(one, DLedgerError))
         elif batch.doubtful and batch.producer == self._name:
             self._lost = True
 
     def is_orphan(self, batch: AnyBatch, refusal: DLedgerError) -> bool:
-        """Whether the batch, which is doubtful, was refused because of one before it that nobody sends any more.
+        """Whether a doubtful batch was refused because of an earlier one that is no longer sent.
 
-        Only a late copy of that one could help; what waits behind must not wait for it.
+        Only a late copy of that one could help; the batches behind must not wait for it.
         """
         if self.are_given or not (batch.doubtful and batch.was_first):
             return False
@@ -132,7 +135,7 @@ class ProducerNumbering:
     # --- after a failure --------------------------------------------------------------------------------------------
 
     def is_broken(self, waiting: Sequence[AnyBatch]) -> bool:
-        """Whether the items that wait cannot be stored any more, because one before them was not."""
+        """Whether the waiting items can no longer be stored because an earlier one was not."""
         if not self.are_given:
             return False
         if self._broken is None and waiting and is_misplaced(waiting[0]):
@@ -140,14 +143,14 @@ class ProducerNumbering:
         return self._broken is not None
 
     def mend(self) -> DLedgerError:
-        """Begin anew with whatever number comes next; gives what all that waits fails with."""
+        """Accept any number next; returns the error with which all waiting items fail."""
         why, self._broken, self._following = self._broken, None, None
         return OutOfOrderSequenceError(
             f"an earlier item was not stored ({why}): call next_sequence({self._name!r}) and continue from there"
         )
 
     def regroup(self, waiting: Sequence[AnyBatch], now_ms: float) -> None:
-        """Nothing is under way, and all that is unfinished waits in this order: make the numbers fit again."""
+        """Renumber the unfinished batches, given in order, while nothing is in flight."""
         if self.are_given or not self._name:
             return
         head = waiting[0] if waiting else None
@@ -165,7 +168,7 @@ class ProducerNumbering:
             _clear(waiting)
 
     def _keep(self, waiting: Sequence[AnyBatch]) -> None:
-        """Leave what continues what is stored as it is, and send the rest under a new name."""
+        """Keep the batches that continue what is stored, and send the rest under a new name."""
         name, expected = self._name, self._stored
         for place, batch in enumerate(waiting):
             if batch.producer != name:
@@ -176,7 +179,7 @@ class ProducerNumbering:
                         later.forget()
                 self._take_new_name()
                 return
-            # Below what is expected: something behind it is stored, so an attempt that nobody knew of was stored, too.
+            # Below the expected number: something after it is stored, so an unknown attempt was stored, too.
             expected = max(expected, batch.sequence + len(batch.left))
         self._next = expected
 
@@ -187,17 +190,17 @@ class ProducerNumbering:
 
 
 def is_misplaced(head: AnyBatch) -> bool:
-    """Whether the server says that the numbers do not follow what it knows of the producer, and nothing else could.
+    """Whether the server reports that the numbers do not follow what it knows of the producer, with no other cause.
 
-    A doubtful batch may be told so by a server that does not know yet that it leads no more. One that was sent behind
-    another may be told so because of that one.
+    A doubtful batch may be refused this way by a server that does not know yet that it lost leadership. One sent behind
+    another may be refused because of that one.
     """
     lost = isinstance(head.error, OutOfOrderSequenceError | UnknownProducerError)
     return lost and head.was_first and not head.doubtful
 
 
 def _clear(waiting: Sequence[AnyBatch]) -> None:
-    """Take the numbers from all batches that are not doubtful."""
+    """Remove the numbers from all batches that are not doubtful."""
     for batch in waiting:
         if not batch.doubtful:
             batch.forget()

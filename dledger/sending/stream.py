@@ -1,56 +1,105 @@
-"""One stream of requests to one server: they go out in order, and each gets its answer, or why it has none.
+"""A stream of requests to one server, in order; each request gets an answer, or the reason why there is none.
 
-A stream costs a third of a unary call, and tells what a unary call cannot: nothing is handed to gRPC before the server
-has said that the stream is established, so a failure before that is certainly ``not_applied``; what was handed over is
+A stream costs a third of a unary call per request, and knows more: no request is passed to gRPC before the server has
+accepted the stream, so a failure before that is certainly ``not_applied``; a request that was passed to gRPC is
 unknown.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any, Final, Generic
 
 import grpc
 
-from dledger.errors import DLedgerError, InvalidRequestError, RequestTimeoutError, UnavailableError
+from dledger.errors import (
+    DLedgerError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    UnavailableError,
+)
 from dledger.records import record
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 LAST_WORD_S: Final = 1.0
-"""How long gRPC has to say why a call is over. Rarely it never does: its wait for the metadata of a call that ended has
-no end then."""
+"""How long gRPC has to report the end of a call. In rare cases it never does: its wait for the metadata of an ended
+call then never returns.
+"""
+
+
+@record(frozen=True, slots=True)
+class Request(Generic[ItemT, ResultT]):
+    """A request without an answer yet."""
+
+    batch: OutgoingBatch[ItemT, ResultT]
+    size: int
 
 
 @record(frozen=True, slots=True)
 class Wire(Generic[ItemT, ResultT]):
-    """A protocol's words."""
+    """A protocol's encoding."""
 
     encode: Callable[[OutgoingBatch[ItemT, ResultT], int], bytes]
-    """What is ``sent`` of a batch, as the request with that number."""
+    """Encodes the ``sent`` items of a batch as the request with that number."""
     decode: Callable[[bytes, str], tuple[int, Answer[ResultT]]]
-    """The number of a request, and the answer of the server at that address. Raises ``DLedgerError`` for garbage."""
+    """Decodes an answer of the server at that address into the request's number and its answer. Raises
+    ``DLedgerError`` if it is malformed.
+    """
     failure_of: Callable[[grpc.RpcError, str, bool], DLedgerError]
-    """Why the stream to an address broke; whether something was sent on it."""
+    """Why the stream to an address broke; the flag says whether anything was sent on it."""
     bad_answer: Callable[[str], DLedgerError]
-    """The error for what is no answer to anything that was asked."""
+    """The error for an answer that matches no request."""
+    too_large: Callable[[str], DLedgerError]
+    """The error for a request that the server does not accept for its size."""
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     concerns_all: Callable[[DLedgerError], bool] = lambda _error: False
-    """Whether a failure of the stream says itself what became of the requests on it."""
+    """Whether a failure of the stream itself determines the outcome of the requests on it."""
     server_memory: Callable[[Any], str] = lambda _metadata: ""
-    """What the server says of its memory when it establishes a stream: see ``Window.connected``."""
+    """Identifies the server's memory, from its metadata on accepting the stream: see ``Window.connected``."""
+    request_bytes_max: Callable[[Any], int | None] = lambda _metadata: None
+    """The server's limit of a request's bytes, from the same metadata: a larger one would end the stream, with all
+    requests on it.
+    """
 
-    def encoded(self, batch: OutgoingBatch[ItemT, ResultT], number: int) -> bytes | DLedgerError:
-        """The request, or why there can be none: an item in it is not what it should be."""
+    def encoded(
+        self, batch: OutgoingBatch[ItemT, ResultT], number: int, address: str, bytes_max: int | None
+    ) -> bytes | DLedgerError:
+        """The request, or the error for an invalid item or a request that is too large."""
         try:
-            return self.encode(batch, number)
+            request = self.encode(batch, number)
         except Exception as error:  # noqa: BLE001  # whatever it is, it concerns no other request
             return InvalidRequestError(f"cannot send it: {error}")
+        if bytes_max is not None and len(request) > bytes_max:
+            return self.too_large(f"the request has {len(request)} bytes, and {address} takes at most {bytes_max}")
+        return request
 
-    def outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
-        """What became of a request whose stream has failed; whether gRPC had it."""
+    def outcomes_of(
+        self, failure: DLedgerError, address: str, pending: Mapping[int, Request[ItemT, ResultT]], handed: int
+    ) -> list[tuple[OutgoingBatch[ItemT, ResultT], DLedgerError]]:
+        """The outcomes of the pending requests of a failed stream; gRPC had them up to number ``handed``."""
+        if isinstance(failure, RequestTooLargeError):
+            sizes = {number: request.size for number, request in pending.items() if number <= handed}
+            # The request that the server refused is pending. So is the largest one, which is that one or came after it.
+            largest = max(sizes, key=lambda number: sizes[number], default=handed + 1)
+            failure.outcome, handed = "not_applied", largest - 1
+        else:
+            largest = 0
+        return [
+            (
+                request.batch,
+                self.too_large(str(failure))
+                if number == largest
+                else self._outcome_of(failure, address, number <= handed),
+            )
+            for number, request in pending.items()
+        ]
+
+    def _outcome_of(self, failure: DLedgerError, address: str, was_handed: bool) -> DLedgerError:
+        """The outcome of one request; ``was_handed``: the server may have seen it."""
         if failure.outcome == "unknown" or self.concerns_all(failure):
             return failure
         if not was_handed:
@@ -61,11 +110,11 @@ class Wire(Generic[ItemT, ResultT]):
 
 
 class Stream(Generic[ItemT, ResultT]):
-    """To be opened before anything is submitted.
+    """``open`` it before submitting.
 
-    ``on_answer`` is called once for each batch that was submitted, and ``on_end`` after the last of them: on the
-    stream's thread, or by ``close`` where that thread still waits for gRPC's last word. What ``on_answer`` gives is
-    called without a lock: it may run the application's code, which may call whatever it likes.
+    ``on_answer`` is called once for each submitted batch, and ``on_end`` after the last of them: on the stream's
+    thread, or by ``close`` while that thread still waits for gRPC to end the call. The callable returned by
+    ``on_answer`` is called without a lock: it may run application code, which may call anything.
     """
 
     def __init__(
@@ -80,18 +129,19 @@ class Stream(Generic[ItemT, ResultT]):
     ) -> None:
         self.address = address
         self.server_memory = ""
+        self.request_bytes_max: int | None = None
         self._wire = wire
         self._on_answer = on_answer
         self._on_end = on_end
         self._lock = threading.Lock()  # guards the fields below
-        self._pending: dict[int, OutgoingBatch[ItemT, ResultT]] = {}
+        self._pending: dict[int, Request[ItemT, ResultT]] = {}
         self._next_number = 0
-        self._handed = 0  # the number of the last request that gRPC has
+        self._handed = 0  # the last request passed to gRPC
         self._broken: DLedgerError | None = None
         self._closed_because = ""
-        self._telling = threading.Lock()  # held while outcomes are noted, so that the end comes last
+        self._telling = threading.Lock()  # held while outcomes are recorded, so that the end comes last
         self._has_ended = False
-        self._established = threading.Event()  # or it failed
+        self._established = threading.Event()  # or failed
         self._requests: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._call = open_call(self._outgoing())
         self._thread = threading.Thread(target=self._read, name=f"dledger-send-{address}", daemon=True)
@@ -109,21 +159,21 @@ class Stream(Generic[ItemT, ResultT]):
         return self._broken
 
     def submit(self, batch: OutgoingBatch[ItemT, ResultT]) -> DLedgerError | None:
-        """Send what is ``sent`` of a batch; gives why it was not sent (not applied), if it was not."""
+        """Send the ``sent`` items of a batch; returns why they were not sent (not applied), if they were not."""
         with self._lock:
             if self._broken is not None:
                 return UnavailableError(f"the stream to {self.address} is closed: {self._broken}")
             number = self._next_number + 1
-            request = self._wire.encoded(batch, number)
+            request = self._wire.encoded(batch, number, self.address, self.request_bytes_max)
             if isinstance(request, DLedgerError):
                 return request
             self._next_number = number
-            self._pending[number] = batch
+            self._pending[number] = Request(batch, len(request))
             self._requests.put((number, request))
             return None
 
     def close(self, why: str = "") -> None:
-        """End the stream; what still waits gets its outcome, and ``why``, before this returns."""
+        """End the stream; every pending batch gets its outcome, with ``why``, before this returns."""
         with self._lock:
             why = self._closed_because = self._closed_because or why
         self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
@@ -133,7 +183,7 @@ class Stream(Generic[ItemT, ResultT]):
         self._end(UnavailableError(why or f"the stream to {self.address} was closed"))
 
     def _why_refused(self, timeout_s: float) -> DLedgerError | None:
-        """Wait until the server has accepted the stream; gives why it did not."""
+        """Wait until the server has accepted the stream; returns the reason if it did not."""
         if not self._call.add_callback(self._established.set):
             self._established.set()  # it is over
         if not self._established.wait(min(timeout_s, threading.TIMEOUT_MAX)):
@@ -144,7 +194,7 @@ class Stream(Generic[ItemT, ResultT]):
         return self.broken or UnavailableError(f"{self.address} ended the stream")
 
     def _outgoing(self) -> Iterator[bytes]:
-        """On gRPC's thread."""
+        """Yield the requests, on gRPC's thread."""
         self._established.wait()
         while (item := self._requests.get()) is not None:
             number, request = item
@@ -157,17 +207,18 @@ class Stream(Generic[ItemT, ResultT]):
     def _read(self) -> None:
         failure: DLedgerError = UnavailableError(f"{self.address} ended the stream")
         try:
-            told = self._call.initial_metadata()  # waits for it, or for the end of the stream
+            told = self._call.initial_metadata()  # returns on acceptance, or when the stream ends
             if self._call.is_active():
                 self.server_memory = self._wire.server_memory(told)
+                self.request_bytes_max = self._wire.request_bytes_max(told)
                 self._established.set()
             for data in self._call:
                 self._take(data)
         except grpc.RpcError as error:
             with self._lock:
-                why = self._closed_because  # else gRPC's own words for what we did ourselves
+                why = self._closed_because  # otherwise gRPC's wording for what we did ourselves
             failure = UnavailableError(why) if why else self._wire.failure_of(error, self.address, False)
-        except DLedgerError as error:  # garbage
+        except DLedgerError as error:  # malformed
             failure, failure.outcome = error, "unknown"
         finally:
             self._end(failure)
@@ -176,14 +227,14 @@ class Stream(Generic[ItemT, ResultT]):
         number, answer = self._wire.decode(data, self.address)
         with self._telling:
             with self._lock:
-                batch = self._pending.pop(number, None)
-            if batch is None:
+                request = self._pending.pop(number, None)
+            if request is None:
                 raise self._wire.bad_answer(f"{self.address} answered request {number}, which is not pending")
-            tell = self._on_answer(self, batch, answer)
+            tell = self._on_answer(self, request.batch, answer)
         tell()
 
     def _end(self, failure: DLedgerError) -> None:
-        """Tell what became of everything that has no answer; once."""
+        """Report the outcome of every unanswered request; once."""
         with self._telling:
             if self._has_ended:
                 return
@@ -196,8 +247,8 @@ class Stream(Generic[ItemT, ResultT]):
             self._call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
             self._requests.put(None)
             news = [
-                self._on_answer(self, batch, self._wire.outcome_of(failure, self.address, number <= handed))
-                for number, batch in pending.items()
+                self._on_answer(self, batch, outcome)
+                for batch, outcome in self._wire.outcomes_of(failure, self.address, pending, handed)
             ]
             self._on_end(self)
         for tell in news:

@@ -1,4 +1,4 @@
-"""Carries a window with threads: whoever sends does it on their own thread, one more keeps the time and recovers."""
+"""Drives a window with threads: callers send on their own threads; one more thread handles timers and recovery."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 @record(frozen=True, slots=True)
 class Links(Generic[ItemT, ResultT]):
-    """What a sender needs of the client that it belongs to."""
+    """What a sender needs from its client."""
 
     connect: Callable[[float, OnAnswer[ItemT, ResultT], OnEnd[ItemT, ResultT]], Stream[ItemT, ResultT]]
-    """Find the leader and open a stream to it, for so many seconds. Raises ``DLedgerError``."""
+    """Find the leader and open a stream to it within so many seconds. Raises ``DLedgerError``."""
     find_leader: Callable[[], str | None]
-    """Ask everybody who leads; gives its address as far as it is known then."""
+    """Ask all servers who leads; returns the leader's address as known then."""
     note_failure: Callable[[str, DLedgerError], None]
-    """The server at an address failed."""
+    """Record that the server at an address failed."""
 
 
 def _now_ms() -> float:
@@ -42,7 +42,7 @@ def _now_ms() -> float:
 
 
 class Sender(Generic[ItemT, ResultT]):
-    """Use as a context manager: leaving it (or ``close``) waits for everything that was added. Thread-safe."""
+    """Use as a context manager: leaving it (or ``close``) waits for everything added. Thread-safe."""
 
     def __init__(self, links: Links[ItemT, ResultT], window: Window[ItemT, ResultT], name: str) -> None:
         self._links = links
@@ -50,11 +50,11 @@ class Sender(Generic[ItemT, ResultT]):
         self._name: Final = name
         self._lock = threading.Lock()  # guards the window and the fields below
         self._work = threading.Condition(self._lock)  # for the thread
-        self._room = threading.Condition(self._lock)  # for whoever waits until less is pending
-        self._wake_at_ms = 0.0  # when the thread goes on by itself
+        self._room = threading.Condition(self._lock)  # for callers waiting until less is pending
+        self._wake_at_ms = 0.0  # when the thread next acts by itself
         self._stream: Stream[ItemT, ResultT] | None = None
-        self._blamed: list[tuple[str, DLedgerError]] = []  # servers, to be told of without the lock
-        self._helpers: set[threading.Thread] = set()  # what takes a while has its own thread
+        self._blamed: list[tuple[str, DLedgerError]] = []  # failures of servers, to be noted without the lock
+        self._helpers: set[threading.Thread] = set()  # threads for slow work
         self._tellers: set[int] = set()  # threads that run the application's callbacks
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -70,7 +70,7 @@ class Sender(Generic[ItemT, ResultT]):
 
     @property
     def failed_items(self) -> int:
-        """How many have failed so far."""
+        """How many items have failed so far."""
         return self._window.failed_items
 
     @property
@@ -86,10 +86,10 @@ class Sender(Generic[ItemT, ResultT]):
         sequence: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
-        """Queue an item; gives its batch and its place in it.
+        """Queue an item; returns its batch and its place in it.
 
-        Raises ``PendingFullError`` if too much waits for too long (in a callback: at once), ``UnavailableError`` after
-        ``close``, and what ``Numbering.check`` raises; nothing was queued then.
+        Raises ``PendingFullError`` if too much is pending for too long (in a callback: at once), ``UnavailableError``
+        after ``close``, and what ``ProducerNumbering.check`` raises; nothing was queued then.
         """
         window = self._window
         with self._lock:
@@ -105,7 +105,7 @@ class Sender(Generic[ItemT, ResultT]):
         return batch, place
 
     def put(self, payload: bytes) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
-        """As ``add``, cheaply: for what goes without a number of the application's, an item or its own time-out."""
+        """``add`` made cheap, for payloads without item data, sequence number or a timeout of their own."""
         window = self._window
         with self._lock:
             batch, place = window.open, window.put(payload)
@@ -118,9 +118,9 @@ class Sender(Generic[ItemT, ResultT]):
     def add_many(
         self, payloads: Sequence[bytes], *, items: Sequence[ItemT] = (), sequence: int | None = None
     ) -> list[tuple[OutgoingBatch[ItemT, ResultT], int, int]]:
-        """Queue items in order; gives their batches, the place of the first in each, and how many there are in each.
+        """Queue items in order; returns their batches, with the first place and the count in each.
 
-        Raises as ``add`` does; with ``outcome="unknown"`` if the first of them were queued.
+        Raises like ``add``; with ``outcome="unknown"`` if some of them were queued.
         """
         window = self._window
         spans: list[tuple[OutgoingBatch[ItemT, ResultT], int, int]] = []
@@ -144,7 +144,7 @@ class Sender(Generic[ItemT, ResultT]):
     def add_whole(
         self, payloads: list[bytes], *, sequence: int | None = None, timeout_s: float | None = None
     ) -> OutgoingBatch[ItemT, ResultT]:
-        """Queue what is to be stored together or not at all. Raises as ``add`` does."""
+        """Queue payloads that are stored together or not at all. Raises like ``add``."""
         window = self._window
         with self._lock:
             now_ms = _now_ms()
@@ -158,9 +158,9 @@ class Sender(Generic[ItemT, ResultT]):
         return batch
 
     def flush(self) -> None:
-        """Return when everything added so far is done, well or badly.
+        """Return when everything added so far has succeeded or failed.
 
-        Raises ``InvalidRequestError`` in a callback, which holds up what it would wait for.
+        Raises ``InvalidRequestError`` in a callback, which would wait for itself.
         """
         if self._is_telling:
             raise InvalidRequestError("a callback must not wait for everything to finish: that would deadlock")
@@ -172,7 +172,7 @@ class Sender(Generic[ItemT, ResultT]):
             wait_for(batch, None)
 
     def close(self) -> None:
-        """Flush, then end the threads and the stream. Idempotent. In a callback it waits for none of that."""
+        """Flush, then end the threads and the stream. Idempotent. In a callback it does not wait."""
         if not self._is_telling:
             self.flush()
         with self._lock:
@@ -187,7 +187,7 @@ class Sender(Generic[ItemT, ResultT]):
                 helper.join()
 
     def abandon(self, error: DLedgerError) -> None:
-        """End it without waiting: what was sent and not answered is unknown, the rest fails with ``error``."""
+        """End without waiting: items in flight become unknown, the rest fails with ``error``."""
         with self._lock:
             self._window.fail_all(error, _now_ms())
             stream = self._stream
@@ -216,7 +216,7 @@ class Sender(Generic[ItemT, ResultT]):
             )
 
     def _go_on(self) -> None:
-        """Something was added: send what may be sent; the thread must wake in time for what it has to notice."""
+        """After an addition: send what may be sent, and make the thread wake in time for the next timer."""
         now_ms = _now_ms()
         self._send(now_ms)
         window = self._window
@@ -226,7 +226,7 @@ class Sender(Generic[ItemT, ResultT]):
             self._work.notify()
 
     def _send(self, now_ms: float) -> bool:
-        """Hand to the stream what may be sent; gives whether there was anything."""
+        """Pass to the stream what may be sent; returns whether there was anything."""
         window, stream = self._window, self._stream
         sent = False
         while stream is not None and (batch := window.next_to_send(now_ms)) is not None:
@@ -248,7 +248,7 @@ class Sender(Generic[ItemT, ResultT]):
             self._blamed.append((stream.address, blamed))
 
     def _take_news(self) -> tuple[list[OutgoingBatch[ItemT, ResultT]], list[tuple[str, DLedgerError]]]:
-        """What is to be told without the lock."""
+        """Take what has to be announced without the lock."""
         done, self._window.done = self._window.done, []
         blamed, self._blamed = self._blamed, []
         if done:
@@ -295,7 +295,7 @@ class Sender(Generic[ItemT, ResultT]):
         try:
             self._drive()
         finally:
-            # Reached early only through a bug: whoever waits must hear of it, not wait for ever.
+            # Reached early only through a bug: waiting callers must get an error, not wait for ever.
             with self._lock:
                 self._has_ended = True
                 self._window.fail_all(UnavailableError(f"the thread {self._name} has ended"), _now_ms())
@@ -326,7 +326,7 @@ class Sender(Generic[ItemT, ResultT]):
                 self._begin("connect", partial(self._connect, wish.connect_until_ms))
 
     def _begin(self, what: str, work: Callable[[], None]) -> None:
-        """On a thread of its own: the time must be kept meanwhile."""
+        """Run it on its own thread, because timers must be served meanwhile."""
         helper = threading.Thread(target=work, name=f"{self._name}-{what}", daemon=True)
         with self._lock:
             self._helpers.add(helper)
@@ -347,7 +347,7 @@ class Sender(Generic[ItemT, ResultT]):
             leader = self._links.find_leader()
         except DLedgerError:  # the client is closed
             pass
-        except Exception:  # noqa: BLE001  # such as gRPC's for a channel that was closed meanwhile
+        except Exception:  # noqa: BLE001  # such as gRPC's for a channel closed meanwhile
             _log.exception("cannot find the leader")
         with self._lock:
             present = None if self._stream is None else self._stream.address
@@ -375,14 +375,14 @@ class Sender(Generic[ItemT, ResultT]):
             elif is_wanted:
                 self._stream = stream
                 self._window.connected(stream.server_memory)
-                if stream.broken is not None:  # before it was known here that it is the present one
+                if stream.broken is not None:  # it broke before it became the current stream
                     self._window.broken(_now_ms())
             self._ends()
         if stream is not None and not is_wanted:
             stream.close()
 
     def _ends(self) -> None:
-        """The present thread has done what it was for."""
+        """Remove the current thread from the helpers."""
         self._helpers.discard(threading.current_thread())
         self._work.notify()
 

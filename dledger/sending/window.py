@@ -1,25 +1,25 @@
-"""What is sent when, and what became of it: a state machine without input, output, threads or a clock.
+"""Decides what is sent when and records the outcomes: a state machine without I/O, threads or a clock.
 
 Items are added to the open batch. A batch is sealed when it is full or has lingered, waits in the backlog until the
-window has room, is under way until its answer comes, and is then done. A driver carries it: it sends what
-``next_to_send`` gives, says what became of it (``answered``), and does what ``step`` asks for, now and when it wants
-to be asked again.
+window has room, is in flight until its answer arrives, and is then done. A driver sends the batches that
+``next_to_send`` returns, reports their answers (``answered``), and does what ``step`` requests, until the time at which
+``step`` is to be called again.
 
-While batches wait in the backlog, a lingering one stays open for a tenth of its time: else a server that answers more
-slowly than batches are sealed would get ever more and ever smaller ones, and after an outage the backlog would never
-be worked off in time. With a linger of nothing, items are sent at once, and together what is added while no request
-may be.
+While batches wait in the backlog, a lingering one stays open for a tenth of its timeout. Otherwise a server that
+answers more slowly than batches are sealed would get ever more and ever smaller ones, and the backlog of an outage
+would never drain in time. Without a linger, an item is sent at once, and items added while no request may be sent go
+together.
 
-When an answer is overdue, the driver is asked to look whether another server leads by now: one that is frozen or cut
-off ends no connection. Recovery, then and after any failure that is not an item's own:
+When an answer is overdue, the driver is asked to check whether another server leads: a frozen or partitioned one closes
+no connection. Recovery, then and after any failure not caused by an item:
 
-1. Nothing more goes to that stream; what is under way there is answered, refused, or unknown.
-2. When nothing is under way any more, what is to be sent again goes back to the front of the backlog, in order, and
-   the numbers are made to fit (``numbering``).
-3. The driver connects to whoever leads and sends a single batch; only its success opens the window again.
+1. Nothing more goes to that stream; each request in flight is answered, refused, or unknown.
+2. When nothing is in flight, the batches to repeat go back to the front of the backlog, in order, and are renumbered
+   (``numbering``).
+3. The driver connects to the current leader and sends a single batch; only its success reopens the window.
 
 Without numbers a server may not know which request follows which, so a request after a refused one may be stored.
-Whoever needs the order then has one request under way (``one_at_a_time``).
+Senders that need the order then keep one request in flight (``one_at_a_time``).
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, ItemT, OutgoingBa
 from dledger.sending.numbering import ProducerNumbering, is_misplaced
 
 LOOK_AFTER_MS: Final = 500.0
-"""An answer that takes longer is overdue."""
+"""An answer that takes longer than this is overdue."""
 LOOK_AGAIN_MS: Final = 250.0
-"""The pause between two looks around for another leader."""
+"""The pause between two checks for another leader."""
 RETRY_STEP_MS: Final = 20.0
-"""A batch that has less time left is not sent again."""
+"""A batch with less time left is not sent again."""
 RETRY_WAIT_MS_MAX: Final = 100.0
-"""A longer pause would be longer than the election that it waits for."""
+"""A longer pause would outlast the election it waits for."""
 HELD_OPEN_SHARE: Final = 0.1
-"""Of a batch's time: so long it may wait for more items while others wait before it."""
+"""The share of its timeout for which a batch may stay open while others wait before it."""
 NEVER: Final = float("inf")
 
 _ABOUT_NUMBERS: Final = (OutOfOrderSequenceError, UnknownProducerError, TooManyProducersError)
-"""Refusals that say nothing about the server."""
+"""Refusals that say nothing about the server's health."""
 
 
 @record(frozen=True, slots=True)
 class WindowOptions:
-    """How much a window holds and what it does about failures.
+    """The limits of a window and its handling of failures.
 
-    ``retry_unknown``: send also what may be stored again, without numbers: it may then be stored twice.
+    ``retry_unknown``: without numbers, also send again what may be stored, so that it may be stored twice.
     """
 
     linger_ms: Annotated[float, Range(0), Unit.MS] = 2.0
@@ -86,24 +86,26 @@ class WindowOptions:
 
 @record(frozen=True, slots=True)
 class Wish:
-    """What the driver is to do, besides sending, and when to ask again (``wake_at_ms``)."""
+    """What the driver must do besides sending, and when to call ``step`` again (``wake_at_ms``)."""
 
     wake_at_ms: float
     leave: str = ""
-    """Why the stream is to be ended; what is under way on it then comes back as unknown."""
+    """Why to end the stream, if set; requests in flight on it then come back as unknown."""
     look: bool = False
-    """Find out who leads, then say ``looked``."""
+    """Find out who leads, then call ``looked``."""
     connect_until_ms: float | None = None
-    """Find the leader and open a stream to it until then; then say ``connected`` or ``not_connected``."""
+    """Find the leader and open a stream to it by then; then call ``connected`` or ``not_connected``."""
 
 
 def connect_timeout_s(left_ms: float) -> float:
-    """For opening a stream, of the time that is left: why that fails must be known when the time is over."""
+    """The part of the remaining time for opening a stream, so that the reason for a failure is known before the
+    deadline.
+    """
     return max(left_ms * 0.9, 0.0) / 1000.0
 
 
 class Window(Generic[ItemT, ResultT]):
-    """See above. Not thread-safe: its driver's lock guards it. ``done`` is for the driver to take away and announce."""
+    """See above. Not thread-safe: its driver's lock guards it. The driver takes and announces what is in ``done``."""
 
     def __init__(
         self, options: WindowOptions, rules: WindowRules[ItemT, ResultT], numbering: ProducerNumbering | None = None
@@ -122,24 +124,24 @@ class Window(Generic[ItemT, ResultT]):
         self._inflight_items = 0
         self._batches = 0
         self.is_connected = False
-        """Whether there is a stream on which more is sent."""
+        """Whether there is a stream that accepts batches."""
         self._is_connecting = False
         self._connect_at_ms = 0.0
         self._server_memory = ""
-        self._end_stream = ""  # why the driver is to end it
-        self._expiry_ms = NEVER  # nothing that waits is given up earlier
+        self._end_stream = ""  # why the driver must end the stream
+        self._expiry_ms = NEVER  # no waiting batch expires earlier
         self._abandoned: DLedgerError | None = None  # why nothing is sent any more
-        self._draining = False  # nothing is sent until nothing is under way
-        self._single = True  # one batch under way at a time, until one has succeeded
+        self._draining = False  # nothing is sent until nothing is in flight
+        self._single = True  # one batch in flight at a time, until one has succeeded
         self._failures = 0  # in a row
         self._is_looking = False
         self._looked_at_ms = -NEVER
 
-    # --- what is to be sent -----------------------------------------------------------------------------------------
+    # --- adding -----------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that whoever adds should wait first."""
+        """Whether the pending bytes have reached their limit, so that callers should wait before adding more."""
         return self.pending_bytes >= self.options.pending_bytes_max
 
     @property
@@ -149,33 +151,33 @@ class Window(Generic[ItemT, ResultT]):
 
     @property
     def is_numbered_outside(self) -> bool:
-        """Whether the application gives the numbers."""
+        """Whether the application assigns the numbers."""
         return self._numbering is not None and self._numbering.are_given
 
     @property
     def expiry_ms(self) -> float:
-        """Nothing that is sealed is given up earlier."""
+        """No sealed batch expires earlier."""
         return self._expiry_ms
 
     def waiting(self) -> list[OutgoingBatch[ItemT, ResultT]]:
-        """All that is sealed and not done."""
+        """All sealed batches that are not done."""
         return [*self._inflight, *self._again, *self._backlog]
 
     def check_number(self, sequence: int | None) -> None:
-        """Of the item that is added next; see ``ProducerNumbering.check``. To be called before ``add``."""
+        """Validate the number of the next item, before ``add``; see ``ProducerNumbering.check``."""
         if self._numbering is not None:
             self._numbering.check(sequence)
         elif sequence is not None:
             raise InvalidRequestError("sequence numbers require enable_idempotence")
 
     def put(self, payload: bytes) -> int:
-        """Take an item into the open batch, cheaply; gives its place, or -1 if none is open or too much waits."""
+        """Add an item to the open batch, cheaply; returns its place, or -1 if none is open or too much is pending."""
         batch = self.open
         if batch is None or self.pending_bytes >= self.options.pending_bytes_max:
             return -1
         payloads = batch.payloads
         place = len(payloads)
-        cost = len(payload) + ITEM_OVERHEAD_BYTES  # raises for what has none, before anything is changed
+        cost = len(payload) + ITEM_OVERHEAD_BYTES  # raises for an unsized payload before anything has changed
         payloads.append(payload)
         self.pending_bytes += cost
         size = batch.size = batch.size + cost
@@ -192,7 +194,7 @@ class Window(Generic[ItemT, ResultT]):
         sequence: int | None = None,
         timeout_ms: float | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int]:
-        """Take an item; gives its batch and its place in it. Raises ``UnavailableError`` if it is closed."""
+        """Add an item; returns its batch and its place in it. Raises ``UnavailableError`` after closing."""
         cost = len(payload) + ITEM_OVERHEAD_BYTES
         batch = self.open
         if batch is None or (timeout_ms is not None and timeout_ms != batch.timeout_ms):
@@ -215,9 +217,10 @@ class Window(Generic[ItemT, ResultT]):
         items: Sequence[ItemT] = (),
         sequence: int | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int, int]:
-        """Take as many of ``payloads`` from ``start`` on as go into a batch: which, the place of the first, how many.
+        """Add as many of ``payloads`` from ``start`` on as fit a batch; returns the batch, the first place and the
+        count.
 
-        ``sequence`` is the number of ``payloads[start]``, if the application gives numbers; see ``check_number``.
+        ``sequence`` is the number of ``payloads[start]`` if the application assigns numbers; see ``check_number``.
         """
         options = self.options
         place, size = (0, 0) if self.open is None else (len(self.open.payloads), self.open.size)
@@ -228,7 +231,7 @@ class Window(Generic[ItemT, ResultT]):
         batch.payloads += chunk[:count]
         batch.items += items[start : start + count]
         if sequence is not None:
-            self._follow(sequence + count)  # only what is taken: others may come before the rest, or nothing more
+            self._follow(sequence + count)  # only those taken: others may come before the rest
         self._count(batch, sizes[count - 1])
         return batch, place, count
 
@@ -250,7 +253,7 @@ class Window(Generic[ItemT, ResultT]):
         sequence: int | None = None,
         timeout_ms: float | None = None,
     ) -> OutgoingBatch[ItemT, ResultT]:
-        """Take what goes in one request, however large, and with nothing else."""
+        """Add payloads that go alone in one request, however large."""
         size = sum(map(len, payloads)) + len(payloads) * ITEM_OVERHEAD_BYTES
         batch = self._begin(now_ms, sequence, timeout_ms)
         batch.payloads = payloads
@@ -275,7 +278,7 @@ class Window(Generic[ItemT, ResultT]):
         return batch
 
     def seal(self) -> None:
-        """Let nothing more into the open batch."""
+        """Close the open batch to further items."""
         batch = self.open
         if batch is not None:
             batch.complete()
@@ -284,9 +287,9 @@ class Window(Generic[ItemT, ResultT]):
             self.open = None
 
     def next_to_send(self, now_ms: float) -> OutgoingBatch[ItemT, ResultT] | None:
-        """A batch for the stream, which counts as under way from now on; None if there is none, or no room.
+        """The next batch for the stream, now in flight; None if there is none, or no room.
 
-        The driver sends the payloads of the places in ``sent``, under ``producer`` and from ``sequence`` on.
+        The driver sends the payloads at the places in ``sent``, under ``producer``, numbered from ``sequence``.
         """
         if self._draining or not self.is_connected:
             return None
@@ -298,11 +301,11 @@ class Window(Generic[ItemT, ResultT]):
         if not self._has_room(len(batch.left)):
             return None
         if batch.error is not None and batch.give_up_at_ms - now_ms < RETRY_STEP_MS:
-            return None  # without time for an answer, what is certainly not stored would become unknown
+            return None  # without time for an answer, a certain "not stored" would become unknown
         if self._numbering is not None:
             self._numbering.assign(batch, now_ms)
         if self._inflight and self._inflight[-1].producer != batch.producer:
-            return None  # what one name is refused does not keep another one's items from being stored
+            return None  # a refusal under one name must not block items under another
         self._backlog.popleft()
         batch.begin(now_ms, is_first=not self._inflight)
         self._inflight.append(batch)
@@ -318,14 +321,14 @@ class Window(Generic[ItemT, ResultT]):
             return False
         return self._inflight_items + items <= options.inflight_items_max
 
-    # --- what became of it ------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def answered(
         self, batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT], now_ms: float
     ) -> DLedgerError | None:
-        """The answer to a batch that is under way, or why there will be none.
+        """Record the answer to a batch in flight, or why there will be none.
 
-        Gives the error that says something about the server: the driver may have to ask another one.
+        Returns an error that speaks against the server: the driver may have to switch to another one.
         """
         self._inflight.remove(batch)  # the first one, nearly always
         self._inflight_items -= len(batch.sent)
@@ -367,7 +370,7 @@ class Window(Generic[ItemT, ResultT]):
         return trouble
 
     def _take_late(self, batch: OutgoingBatch[ItemT, ResultT], answer: Answer[ResultT]) -> DLedgerError | None:
-        """Who sent it was told that nobody knows; what it was numbered as matters to what follows."""
+        """Record an answer after the batch was reported as unknown; its numbers matter to the batches behind it."""
         numbering = self._numbering
         first = batch.sequence
         is_stored = batch.take_late(answer)
@@ -379,14 +382,14 @@ class Window(Generic[ItemT, ResultT]):
         return answer if isinstance(answer, DLedgerError) else None
 
     def _is_of_items(self, batch: OutgoingBatch[ItemT, ResultT], trouble: DLedgerError) -> bool:
-        """Whether nothing is wrong but with items."""
+        """Whether only items are to blame."""
         if trouble.outcome == "unknown":
             return False
         kinds = (InvalidRequestError, AccessDeniedError) if batch.producer else InvalidRequestError
         return isinstance(trouble, kinds)
 
     def _leave(self, now_ms: float) -> None:
-        """Nothing more goes to this stream."""
+        """Send nothing more to this stream."""
         if self.is_connected:
             self.is_connected = False
             self._connect_at_ms = now_ms + self._backoff_ms()
@@ -405,16 +408,16 @@ class Window(Generic[ItemT, ResultT]):
         numbering = self._numbering
         if failed and numbering is not None and batch.producer and (numbering.are_given or not batch.sent):
             self._note_failed(numbering, batch)
-        batch.payloads = []  # futures may live long; what they wrote need not
+        batch.payloads = []  # futures may live long and need no payload
         batch.done = True
         self.done.append(batch)
 
     def _note_failed(self, numbering: ProducerNumbering, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         numbering.failed(batch)
-        self._draining = True  # the numbers of those behind it are no longer right
+        self._draining = True  # the numbers of the batches behind it are now wrong
 
     def _regroup(self, now_ms: float) -> None:
-        """Nothing is under way: put what is sent again before the rest."""
+        """With nothing in flight, put the batches to repeat before the rest."""
         self._backlog.extendleft(sorted(self._again, key=lambda batch: -batch.number))
         self._again.clear()
         numbering = self._numbering
@@ -426,7 +429,7 @@ class Window(Generic[ItemT, ResultT]):
         self._draining = False
 
     def _give_up_all(self, numbering: ProducerNumbering) -> None:
-        """Fail all that waits: it is numbered as if something before it was stored that is not."""
+        """Fail all waiting batches: their numbers presuppose an earlier item that was not stored."""
         self.seal()
         broken = list(self._backlog)
         error = numbering.mend()
@@ -435,15 +438,15 @@ class Window(Generic[ItemT, ResultT]):
             misplaced = batch.error if not place and is_misplaced(batch) else None
             batch.fail(misplaced or error)
             self._finish(batch)
-        numbering.mend()  # those that have just failed are no news
+        numbering.mend()  # the failures above change nothing more
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
     def connected(self, server_memory: str = "") -> None:
         """A stream to the leader is open.
 
-        ``server_memory`` names the producers that the server knows, if it forgets them when it ends: what is doubtful
-        could be stored a second time by one that has forgotten.
+        ``server_memory`` identifies the memory of a server that forgets its producers when it restarts: a server that
+        has forgotten could store a doubtful batch a second time.
         """
         self._is_connecting = False
         if self._server_memory and server_memory and server_memory != self._server_memory:
@@ -453,25 +456,25 @@ class Window(Generic[ItemT, ResultT]):
         self.is_connected = True
 
     def not_connected(self, error: DLedgerError, now_ms: float) -> None:
-        """No leader was found, or it took no stream."""
+        """No leader was found, or it accepted no stream."""
         self._is_connecting = False
         self._connect_at_ms = now_ms + self._backoff_ms()
         for batch in self._backlog:
             if batch.error is None or batch.error.outcome == "not_applied":
                 batch.error = error
         if not self._rules.is_retried(error):
-            # Nothing helps against an address that is no server of this kind: tell it at once.
+            # Retrying cannot help against an address of another kind of server: report it at once.
             self._fail(list(self._backlog), error)
 
     def _fail(self, batches: list[OutgoingBatch[ItemT, ResultT]], error: DLedgerError) -> None:
-        """Give up what waits in the backlog."""
+        """Fail these batches of the backlog."""
         for batch in batches:
             self._backlog.remove(batch)
             batch.fail(error)
             self._finish(batch)
 
     def fail_all(self, error: DLedgerError, now_ms: float) -> None:
-        """Nothing more is sent: all that waits fails; what is under way comes back when its stream is ended."""
+        """Close the window: waiting batches fail; those in flight get their outcome when the stream ends."""
         self.closed = True
         self._abandoned = error
         self.seal()
@@ -481,11 +484,11 @@ class Window(Generic[ItemT, ResultT]):
         self._leave(now_ms)
 
     def broken(self, now_ms: float) -> None:
-        """The stream has ended, after ``answered`` for all that was under way on it."""
+        """The stream has ended, after ``answered`` for every batch in flight on it."""
         self._leave(now_ms)
 
     def looked(self, now_ms: float, *, is_led_by_another: bool) -> None:
-        """Somebody else leads than the server of the stream, or not; ``step`` tells what follows from it."""
+        """Take the result of a check for another leader; ``step`` acts on it."""
         self._is_looking = False
         self._looked_at_ms = now_ms
         if is_led_by_another and self._inflight and now_ms >= self._inflight[0].sent_at_ms + LOOK_AFTER_MS:
@@ -495,7 +498,7 @@ class Window(Generic[ItemT, ResultT]):
     # --- time -------------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: float) -> Wish:
-        """Notice what is due. The driver calls it after whatever happens, and when it asked to be called."""
+        """Do what is due. The driver calls it after every event, and at the time it last returned."""
         if self.open is not None and now_ms >= self._seal_at_ms(self.open):
             self.seal()
         self._expire(now_ms)
@@ -512,7 +515,7 @@ class Window(Generic[ItemT, ResultT]):
         return Wish(self._wake_at_ms(), leave, look, connect_until_ms)
 
     def _expire(self, now_ms: float) -> None:
-        """Give up what has waited too long for its turn or for its answer."""
+        """Fail the batches whose deadline has passed."""
         if now_ms >= self._expiry_ms:
             connected = self.is_connected or self._inflight
             waited_for = (
@@ -536,12 +539,12 @@ class Window(Generic[ItemT, ResultT]):
         return ready and bool(self._backlog)
 
     def _seal_at_ms(self, batch: OutgoingBatch[ItemT, ResultT]) -> float:
-        """When the open batch waits for more no longer."""
+        """When the open batch is sealed at the latest."""
         held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
         return min(batch.linger_until_ms + held_ms, batch.give_up_at_ms)
 
     def _look_at_ms(self) -> float:
-        """When to look whether another server leads; again and again while nothing is answered."""
+        """When to check for another leader; repeatedly while no answer arrives."""
         if self._is_looking or not self._inflight:
             return NEVER
         return max(self._inflight[0].sent_at_ms + LOOK_AFTER_MS, self._looked_at_ms + LOOK_AGAIN_MS)

@@ -1,1 +1,1 @@
-"""Replicas of one log against each other: what is compared, and who is damaged where they differ. Knows no Spark."""
+"""Compares the replicas of a log: which bytes are compared, and whose copy is damaged. Independent of Spark."""

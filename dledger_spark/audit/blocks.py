@@ -1,11 +1,11 @@
-"""Which bytes of which replica are digested, and the digests: the bulk of an audit, done in parallel.
+"""Selects the bytes to digest on each replica, and digests them: the bulk of an audit, done in parallel.
 
 The common range is cut into *stretches*, each within one segment and held by the same replicas throughout, and those
-into blocks that begin at multiples of the block size; so a block has the same bounds on all replicas. Where retention
-has removed a replica's beginning, the others are still compared there; what a single replica holds is not compared.
+into blocks that start at multiples of the block size; so a block has the same bounds on all replicas. Where retention
+has removed a replica's beginning, the others are still compared; what only one replica holds is not compared.
 
-Blocks are read with ``pread`` into one small buffer that stays in the processor's cache. A mapping would be faster
-still, but a bad sector would then kill the process (SIGBUS) instead of being named.
+Blocks are read with ``pread`` into one small buffer that stays in the processor's cache. A mapping would be faster, but
+a bad sector would then kill the process (SIGBUS) instead of being reported.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from dledger_spark.audit.replica import Replica
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 SPLIT_BYTES: Final = 256 * 1024 * 1024
-"""What a task digests, if nobody knows how many tasks run at once."""
+"""How much a task digests if the number of concurrent tasks is unknown."""
 SPLIT_BYTES_MAX: Final = 1024 * 1024 * 1024
 TASKS_PER_SLOT: Final = 3
-"""Starting a task takes as long as digesting 100 MiB; but the last one to end shall not keep the others waiting."""
+"""Starting a task costs as much as digesting 100 MiB, but fewer, larger tasks would leave processors idle at the end.
+"""
 _BUFFER_BYTES: Final = 512 * 1024
 
 
 class Held(NamedTuple):
-    """A range of positions, within one segment, that the same replicas hold."""
+    """A range of positions, within one segment, held by the same replicas."""
 
     start: int
     stop: int
@@ -49,9 +50,9 @@ class Stretch(NamedTuple):
 
 
 class ReplicaDigest(NamedTuple):
-    """The CRC32C of what a replica has of one block. ``size`` is less than the block's where the file ends before it.
+    """The CRC32C of a replica's part of one block. ``size`` is smaller than the block if the file ends before it.
 
-    ``error`` says why it could not be read; empty if it could.
+    ``error`` says why it could not be read; otherwise empty.
     """
 
     replica: str
@@ -63,24 +64,24 @@ class ReplicaDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What an audit compares, and what it cannot because only one replica has it (bytes)."""
+    """What an audit compares, and the bytes it cannot compare because only one replica has them."""
 
     ranges: tuple[Held, ...]
     alone_bytes: int
 
     @property
     def compared_bytes(self) -> int:
-        """Length of the log that at least two replicas hold."""
+        """The length of the log that at least two replicas hold."""
         return sum(one.stop - one.start for one in self.ranges)
 
     @property
     def held_bytes(self) -> int:
-        """What is read for it, of all replicas together."""
+        """The bytes to read, of all replicas together."""
         return sum((one.stop - one.start) * len(one.replicas) for one in self.ranges)
 
 
 def coverage(begins: Sequence[tuple[str, int]], end_position: int, segment_bytes: int) -> Coverage:
-    """What replicas (name, begin position) hold up to ``end_position``, cut where that changes and at segments."""
+    """What replicas (name, start position) hold up to ``end_position``, split where that changes and at segments."""
     first = min((begin for _, begin in begins), default=end_position)
     segments = range(first - first % segment_bytes + segment_bytes, end_position, segment_bytes)
     cuts = sorted({begin for _, begin in begins if begin < end_position} | set(segments) | {end_position})
@@ -104,7 +105,7 @@ def block_bounds(start: int, stop: int, block_bytes: int) -> Iterator[tuple[int,
 
 
 def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator[tuple[int, int]]:
-    """``start`` to ``stop`` in parts of about ``split_bytes``, but at least a block; all alike, cut between blocks."""
+    """Split ``start`` to ``stop`` into equal parts of about ``split_bytes``, at least a block, cut between blocks."""
     first, end = start // block_bytes, -(-stop // block_bytes)
     parts = max(1, min(round((stop - start) / split_bytes), end - first))
     for part in range(parts):
@@ -113,12 +114,12 @@ def split(start: int, stop: int, block_bytes: int, split_bytes: int) -> Iterator
 
 
 def split_bytes_for(covered: Coverage, slots: int) -> int:
-    """How much a task should digest where ``slots`` tasks run at once."""
+    """How much each task should digest if ``slots`` tasks run at once."""
     return min(max(SPLIT_BYTES, covered.held_bytes // (slots * TASKS_PER_SLOT)), SPLIT_BYTES_MAX)
 
 
 def plan(covered: Coverage, replicas: Sequence[Replica], block_bytes: int, split_bytes: int) -> list[Stretch]:
-    """What is to be digested, as tasks of up to ``split_bytes``."""
+    """The stretches to digest, as tasks of up to ``split_bytes``."""
     by_name = {one.name: one for one in replicas}
     return [
         Stretch(name, str(path), int(path.name), start, stop)
@@ -130,7 +131,7 @@ def plan(covered: Coverage, replicas: Sequence[Replica], block_bytes: int, split
 
 
 def digest(stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
-    """The digest of each block. Never raises for what is wrong with the file: that is in the answers."""
+    """The digest of each block. File errors are returned in the digests, not raised."""
     try:
         fd = os.open(stretch.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -167,5 +168,5 @@ def _reason(error: OSError, path: str) -> str:
 
 
 def differ(digests: Sequence[ReplicaDigest]) -> bool:
-    """Whether one block's digests are not all alike, or one of them could not be made."""
+    """Whether one block's digests differ, or one of them could not be computed."""
     return len({one[2:] for one in digests}) > 1 or any(one.error for one in digests)

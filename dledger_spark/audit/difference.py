@@ -1,8 +1,9 @@
-"""The first place at which replicas differ, named: which entry, which field, and whose copy is damaged. Pure.
+"""Describes the first difference between replicas: which entry, which field, and whose copy is damaged. Pure.
 
-Two witnesses say who is damaged. An entry's own CRCs: the body's, and the chain's, which covers the header and is
-seeded with the entry before; they tell a flipped bit even where only two replicas are compared. And the majority of the
-replicas, which also tells apart copies that all check out, as after a history that should never have happened.
+Two kinds of evidence identify the damaged copy. The entry's own CRCs: that of the body, and that of the chain, which
+covers the header and is seeded with the previous entry; they reveal a flipped bit even between two replicas. And the
+majority of the replicas, which also distinguishes copies that are all consistent, as after histories that should never
+have diverged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dledger.types import Magic
 
 _MAGICS: Final = frozenset(int(magic) for magic in Magic)
 _SHOWN_NAMES: Final = {"position": "pos", "chain_crc": "chainCrc", "body_crc": "bodyCrc", "body_length": "bodyLength"}
-"""How fields of headers are called in documents, where it is otherwise."""
+"""Header fields whose names in the documents differ from those in the code."""
 _UNSIGNED: Final = frozenset({"chainCrc", "bodyCrc"})
 
 
@@ -38,9 +39,9 @@ class DifferenceKind(StrEnum):
 
 
 class Copy(NamedTuple):
-    """One replica's bytes of the place where they differ, and whether they check out by themselves.
+    """One replica's bytes at the difference, and whether they are consistent in themselves.
 
-    ``empty``: only zeros, or nothing at all.
+    ``empty``: only zeros, or nothing.
     """
 
     data: bytes
@@ -53,9 +54,9 @@ class Copy(NamedTuple):
 class BlockDivergence:
     """The first difference of a block.
 
-    ``position`` is that of the first differing byte, ``entry_position`` of the entry or blank it lies in. ``index`` and
-    ``term`` are those of a sound copy; of a blank, of the entry before it. ``values`` are what each replica has in the
-    field. ``damaged`` is empty if nobody can tell who is; ``evidence`` says how that is known.
+    ``position`` is that of the first differing byte, ``entry_position`` that of its entry or blank. ``index`` and
+    ``term`` come from a sound copy; for a blank, from the previous entry. ``values`` are each replica's value of the
+    field. ``damaged`` is empty if the damaged copy cannot be identified; ``evidence`` says how it was identified.
     """
 
     kind: DifferenceKind
@@ -70,7 +71,7 @@ class BlockDivergence:
 
 
 def first_difference(copies: Sequence[bytes]) -> int | None:
-    """Where the first byte is that not all have alike, the end of a shorter one included; None if all are equal."""
+    """The offset of the first byte that differs between copies, or of the end of the shortest one; None if equal."""
     shortest = min(map(len, copies))
     first = np.frombuffer(copies[0], np.uint8, shortest)
     places: list[int] = []
@@ -84,14 +85,14 @@ def first_difference(copies: Sequence[bytes]) -> int | None:
 
 
 class Walked(NamedTuple):
-    """Where the entry or blank begins that an offset lies in, and what precedes it (None: not known)."""
+    """Where the entry or blank that contains an offset starts, and what precedes it (None if unknown)."""
 
     offset: int
     follow: Follow | None
 
 
 def walk(data: bytes, offset: int, follow: Follow | None) -> Walked:
-    """Go from entry to entry, from the data's begin, to the one that holds ``offset``; all before must be sound."""
+    """Walk from the start of the data to the entry containing ``offset``; all earlier entries must be sound."""
     at = 0
     while at + MIN_BLANK_BYTES <= offset:
         magic, size = BLANK.unpack_from(data, at)
@@ -107,9 +108,9 @@ def walk(data: bytes, offset: int, follow: Follow | None) -> Walked:
 
 
 def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None) -> Copy:
-    """One replica's copy of the entry or blank at ``position``, cut to its own length, and whether it checks out.
+    """One replica's copy of the entry or blank at ``position``, cut to its own length, and whether it is consistent.
 
-    ``data`` goes up to the segment's end, or as far as the replica has it.
+    ``data`` extends to the segment's end, or as far as the replica has it.
     """
     if not data.strip(b"\0"):
         return Copy(b"", sound=False, reason="the data is missing", empty=True)
@@ -124,14 +125,14 @@ def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None)
         return Copy(data[:rest], not stray, "the blank contains data" if stray else "", False)
     reason = _problem(data, position, follow)
     size = BLANK.unpack_from(data)[1] if len(data) >= MIN_BLANK_BYTES else 0
-    # A damaged length must not decide how much is compared: then the rest counts, as far as it is at hand.
+    # A damaged length must not determine how much is compared: use the rest of the data instead.
     return Copy(
         data[:size] if not reason and ENTRY_HEADER_BYTES <= size <= len(data) else data, not reason, reason, False
     )
 
 
 def _problem(data: bytes, position: int, follow: Follow | None) -> str:
-    """What is wrong with the entry that ``data`` begins with; without ``follow`` its chain CRC is not checked."""
+    """The problem with the entry at the start of ``data``; without ``follow``, its chain CRC is not checked."""
     if follow is not None:
         window = ScanWindow(memoryview(data), position, 0, len(data), unchecked=True)
         scan = scan_records(window, follow, 1)
@@ -151,9 +152,9 @@ def _problem(data: bytes, position: int, follow: Follow | None) -> str:
 def diverge(
     tails: Mapping[str, bytes], position: int, segment_bytes: int, follow: Follow | None
 ) -> BlockDivergence | None:
-    """The difference of replicas whose bytes from ``position`` on are ``tails``: an entry or a blank begins there.
+    """The difference between replicas whose bytes from ``position``, the start of an entry or blank, are ``tails``.
 
-    None if there is none. Each tail goes up to the segment's end, or as far as the replica has it or was asked for.
+    None if there is none. Each tail extends to the segment's end, or as far as the replica has it or it was requested.
     """
     offset = first_difference(list(tails.values()))
     if offset is None:
@@ -177,7 +178,7 @@ def diverge(
 
 
 def _blame(copies: Mapping[str, Copy]) -> tuple[tuple[str, ...], str]:
-    """Whose copy is damaged, and how that is known."""
+    """Whose copy is damaged, and the evidence."""
     unsound = tuple(name for name, copy in copies.items() if not copy.sound)
     groups: dict[bytes, list[str]] = {}
     for name, copy in copies.items():
@@ -196,7 +197,7 @@ def _blame(copies: Mapping[str, Copy]) -> tuple[tuple[str, ...], str]:
 
 
 def _identity(model: Copy, follow: Follow | None) -> tuple[int, int]:
-    """Index and term of the place, by a sound copy, else by what precedes it (-1: not known)."""
+    """Index and term of the entry, from a sound copy, otherwise from the preceding entry (-1 if unknown)."""
     if len(model.data) >= ENTRY_HEADER_BYTES:
         header = EntryHeader(*HEADER.unpack_from(model.data))
         if header.magic in _MAGICS:
@@ -205,7 +206,7 @@ def _identity(model: Copy, follow: Follow | None) -> tuple[int, int]:
 
 
 def _field(tails: Mapping[str, bytes], offset: int, start: int, model: Copy) -> tuple[str, dict[str, str]]:
-    """The name of the field that the first differing byte lies in, and every replica's value of it."""
+    """The name of the field containing the first differing byte, and every replica's value of it."""
     at = offset - start
     if len(model.data) >= MIN_BLANK_BYTES and BLANK.unpack_from(model.data)[0] == BLANK_MAGIC:
         field = next((name for name, _ in BLANK_HEAD.fields if at < BLANK_HEAD.behind(name)), "")

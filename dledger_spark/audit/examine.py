@@ -1,5 +1,5 @@
-"""From blocks that differ to findings: the bytes are read again, record-wise, and the first difference of each damaged
-replica is named.
+"""Turns differing blocks into findings: reads their bytes again record by record, and describes the first difference of
+each damaged replica.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, dive
 from dledger_spark.audit.replica import Replica, seek
 
 EXAMINED_MAX: Final = 32
-"""Blocks that are read again, at most: one is enough for each damaged replica."""
+"""Maximum number of blocks read again: one per damaged replica is enough."""
 _GONE: Final = (
     "it no longer does. A running node repairs damage by itself, logs the repair, and keeps the damaged data in "
     "damaged-N. Run the audit again"
@@ -26,10 +26,10 @@ _ZEROS_AT_ONCE: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, and where. ``replicas`` are the damaged ones; empty if nobody can tell.
+    """One problem and its place. ``replicas`` are the damaged ones; empty if they cannot be identified.
 
-    ``block`` is where the block begins, ``position`` the first differing byte; -1 where it has no place. ``index``,
-    ``term``, ``field`` and ``values`` are a ``BlockDivergence``'s. ``detail`` is for people.
+    ``block`` is the start of the block, ``position`` the first differing byte; -1 if there is none. ``index``,
+    ``term``, ``field`` and ``values`` come from the ``BlockDivergence``. ``detail`` is for people.
     """
 
     kind: DifferenceKind
@@ -44,7 +44,7 @@ class Finding:
     detail: str
 
     def sentence(self) -> str:
-        """All of it in a sentence."""
+        """The finding as a sentence."""
         who = ", ".join(self.replicas) if self.replicas else "one of the replicas"
         if self.kind in (DifferenceKind.SEGMENT, DifferenceKind.UNREADABLE, DifferenceKind.CHECKPOINT):
             return f"{who}: {self.detail}"
@@ -62,13 +62,13 @@ class Finding:
 
 
 class BlockReader(Protocol):
-    """Gives all copies of the log from an entry's begin on; of directories or of running nodes."""
+    """Reads all copies of an entry, from directories or running nodes."""
 
     def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
-        """The first difference within the block; None if it is gone. ``names``: the replicas to compare."""
+        """The first difference within the block; None if it no longer exists. ``names``: the replicas to compare."""
 
     def segment_of(self, position: int) -> str:
-        """The name of the segment that holds ``position``; empty if it is not known."""
+        """The name of the segment containing ``position``; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Directories:
 
     replicas: Mapping[str, Replica]
     end_position: int
-    """Where what is compared ends."""
+    """The end of the compared range."""
 
     def segment_of(self, position: int) -> str:
         """See ``BlockReader``."""
@@ -93,14 +93,14 @@ class Directories:
         found = diverge(tails, start, segment_bytes, self._before(start, copies))
         if found is None:
             return None
-        # Once more from the entry on, as far as any copy says that it goes: it may end in another block.
+        # Read again from the entry to the furthest end that any copy claims: it may be in another block.
         size = max([_HEAD_BYTES, *(self._claimed(one, found.entry_position) for one in copies)])
         tails = {one.name: _readable(one, found.entry_position, size) for one in copies}
         again = diverge(tails, found.entry_position, segment_bytes, self._before(found.entry_position, copies))
         return self._tail_or_hole(again or found)
 
     def _entry_before(self, position: int, copies: Sequence[Replica]) -> int:
-        """Where an entry begins, at or before ``position`` in its segment."""
+        """The start of an entry at or before ``position`` in its segment."""
         base = position - position % copies[0].segment_bytes
         start = max(base, *(int(one.begin.position) for one in copies))
         for one in copies:
@@ -114,7 +114,7 @@ class Directories:
         return start
 
     def _before(self, position: int, copies: Sequence[Replica]) -> Follow | None:
-        """What the entry at ``position`` must continue, if any copy tells."""
+        """What the entry at ``position`` must continue, if any copy contains it."""
         header = next((found for one in copies if (found := one.header_at(position)) is not None), None)
         if header is None:
             return self._last_before(position, copies)
@@ -134,12 +134,12 @@ class Directories:
         return None
 
     def _claimed(self, replica: Replica, position: int) -> int:
-        """How long the entry or blank at ``position`` says it is, if that can be."""
+        """The length that the entry or blank at ``position`` claims, if plausible."""
         _, size = BLANK.unpack(_readable(replica, position, BLANK.size).ljust(BLANK.size, b"\0"))
         return size if 0 < size <= replica.segment_bytes - position % replica.segment_bytes else 0
 
     def _tail_or_hole(self, found: BlockDivergence) -> BlockDivergence:
-        """Zeros up to the segment's end are a missing tail; with something behind them they are a damaged entry."""
+        """Zeros up to the segment's end are a missing tail; zeros followed by data are a damaged entry."""
         if found.kind is not DifferenceKind.TAIL:
             return found
         if all(self._is_blank(self.replicas[name], found.entry_position) for name in found.damaged):
@@ -166,7 +166,7 @@ class Directories:
 
 
 def _readable(replica: Replica, position: int, size: int) -> bytes:
-    """What can be read."""
+    """The readable bytes."""
     try:
         return replica.read(position, size)
     except OSError:
@@ -174,7 +174,7 @@ def _readable(replica: Replica, position: int, size: int) -> bytes:
 
 
 def _by_index(replica: Replica, position: int) -> EntryHeader | None:
-    """The last entry that begins at or before ``position``, by the replica's index; None if that is no help."""
+    """The last entry starting at or before ``position``, by the replica's index; None if the index is unusable."""
     low, high = replica.begin.index + 1, (replica.committed if replica.committed is not None else -1)
     found: EntryHeader | None = None
     while low <= high:
@@ -190,10 +190,10 @@ def _by_index(replica: Replica, position: int) -> EntryHeader | None:
 
 
 def examine(blocks: Iterable[tuple[int, int, Sequence[ReplicaDigest]]], reader: BlockReader) -> list[Finding]:
-    """Findings for blocks that differ (position, end, digests), which come in order of position.
+    """The findings for differing blocks (position, end, digests), in order of position.
 
-    What cannot be read is told once per replica and segment, a difference once per damaged replica, and so is one that
-    is no longer there.
+    An unreadable part is reported once per replica and segment, a difference once per damaged replica, and so is one
+    that no longer exists.
     """
     findings: list[Finding] = []
     told: set[tuple[str, str]] = set()
@@ -223,7 +223,7 @@ def examine(blocks: Iterable[tuple[int, int, Sequence[ReplicaDigest]]], reader: 
 
 
 def _explained(digests: Sequence[ReplicaDigest], suspects: set[str]) -> bool:
-    """Whether replicas that are known to be damaged are enough to explain that a block differs."""
+    """Whether the replicas already known to be damaged explain the block's difference."""
     rest = {one[2:] for one in digests if one.replica not in suspects}
     return bool(suspects) and len(rest) <= 1
 
@@ -240,7 +240,9 @@ def _found(one: BlockDivergence, segment: str, block: int) -> Finding:
 
 
 def outvoted(digests: Sequence[ReplicaDigest]) -> tuple[str, ...]:
-    """The replicas of a block that could not read it or are not of the largest group of like digests; all in a tie."""
+    """The replicas that could not read a block or are outside the largest group of equal digests; all if there is a
+    tie.
+    """
     votes = Counter(one[2:] for one in digests if not one.error)
     ranked = votes.most_common(2)
     tie = not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1])

@@ -1,7 +1,7 @@
-"""Replicas that run: each node digests its own disk and is asked for the results; only where they differ is log sent.
+"""Audits running nodes: each digests its own disk, and log data are transferred only where digests differ.
 
-Blocks are cut at multiples of the block size, wherever segments end. A node whose log begins inside a block has no
-digest of the whole of it: such a block is compared only among nodes that begin at the same place.
+Blocks are cut at multiples of the block size, regardless of segments. A node whose log starts inside a block has no
+digest of the whole block: such a block is compared only among nodes with the same start.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from dledger.types import LogChunk
 
 SPLIT_BYTES: Final = 1024 * MIB
-"""What one task asks one node for."""
+"""How much one task requests from one node."""
 _NO_SEGMENTS: Final = 1 << 60
-"""Larger than any log: blanks, which depend on the segments' size, are not sent."""
+"""Larger than any log: blanks, which depend on the segment size, are not sent."""
 _OF_LOGS: Final = frozenset(
     {ConditionKind.DAMAGED, ConditionKind.REPAIRING, ConditionKind.DIVERGED, ConditionKind.FENCED}
 )
 _ENTRIES_BEFORE: Final = 2
-"""How many entries before a block are fetched, too: the one that reaches into it, and the one that seeds its chain."""
+"""How many entries before a block are fetched: the one that extends into it, and the one that seeds its chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveMember:
-    """A member that answered: where it is, and what it has."""
+    """A member that responded: its address and what it has."""
 
     name: str
     address: str
@@ -48,19 +48,19 @@ class LiveMember:
     committed_index: int
     committed_position: int
     matters: tuple[str, ...] = ()
-    """What the node itself says is the matter with its log."""
+    """The conditions of its log that the node reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The nodes of a group that answered, by name, and sentences about those that did not."""
+    """The responding nodes of a group, by name, and a sentence for each of the others."""
 
     nodes: tuple[LiveMember, ...]
     silent: tuple[str, ...]
 
 
 def connected(options: ReadOptions) -> DLedgerClient:
-    """A client for the group, to be closed by the caller."""
+    """A client for the group, which the caller closes."""
     return DLedgerClient(
         options.servers,
         group=options.group,
@@ -70,9 +70,9 @@ def connected(options: ReadOptions) -> DLedgerClient:
 
 
 def look(client: DLedgerClient) -> Group:
-    """Ask all members what they have.
+    """Request the state of all members.
 
-    Raises ``UnavailableError`` if nobody answers, ``PipelineError`` if only one does.
+    Raises ``UnavailableError`` if nobody responds, ``PipelineError`` if only one does.
     """
     nodes: list[LiveMember] = []
     silent: list[str] = []
@@ -101,7 +101,7 @@ def look(client: DLedgerClient) -> Group:
 
 
 def said(client: DLedgerClient, group: Group) -> tuple[str, ...]:
-    """What the nodes say is the matter with their own logs, when they were looked at or now: no digest tells that."""
+    """Problems that the nodes report about their logs, at the first look or now: digests do not show these."""
     now = client.members_status()
     matters = {
         f"{node.name} reports: {matter}": None
@@ -135,14 +135,14 @@ def live_coverage(nodes: Sequence[LiveMember], end_position: int, block_bytes: i
 
 
 def _first_block(begin: int, begins: Sequence[int], block_bytes: int) -> int:
-    """From where a node's digests are like those of the others: its begin, unless others have more of that block."""
+    """The start of a node's comparable digests: its own start, unless others have more of that block."""
     base = begin - begin % block_bytes
     alone = all(one == begin or one >= base + block_bytes for one in begins)
     return begin if begin == base or alone else base + block_bytes
 
 
 def live_plan(covered: Coverage, nodes: Sequence[LiveMember], block_bytes: int) -> list[Stretch]:
-    """What to ask whom for. ``path`` is an address."""
+    """The stretches to request, and from which node; ``path`` is an address."""
     addresses = {one.name: one.address for one in nodes}
     return [
         Stretch(name, addresses[name], 0, start, stop)
@@ -153,7 +153,7 @@ def live_plan(covered: Coverage, nodes: Sequence[LiveMember], block_bytes: int) 
 
 
 def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> Iterator[ReplicaDigest]:
-    """The digests that a node makes; an error in the place of those that it does not."""
+    """A node's digests; for those it does not deliver, an error."""
     position = stretch.start
     try:
         for one in client.block_digests(stretch.start, stretch.stop, block_bytes=block_bytes, address=stretch.path):
@@ -165,17 +165,17 @@ def live_digest(client: DLedgerClient, stretch: Stretch, block_bytes: int) -> It
 
 
 def live_chain_crc(client: DLedgerClient, nodes: Sequence[LiveMember], index: int) -> int | None:
-    """The chain CRC of an entry that all nodes have; None if they do not agree, of which the digests tell more."""
+    """The chain CRC of an entry that all nodes have; None if they differ, which the digests describe better."""
     found: set[int] = set()
     for node in nodes:
-        with suppress(DLedgerError):  # it cannot read its log, or is gone: the digests have that, too
+        with suppress(DLedgerError):  # its log is unreadable, or it is gone: the digests report that, too
             for chunk in client.fetch_log(index, index + 1, address=node.address):
                 found.add(EntryHeader(*HEADER.unpack_from(chunk.data)).chain_crc)
     return found.pop() if len(found) == 1 else None
 
 
 class RunningNodes:
-    """Reads entries of nodes that run, and mend themselves meanwhile; implements ``BlockReader``."""
+    """Reads entries of running nodes, which may repair themselves meanwhile; implements ``BlockReader``."""
 
     def __init__(self, client: DLedgerClient, nodes: Sequence[LiveMember], block_bytes: int) -> None:
         self._client = client
@@ -184,11 +184,11 @@ class RunningNodes:
         self._segments: dict[int, str] = {}
 
     def segment_of(self, position: int) -> str:
-        """The name of the segment, of positions at which a difference was found; nodes do not tell others."""
+        """The segment's name, known only for positions of differences found; nodes do not tell others."""
         return self._segments.get(position, "")
 
     def divergence(self, block: int, end: int, names: Sequence[str]) -> BlockDivergence | None:
-        """See ``BlockReader``. Where all entries are alike but the block still is not, a blank differs."""
+        """See ``BlockReader``. If all entries are equal but the block still differs, a blank differs."""
         chunks: dict[str, list[LogChunk]] = {}
         broken: dict[str, CorruptLogError] = {}
         first, following = self._entries(block, end, names)
@@ -206,7 +206,7 @@ class RunningNodes:
         return BlockDivergence(DifferenceKind.BLANK, block, block, following - 1, -1, "blank", {}, (), detail)
 
     def _still_differs(self, block: int, end: int, names: Sequence[str]) -> bool:
-        """Whether the nodes digest the block differently once more: one may have mended it before it was read."""
+        """Whether new digests of the block still differ: a node may have repaired it before it was read."""
         client, nodes, block_bytes = self._client, self._nodes, self._block_bytes
         digests = {
             tuple(
@@ -218,9 +218,9 @@ class RunningNodes:
         return len(digests) > 1
 
     def _broken(self, broken: Mapping[str, CorruptLogError], sound: Sequence[str]) -> BlockDivergence:
-        """Nodes send nothing that is damaged, but name its place: the first one, which a sound node names the entry of.
+        """Nodes do not send damaged entries, only their positions: reports the first one, identified by a sound node.
 
-        The others are told with it.
+        The others are reported with it.
         """
         places = {name: error.offset + (parse_segment_name(error.path.name) or 0) for name, error in broken.items()}
         position = min(places.values())
@@ -234,7 +234,7 @@ class RunningNodes:
         )
 
     def _entry_at(self, position: int, names: Sequence[str]) -> tuple[int, int]:
-        """Index and term of the entry that begins there, by the first node that can tell; -1 if none can."""
+        """Index and term of the entry starting there, from the first node that knows it; -1 if none does."""
         for name in names:
             address = self._nodes[name].address
             with suppress(DLedgerError):
@@ -246,7 +246,7 @@ class RunningNodes:
         return -1, -1
 
     def _entries(self, block: int, end: int, names: Sequence[str]) -> tuple[int, int]:
-        """The entries that lie in a block wholly or in part, by the first node that can tell; and some before."""
+        """The entries that overlap a block, and some before, by the first node that knows them."""
         failure: DLedgerError | None = None
         begin = max(self._nodes[name].begin_index for name in names)
         for name in names:
@@ -259,7 +259,7 @@ class RunningNodes:
         raise failure or PipelineError(f"cannot tell which entries lie between {block} and {end}")
 
     def _compare(self, chunks: Mapping[str, Sequence[LogChunk]]) -> BlockDivergence | None:
-        """The first difference of the same entries of all nodes, segment by segment."""
+        """The first difference between the nodes' copies of the same entries, segment by segment."""
         bases = sorted({one.segment_base for some in chunks.values() for one in some})
         for base in bases:
             parts = {name: [one for one in some if one.segment_base == base] for name, some in chunks.items()}

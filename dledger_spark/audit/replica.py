@@ -1,8 +1,7 @@
-"""A node's directory as an audit sees it: evidence, any part of which may be damaged.
+"""A node's directory as evidence for an audit; any part of it may be damaged.
 
-Opening a store refuses damage; an audit has to name it. So nothing here raises for what is wrong inside a replica's
-log: a missing segment is not in ``segments``, an unreadable checkpoint is a ``problem``, and whoever reads gets what is
-there.
+Opening a store refuses damage, but an audit has to report it. So damage inside a replica's log raises no error here: a
+missing segment is absent from ``segments``, an unreadable checkpoint is a ``problem``, and reads return what exists.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _CHECKPOINT: Final = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One member's log on the disk. ``begin`` is what precedes its first kept entry, ``committed`` an index or None.
+    """One member's log on disk. ``begin`` precedes its first kept entry; ``committed`` is an index or None.
 
-    ``segments`` are those that are there, by the position they begin at. ``problem`` says what is wrong with the files
-    beside the log; empty when nothing is.
+    ``segments`` are the existing ones, by start position. ``problem`` describes what is wrong with the other files;
+    otherwise empty.
     """
 
     name: str
@@ -45,12 +44,12 @@ class Replica:
     problem: str = ""
 
     def segment_of(self, position: int) -> Path:
-        """Where the segment is, or would be, that holds ``position``."""
+        """The path of the segment that should contain ``position``."""
         base = position - position % self.segment_bytes
         return self.segments.get(base, self.directory / "data" / segment_name(base))
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes that are there from ``position`` on, of one segment; fewer at its end. Raises ``OSError``."""
+        """The existing bytes from ``position`` on, within one segment; fewer at its end. Raises ``OSError``."""
         at = position % self.segment_bytes
         fd = os.open(self.segment_of(position), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -59,7 +58,7 @@ class Replica:
             os.close(fd)
 
     def header_at(self, position: int) -> EntryHeader | None:
-        """The entry header at ``position`` if it looks like one that belongs there."""
+        """The entry header at ``position``, if it is plausible there."""
         try:
             stored = self.read(position, ENTRY_HEADER_BYTES)
         except OSError:
@@ -71,7 +70,7 @@ class Replica:
         return header if fits and header.magic in _MAGICS and header.position == position else None
 
     def entry(self, index: int) -> EntryHeader | None:
-        """The header of an entry, found through the index files; None unless index and data agree about it."""
+        """The header of an entry, found through the index files; None unless index and data agree."""
         at = index * INDEX_UNIT_BYTES
         base = at - at % self.index_segment_bytes
         try:
@@ -87,9 +86,9 @@ class Replica:
 
 
 def open_replicas(directories: Sequence[Path]) -> list[Replica]:
-    """The replicas in these directories, each a node's or the broker's around it, under names that tell them apart.
+    """The replicas in these directories, each a node's or its broker's, under distinct names.
 
-    Raises ``ConfigError`` if there are fewer than two, or if they are no nodes of one group; ``CorruptLogError`` if an
+    Raises ``ConfigError`` if there are fewer than two, or if they are not nodes of one group; ``CorruptLogError`` if an
     identity is unreadable.
     """
     nodes = [node_directory(path) for path in directories]
@@ -130,7 +129,7 @@ def _identity_of(node: Path) -> StoreIdentity:
 
 
 def _strangers(nodes: Sequence[Path], identities: Sequence[StoreIdentity]) -> list[str]:
-    """Sentences about directories that are not of the first one's group."""
+    """Sentences about directories of other groups than the first one's."""
     first = identities[0] if identities else None
     return [
         f"{node} has {field} {getattr(identity, field)!r}, {nodes[0]} has {getattr(first, field)!r}: "
@@ -157,17 +156,17 @@ def _open(node: Path, identity: StoreIdentity, name: str) -> Replica:
 
 
 def _guessed_begin(segments: dict[int, Path]) -> Boundary:
-    """Without a checkpoint a log begins with its first segment."""
+    """Without a checkpoint, a log starts with its first segment."""
     first = min(segments, default=0)
     return Boundary(LogIndex(-1), Term(0), Position(first), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CommonEnd:
-    """Up to where all replicas know the log to be committed: the last such entry, where it ends, its chain CRC.
+    """The end of what all replicas know to be committed: the last such entry, its end, and its chain CRC.
 
-    ``bounded_by`` is the replica that knows least. ``position`` is exclusive, ``chain_crc`` None if
-    it is not known.
+    ``bounded_by`` is the replica with the lowest commit index. ``position`` is exclusive, ``chain_crc`` None if
+    unknown.
     """
 
     index: int
@@ -177,9 +176,9 @@ class CommonEnd:
 
 
 def common_end(replicas: Sequence[Replica]) -> CommonEnd | None:
-    """The lowest commit index of all replicas and its place, by whichever index or log tells it; None if none can.
+    """The lowest commit index of all replicas and its position, from any index or log that has it; None if none does.
 
-    Replicas without a readable checkpoint have no say.
+    Replicas without a readable checkpoint are ignored.
     """
     known = [replica for replica in replicas if replica.committed is not None]
     if not known:
@@ -197,7 +196,7 @@ def common_end(replicas: Sequence[Replica]) -> CommonEnd | None:
 
 
 def walk_to(replica: Replica, index: int) -> EntryHeader | None:
-    """The header of an entry, found by going from header to header; None if damage is in the way."""
+    """The header of an entry, found by walking from header to header; None if damage prevents that."""
     position = int(replica.begin.position)
     while position >= 0:
         found = _walk(replica, position, lambda header: header.index == index)
@@ -208,16 +207,16 @@ def walk_to(replica: Replica, index: int) -> EntryHeader | None:
 
 
 def seek(replica: Replica, start: int, position: int) -> int:
-    """Where the last entry or blank before or at ``position`` begins, going from the entry at ``start``.
+    """The start of the last entry or blank at or before ``position``, walking from the entry at ``start``.
 
-    ``start`` itself where damage is in the way.
+    ``start`` itself if damage prevents that.
     """
     found = _walk(replica, start, lambda header: header.position + header.size > position)
     return found.position if isinstance(found, EntryHeader) else start
 
 
 def _walk(replica: Replica, position: int, wanted: Callable[[EntryHeader], bool]) -> EntryHeader | int:
-    """The first wanted entry of a segment from ``position`` on, else where the next one begins, else -1."""
+    """The first wanted entry of a segment from ``position`` on; otherwise where the next one starts, or -1."""
     path = replica.segments.get(position - position % replica.segment_bytes)
     if path is None:
         return -1

@@ -1,4 +1,4 @@
-"""The vectorised decoder: log bytes to Arrow, with numpy. Knows neither Spark nor where the bytes are from."""
+"""The vectorised decoder from log bytes to Arrow, in numpy. Independent of Spark and of the source of the bytes."""
 
 from dledger_spark.decode.batches import batch_bytes_for, batches, decode_stretch
 from dledger_spark.decode.context import Content, DecodeContext, RowFilter

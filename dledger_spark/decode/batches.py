@@ -1,4 +1,4 @@
-"""A stretch of log as batches of a good size: what readers of files and of running nodes share."""
+"""Splits a stretch of log into batches of a suitable size, for readers of files and of running nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dledger_spark.schema import BIG_COLUMNS, SchemaColumn
 from rocketstore.message.walk import WalkEnd, walk
 
 BATCH_BYTES: Final = 8 * MIB
-"""How much log a batch with bodies covers: smaller ones cost more per byte, larger ones leave the caches."""
+"""Log bytes per batch with bodies: smaller batches cost more per byte, larger ones exceed the caches."""
 SLIM_BATCH_BYTES: Final = 32 * MIB
-"""The same without bodies, whose rows are small."""
+"""The same without bodies, for small rows."""
 _PROBLEMS: Final = {WalkEnd.CUT: "a record extends beyond the data", WalkEnd.ZERO: "zeros where a record was expected"}
 
 
 def batch_bytes_for(columns: Sequence[SchemaColumn]) -> int:
-    """How much log one batch of these columns should cover."""
+    """How many log bytes one batch of these columns should cover."""
     return BATCH_BYTES if any(one.name in BIG_COLUMNS for one in columns) else SLIM_BATCH_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Checking the checksums of records, for those who ask: one loop per record, in C but for the loop itself."""
+"""Verifies the checksums of records on request: one Python loop per record around C functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rocketstore.message.record import CRC_MASK
 
 
 def intact(records: Records) -> Mask:
-    """Whether each record's checksums are right; ``False`` for broken records.
+    """Whether each record's checksums match; ``False`` for broken records.
 
-    Of an entry: the CRC32C of its body, and of its header the one that chains it to the entry before it, where that is
-    known (``headers_intact``). An entry without checksums (Java's) and a plain log's message are checked by the CRC of
-    the message's body, which is all that RocketMQ keeps.
+    For an entry: the CRC32C of its body, and the chain CRC of its header if the previous entry is known
+    (``headers_intact``). An entry without checksums (Java's) and a plain log's message are checked by the CRC of the
+    message's body, the only one that RocketMQ stores.
     """
     good = ~(records.broken | records.broken_tail)
     if records.context.framing == "entry":
@@ -55,11 +55,11 @@ def _compared(found: list[int], stored: Ints, wanted: Mask) -> Mask:
 
 
 def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: Chain | None = None) -> Mask:
-    """Whether each entry's header is chained to the one before it. ``starts`` are all entries of a stretch, NOOPs too.
+    """Whether each entry's header continues the chain. ``starts`` are all entries of a stretch, including NOOPs.
 
-    ``heads``: the chain checksums that they store. ``before``: that of the entry before the first one; if it is not
-    known, the first one counts as intact. After an entry that fails, both the chain that it stores and the one it
-    should have stored are tried, so that one wrong header is told, and not its neighbour too.
+    ``heads``: their stored chain CRCs. ``before``: that of the entry before the first one; if unknown, the first one
+    counts as intact. After a failed entry, both its stored chain CRC and the computed one are tried, so that one wrong
+    header is not reported together with the next one.
     """
     right = np.ones(len(starts), np.bool_)
     stored = heads.tolist()
@@ -79,7 +79,7 @@ def headers_intact(window: Bytes, starts: Ints, heads: Ints, before: Chain | Non
 
 
 def chain_after(window: Bytes, starts: Ints, before: Chain | None = None) -> Chain:
-    """What the last of these entries hands to the next one; ``before``: what the first was handed, if it is known."""
+    """The chain after the last of these entries; ``before``: the chain before the first one, if known."""
     last = int(starts[-1])
     head = window[last : last + ENTRY_HEADER_BYTES].tobytes()
     stored = _chain_in(head)

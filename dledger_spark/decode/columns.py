@@ -1,4 +1,4 @@
-"""One function per column: records in, an Arrow array of exactly the column's type out."""
+"""One function per column, from records to an Arrow array of exactly the column's type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_APPEND_TIME: Final = 1
 
 
 class Shared:
-    """What several columns of one batch are made of, made once."""
+    """Data shared by several columns of one batch, computed once."""
 
     def __init__(self, records: Records, crc_ok: pa.Array | None) -> None:
         self.records = records
@@ -41,7 +41,7 @@ class Shared:
 
     @property
     def properties(self) -> Properties:
-        """The same, taken apart."""
+        """The parsed properties."""
         if self._properties is None:
             self._properties = parse_properties(self.encoded_properties)
         return self._properties
@@ -52,9 +52,9 @@ def _long(name: str) -> Callable[[Shared], pa.Array]:
 
 
 def _int(name: str) -> Callable[[Shared], pa.Array]:
-    """A column of 32 bits; a wider field of the stored message would be cut off, so its column must grow first."""
-    width = MESSAGE[0][name].itemsize
-    invariant(width <= np.dtype(np.int32).itemsize, "a field of the record fits Spark's column", field=name)
+    """A 32-bit column; a wider field of the stored message would be truncated, so its column must grow first."""
+    bits = 8 * MESSAGE[0][name].itemsize
+    invariant(bits <= pa.int32().bit_width, "a field of the record fits Spark's column", field=name)
     return lambda shared: _ints(shared.records.field(name))
 
 
@@ -63,7 +63,7 @@ def _ints(values: Ints) -> pa.Array:
 
 
 def _fixed(values: NDArray[np.signedinteger[Any]], kind: pa.DataType) -> pa.Array:  # Any: of either width
-    """The numbers as they are; ``pa.array`` does the same, but looks at them first."""
+    """The numbers unchanged; unlike ``pa.array``, without inspecting them first."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
@@ -112,7 +112,7 @@ def _crc_ok(shared: Shared) -> pa.Array:
 
 
 def _headers(shared: Shared) -> pa.Array:
-    """Properties as Kafka's headers; null where there are none, as there."""
+    """Properties as Kafka headers; null if there are none, as in Kafka."""
     maps = shared.properties.as_maps()
     pairs = pa.StructArray.from_arrays([maps.keys, maps.items.cast(pa.binary())], fields=list(HEADERS.value_type))
     empty = np.diff(np.asarray(maps.offsets)) == 0
@@ -129,12 +129,12 @@ ALWAYS: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "raw": _raw,
     "timestampType": lambda shared: pa.repeat(pa.scalar(_LOG_APPEND_TIME, pa.int32()), len(shared.records)),
 }
-"""What every record has."""
+"""Columns of every record."""
 OF_ENTRIES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "index": _long("entry_index"),
     "term": _long("entry_term"),
 }
-"""What a plain commit log does not have."""
+"""Columns that a plain commit log lacks."""
 OF_MESSAGES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "topic": _topic,
     "queueId": _int("queue_id"),
@@ -156,21 +156,21 @@ OF_MESSAGES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "headers": _headers,
     "key": lambda shared: shared.properties.named(KEYS),
 }
-"""What only messages have."""
+"""Columns that only messages have."""
 TAIL: Final = frozenset(("topic", "keys", "tags", "tagsCode", "properties", "properties string", "headers", "key"))
-"""Columns that are behind the body: for these the record is checked to its end."""
+"""Columns after the body: they require checking the whole record."""
 
 
 def computed_by(column: SchemaColumn) -> str:
-    """The name under which a column's function stands here."""
-    if column.name in ("key", "headers"):  # of other types than what they are made of
+    """The name under which a column's function is registered here."""
+    if column.name in ("key", "headers"):  # their types differ from those of their source columns
         return column.name
     name = column.source or column.name
     return "properties string" if name == "properties" and pa.types.is_string(column.arrow) else name
 
 
 def array_of(column: SchemaColumn, shared: Shared) -> pa.Array:
-    """The column of these records; nulls if they have no such thing."""
+    """The array of this column; nulls for records that do not have it."""
     name, context = computed_by(column), shared.records.context
     compute = ALWAYS.get(name)
     if compute is None and context.framing == "entry":

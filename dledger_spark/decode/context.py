@@ -1,4 +1,4 @@
-"""What the decoder must know beside the bytes. Pickles, since it travels to executors."""
+"""The decoder's parameters besides the bytes. Pickled for executors."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from dledger_spark.options import PropertiesFormat, SchemaStyle, VerifyCrc
 from rocketstore.message.walk import Framing
 
 Content = Literal["message", "entry"]
-"""What a record holds: one of RocketMQ's messages, or bytes that only their writer understands."""
+"""The contents of a record: RocketMQ's messages, or arbitrary bytes."""
 
 Chain = tuple[int, int]
-"""The chain checksum that an entry stores, and the one that it should: they differ if its header is damaged."""
+"""The chain CRC stored in an entry, and the computed one: they differ if its header is damaged."""
 CHAIN_BEGIN: Final[Chain] = (0, 0)
-"""Before the first entry of all."""
+"""The chain before the first entry of a log."""
 
 
 class RowFilter(Protocol):
-    """Which rows are wanted, decided by some of their columns before the others are computed."""
+    """Selects rows by some of their columns, before the others are computed."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """What ``keeps`` looks at."""
+        """The columns used by ``keeps``."""
         ...
 
     @property
     def keeps_broken(self) -> bool:
-        """Whether records stay that are too damaged to be judged (``verifyCrc=column``)."""
+        """Whether records too damaged to be evaluated are kept (``verifyCrc=column``)."""
         ...
 
     def keeps(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """For each row whether it is wanted."""
+        """Whether each row is kept."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeContext:
-    """Where the bytes are from, and how to read them."""
+    """Where the bytes come from, and how to read them."""
 
     framing: Framing = "entry"
     content: Content = "message"
     base: int = 0
-    """The position in the log of the first byte of the data."""
+    """The log position of the data's first byte."""
     segment: str = ""
-    """The file's name: the column ``segment``, and in errors."""
+    """The file's name, for the column ``segment`` and for errors."""
     segment_base: int = 0
-    """The position in the log of the segment's first byte: errors tell offsets in the file."""
+    """The log position of the segment's first byte: errors contain offsets in the file."""
     verify_crc: VerifyCrc = "false"
     chain_before: Chain | None = None
-    """The chain checksum of the entry before the first one, if it is known; for whoever checks checksums."""
+    """The chain CRC of the entry before the first one, if known, for verifying checksums."""
     schema_style: SchemaStyle = "default"
     properties_format: PropertiesFormat = "map"
     filters: tuple[RowFilter, ...] = ()

@@ -1,6 +1,6 @@
-"""Bytes of the log in, a batch of rows out. No loop per record, unless checksums are asked for.
+"""Decodes log bytes into a batch of rows, without a loop per record unless checksums are verified.
 
-Only the columns asked for are computed, and only what they need of each record is looked at and checked.
+Computes only the requested columns, and reads and checks only the parts of each record that they need.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def named_columns(names: Sequence[str], context: DecodeContext) -> tuple[SchemaC
 def decode(
     data: bytes | memoryview | Bytes, starts: Ints, columns: Sequence[str], context: DecodeContext
 ) -> pa.RecordBatch:
-    """The rows of the records that begin at ``starts`` in ``data``, which ``context`` tells the place of.
+    """The rows of the records starting at ``starts`` in ``data``, whose place is in ``context``.
 
-    Starts ascend. NOOPs are no rows. Raises ``BrokenRecordError`` for a record that is not whole, unless
-    ``context.verify_crc`` says what else to do about it; and ``SchemaError``.
+    Starts ascend. NOOPs yield no rows. Raises ``BrokenRecordError`` for a damaged record, unless ``context.verify_crc``
+    says otherwise; and ``SchemaError``.
     """
     return decode_columns(data, starts, named_columns(columns, context), context)
 
 
 def looks_at_checksums(columns: Sequence[SchemaColumn], context: DecodeContext) -> bool:
-    """Whether the checksums of records matter for these columns."""
+    """Whether these columns require the records' checksums."""
     filtered = (name for some in context.filters for name in some.columns)
     return context.verify_crc != "false" or "crcOk" in filtered or any(computed_by(one) == "crcOk" for one in columns)
 
@@ -57,7 +57,7 @@ def decode_columns(
     context: DecodeContext,
     told: Ints | None = None,
 ) -> pa.RecordBatch:
-    """As ``decode``, for columns already looked up. ``told``: the magic numbers by an index, of all entries there."""
+    """Like ``decode``, with resolved columns. ``told``: the magic numbers in an index, for all entries there."""
     window = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     names = {computed_by(one) for one in columns} | {one for some in context.filters for one in some.columns}
     crc_ok: Mask | None = None
@@ -65,7 +65,7 @@ def decode_columns(
         records = rows_of(window, starts, context, told=told)
     else:
         chained = _chained(window, starts, context, all_there=told is not None)
-        records = rows_of(window, starts, context, ~chained, told)  # a damaged header may pass for a NOOP's
+        records = rows_of(window, starts, context, ~chained, told)  # a damaged header may look like a NOOP's
         crc_ok = checksums.intact(records) & chained[np.searchsorted(starts, records.starts)]
     broken = records.broken | records.broken_tail if crc_ok is not None or names & TAIL else records.broken
     if context.verify_crc == "skip" and crc_ok is not None:
@@ -94,7 +94,7 @@ def _filtered(records: Records, crc_ok: Mask | None, broken: Mask) -> tuple[Reco
 
 
 def _plain_names(context: DecodeContext) -> DecodeContext:
-    """Filters speak of our names, whatever the rows are called."""
+    """Filters use our column names, whatever the output columns are called."""
     return DecodeContext(context.framing, context.content)
 
 
@@ -118,13 +118,13 @@ def _batch(records: Records, columns: Sequence[SchemaColumn], crc_ok: Mask | Non
 
 
 def _chained(window: Bytes, starts: Ints, context: DecodeContext, *, all_there: bool) -> Mask:
-    """Which headers continue the chain of checksums, as far as that can be told: no start must have been left out."""
+    """Which headers continue the checksum chain, as far as that can be checked: requires all starts."""
     if context.framing == "entry" and len(starts):
         heads = gather(window, starts, ENTRY)
         chains = heads["entry_chain_crc"].astype(np.int64)
         in_row = all_there or np.array_equal(starts[1:], (starts + heads["entry_size"].astype(np.int64))[:-1])
         if in_row and chains.any():
-            unchecked = (chains == 0) & (heads["entry_body_crc"] == 0)  # Java's, in a log that goes on here
+            unchecked = (chains == 0) & (heads["entry_body_crc"] == 0)  # Java's, in a log that was continued here
             intact: Mask = checksums.headers_intact(window, starts, chains, context.chain_before) | unchecked
             return intact
     return np.ones(len(starts), np.bool_)

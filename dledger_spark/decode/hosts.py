@@ -1,4 +1,4 @@
-"""Hosts as text: ``10.1.2.3:4567`` and ``[fe80::1]:4567``. Each different one is formatted once per batch."""
+"""Hosts as text: ``10.1.2.3:4567`` and ``[fe80::1]:4567``. Each distinct one is formatted once per batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PORT: Final = HEAD_V4.part("store_port")
 
 
 def ipv4_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
-    """The texts of addresses of 4 bytes with their ports."""
+    """The texts of 4-byte addresses with their ports."""
     numbers = np.ascontiguousarray(addresses).view(">u4").astype(np.int64)
     encoded = pc.dictionary_encode(pa.array(numbers << 32 | (ports & 0xFFFF_FFFF)))
     return pa.array([_ipv4(key) for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
@@ -29,7 +29,7 @@ def _ipv4(key: int) -> str:
 
 
 def ipv6_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
-    """The texts of addresses of 16 bytes with their ports."""
+    """The texts of 16-byte addresses with their ports."""
     both = np.empty((len(ports), IPV6_BYTES + _PORT.size), np.uint8)
     both[:, :IPV6_BYTES] = np.ascontiguousarray(addresses).view(np.uint8).reshape(len(ports), -1)
     both[:, IPV6_BYTES:] = ports.astype(">i4").view(np.uint8).reshape(len(ports), -1)

@@ -1,10 +1,10 @@
-"""Headers of entries and messages as tables, and how they are gathered out of a stretch of log.
+"""Headers of entries and messages as structures, gathered from a stretch of log.
 
-A *record* here is what one row is made of: an entry (with the message in it, if it holds one), or, in a plain commit
-log, a message. Its fixed part is gathered with one copy per record into an array of opaque bytes, which is then viewed
-as a structure: gathering into the structured type directly takes 5 to 9 times as long.
+A *record* here becomes one row: an entry (with its message, if any), or in a plain commit log a message. Its fixed part
+is gathered with one copy per record into an array of opaque bytes, which is then viewed as a structure: gathering into
+the structured type directly takes 5 to 9 times as long.
 
-Messages with IPv6 hosts have their later fields 12 or 24 bytes further back: there is a layout for each combination.
+In messages with IPv6 hosts, later fields are shifted by 12 or 24 bytes: there is a layout for each combination.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Mask = NDArray[np.bool_]
 _ENTRY_HEAD: Final = entries.ENTRY.prefixed("entry_")
 ENTRY: Final = _ENTRY_HEAD.dtype()
 MESSAGE: Final = {flags: head.dtype() for flags, head in HEAD.items()}
-"""By the bits of the system flag that say which hosts are IPv6."""
+"""Layouts by the bits of the system flag for IPv6 hosts."""
 ENTRY_MESSAGE: Final = {flags: _ENTRY_HEAD.followed_by(head).dtype() for flags, head in HEAD.items()}
 
 
 def gather(window: Bytes, starts: Ints, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """The structures at ``starts``, which ascend. Those that the window cuts off are filled up with zeros."""
+    """The structures at ``starts``, which ascend. Those truncated by the window's end are padded with zeros."""
     width = dtype.itemsize
     last = len(window) - width
     if len(starts) == 0:
         return np.empty(0, dtype)
     if int(starts[-1]) <= last:
         return _gather(window, starts, width).view(dtype)
-    inside = int(np.searchsorted(starts, last, side="right")) if last >= 0 else 0
+    inside = int(np.searchsorted(starts, last, side="right"))
     first = int(starts[inside])
     padded = np.zeros(int(starts[-1]) - first + width, np.uint8)
     padded[: len(window) - first] = window[first:]

@@ -1,7 +1,7 @@
-"""Taking property strings apart, all those of a batch at once: ``name 0x01 value 0x02 name 0x01 value``.
+"""Parses the property strings of a whole batch at once: ``name 0x01 value 0x02 name 0x01 value``.
 
-Rules as in ``rocketstore.message.properties``: what is no property (no name, no 0x01, no value) is skipped; of two with
-the same name the later one counts.
+The rules are those of ``rocketstore.message.properties``: malformed properties (no name, no 0x01, no value) are
+skipped; of two with the same name, the later one counts.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _NAME_BYTES: Final = 4
 _NAME_END: Final = 1
 _PROPERTY_END: Final = 2
 _PAIRS_PER_ROW_MAX: Final = 64
-"""The table that finds repeated names has at most so many cells per row."""
+"""Limit for the cells per row of the table that finds repeated names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The properties of a batch of records: every name and value as offsets into their joined bytes, in order."""
+    """The properties of a batch of records: all names and values as offsets into their concatenated bytes, in order."""
 
     count: int
     joined: Bytes
     names_begin: Ints
     names_end: Ints
     ends: Ints
-    """Where values end; they begin one byte after their names end."""
+    """The ends of values; they start one byte after their names end."""
     rows: Ints
-    """The record that each property is of."""
+    """Each property's record."""
 
     def named(self, name: bytes) -> pa.Array:
         """The value of the property with this name of 4 bytes, per record, as binary; null where there is none."""
         found = self._with_name(name)
         last = np.full(self.count, -1, np.int64)
-        last[self.rows[found]] = found  # of repeated indices the last one counts
+        last[self.rows[found]] = found  # of repeated indices, numpy keeps the last one
         absent = last < 0
         at = np.maximum(last, 0)
         begins, ends = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
         if len(self.ends):
             begins = np.where(absent, 0, self.names_end[at] + 1)
             ends = np.where(absent, 0, self.ends[at])
-            np.maximum.accumulate(begins, out=begins)  # an absent one lies, empty, where the one before it begins
+            np.maximum.accumulate(begins, out=begins)  # an absent value is empty and starts where the previous one does
             ends = np.maximum(begins, ends)
             begins = np.where(absent, np.maximum.accumulate(ends), begins)
             ends = np.maximum(begins, ends)
@@ -68,7 +68,7 @@ class Properties:
         return found
 
     def as_maps(self) -> pa.Array:
-        """All of them, per record, as ``map<string, string>``."""
+        """All properties of each record, as ``map<string, string>``."""
         per_row = np.bincount(self.rows, minlength=self.count)
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(per_row, out=offsets[1:])
@@ -83,7 +83,7 @@ class Properties:
         return _without_repeats(maps) if self._has_repeats(names) else maps
 
     def _has_repeats(self, names: pa.Array) -> bool:
-        """Whether a record has two properties of one name."""
+        """Whether any record has two properties with the same name."""
         encoded = pc.dictionary_encode(names)
         kinds = len(encoded.dictionary)
         cells = self.rows * kinds + np.asarray(encoded.indices)
@@ -95,7 +95,7 @@ class Properties:
 
 
 def parse_properties(encoded: pa.Array) -> Properties:
-    """Take the property strings, a binary array without nulls, apart."""
+    """Parse property strings, given as a binary array without nulls."""
     count = len(encoded)
     _, offsets_buffer, values = encoded.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[encoded.offset : encoded.offset + count + 1].astype(np.int64)
@@ -114,7 +114,7 @@ def parse_properties(encoded: pa.Array) -> Properties:
 
 
 def _pieces(property_ends: Ints, offsets: Ints) -> tuple[Ints, Ints, Ints]:
-    """What lies between separators and the ends of records: where each begins and ends, and whose it is."""
+    """The pieces between separators and ends of records: their starts, ends and records."""
     count = len(offsets) - 1
     is_last = np.zeros(len(property_ends) + count, np.bool_)
     lasts = np.searchsorted(property_ends, offsets[1:]) + np.arange(count)
@@ -137,7 +137,7 @@ def _without_repeats(maps: pa.Array) -> pa.Array:
 
 
 def tags_codes(tags: pa.Array) -> pa.Array:
-    """What consume queues keep of tags (a binary array): Java's ``hashCode``; 0 without a tag."""
+    """The tags codes in consume queues, from a binary array of tags: Java's ``hashCode``; 0 without a tag."""
     encoded = pc.dictionary_encode(tags)
     codes = pa.array([tags_code_of(tag) for tag in encoded.dictionary.to_pylist()], pa.int64())
     return codes.take(encoded.indices).fill_null(0)

@@ -1,4 +1,4 @@
-"""The records of a stretch of log: their headers as columns, and whether each is whole. Computed when asked for."""
+"""The records of a stretch of log: their headers as columns, and whether each is intact. Computed on demand."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NORMAL: Final = int(Magic.NORMAL)
 _NOOP: Final = int(Magic.NOOP)
 _CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
 LENGTH_MAX: Final = 0x7FFF
-"""What a signed length of two bytes can say."""
+"""The maximum of a signed two-byte length."""
 
 
 class Records:
-    """Records that begin at ``starts`` in a window of the log. NOOPs have been left out (``rows_of``).
+    """Records starting at ``starts`` in a window of the log, without NOOPs (``rows_of``).
 
-    Fields are arrays with one number per record, in the machine's byte order. Where a record is broken they hold
-    whatever stands there; ``broken`` says which are.
+    Fields are arrays with one number per record, in native byte order. Fields of broken records (see ``broken``) hold
+    arbitrary values.
     """
 
     def __init__(self, window: Bytes, starts: Ints, context: DecodeContext, head: NDArray[np.void]) -> None:
@@ -48,11 +48,11 @@ class Records:
 
     @cached_property
     def buffer(self) -> pa.Buffer:
-        """The window, for Arrow."""
+        """The window as an Arrow buffer."""
         return pa.py_buffer(self.window)
 
     def select(self, wanted: Mask) -> Records:
-        """Only the records that are wanted."""
+        """Only the wanted records."""
         if wanted.all():
             return self
         return Records(self.window, self.starts[wanted], self.context, self._head[wanted])
@@ -61,7 +61,7 @@ class Records:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, Ints | None, NDArray[np.void]], ...]:
-        """Rows by kinds of hosts: the flags, the rows' numbers (None: all), and their headers in the right layout."""
+        """Rows by kind of hosts: the flags, the row numbers (None: all), and their headers in the matching layout."""
         if self.context.content != "message":
             return ((0, None, self._head),)
         kinds = self._head["sys_flag"].astype(np.int64) & HOST_V6_FLAGS
@@ -76,7 +76,7 @@ class Records:
         return tuple(groups)
 
     def field(self, name: str) -> Ints:
-        """A number of the headers, as 64 bits."""
+        """A header field, as 64-bit integers."""
         found = self._fields.get(name)
         if found is None:
             found = self._fields[name] = self._field(name)
@@ -104,27 +104,27 @@ class Records:
 
     @cached_property
     def positions(self) -> Ints:
-        """Where the records begin in the log."""
+        """The log positions of the records."""
         return self.starts + self.context.base
 
     @cached_property
     def sizes(self) -> Ints:
-        """Of whole records, the entry's header included."""
+        """The sizes of whole records, including the entry's header."""
         return self.field("entry_size" if self.context.framing == "entry" else "size")
 
     @cached_property
     def ends(self) -> Ints:
-        """Where the records end in the window."""
+        """The ends of the records in the window."""
         return self.starts + self.sizes
 
     @cached_property
     def message_starts(self) -> Ints:
-        """Where the messages begin in the window."""
+        """The starts of the messages in the window."""
         return self.starts + ENTRY_HEADER_BYTES if self.context.framing == "entry" else self.starts
 
     @cached_property
     def body_begins(self) -> Ints:
-        """Where the bodies begin in the window: a message's, or the entry's if it holds none."""
+        """The starts of the bodies in the window: a message's, or the entry's if it holds no message."""
         if self.context.content == "entry":
             return self.starts + ENTRY_HEADER_BYTES
         groups = self._groups
@@ -145,7 +145,7 @@ class Records:
 
     @cached_property
     def _topic_bounds(self) -> tuple[Ints, Ints]:
-        """Where the topics begin and end; of records whose head is broken, nowhere in particular but in the window."""
+        """The bounds of the topics; for records with a broken head, arbitrary places within the window."""
         at = self._within(self.body_ends) if self.broken.any() else self.body_ends
         lengths = self._bytes_at(at)
         begins = at + 1
@@ -174,18 +174,18 @@ class Records:
         return self.topic_ends + 2
 
     def _bytes_at(self, places: Ints) -> Ints:
-        """The bytes there; those of broken records may be anywhere, and are read at the nearest place in the window."""
+        """The bytes at these places; places of broken records are clamped to the window."""
         return self.window.take(places, mode="clip").astype(np.int64)
 
     def _within(self, places: Ints) -> Ints:
-        """Places that can be read; those of broken records may be anywhere."""
+        """Readable places; those of broken records are clamped to the window."""
         return np.clip(places, 0, len(self.window) - 1)
 
     # -- whether they are whole --------------------------------------------------------------------------------------
 
     @cached_property
     def broken(self) -> Mask:
-        """Records whose head contradicts itself or its place: only their positions are to be believed."""
+        """Records whose head is inconsistent with itself or its position: only their positions are reliable."""
         broken = self.ends > len(self.window)
         if self.context.framing == "entry":
             broken |= self.field("entry_magic") != _NORMAL
@@ -206,7 +206,7 @@ class Records:
 
     @cached_property
     def broken_tail(self) -> Mask:
-        """Records whose topic and properties do not fill what the head leaves for them."""
+        """Records whose topic and properties do not match the length left by the head."""
         if self.context.content == "entry":
             return np.zeros(len(self), np.bool_)
         lengths = self.topic_ends - self.topic_begins
@@ -217,7 +217,7 @@ class Records:
         return wrong
 
     def problem(self, row: int) -> str:
-        """What is wrong with a broken record, as a clause."""
+        """The problem of a broken record, as a clause."""
         if self.context.framing == "entry":
             for name, wanted in (("entry_magic", _NORMAL), ("entry_position", int(self.positions[row]))):
                 if int(self.field(name)[row]) != wanted:
@@ -238,10 +238,10 @@ class Records:
 def rows_of(
     window: Bytes, starts: Ints, context: DecodeContext, suspect: Mask | None = None, told: Ints | None = None
 ) -> Records:
-    """The records at ``starts`` without NOOPs, which are no rows whatever they hold.
+    """The records at ``starts`` except NOOPs, which never yield rows.
 
-    Kept, and broken, are those that may be entries with a damaged magic number: ``suspect`` ones, those that the index
-    has ``told`` another magic number of, and those that hold a message.
+    Entries whose NOOP magic number may be damaged are kept as broken: ``suspect`` ones, those with another magic number
+    in the index (``told``), and those that contain a message.
     """
     if context.framing == "plain":
         return Records(window, starts, context, gather(window, starts, MESSAGE[0]))
@@ -260,9 +260,9 @@ def rows_of(
 
 
 def _once_normal(head: NDArray[np.void], context: DecodeContext, told: Ints | None) -> Mask:
-    """Which headers with a NOOP's magic number are of entries that were none when they were written."""
+    """Which headers with a NOOP's magic number belong to entries that were not written as NOOPs."""
     found = np.zeros(len(head), np.bool_)
-    if told is not None:  # Java, which writes no checksums, calls every entry normal in its index
+    if told is not None:  # Java, which writes no checksums, marks every entry as normal in its index
         found |= (told == _NORMAL) & ((head["entry_chain_crc"] != 0) | (head["entry_body_crc"] != 0))
     if context.content == "message":
         holds_one = (head["magic"] == MESSAGE_MAGIC) | (head["magic"] == MESSAGE_MAGIC_V2)

@@ -1,4 +1,4 @@
-"""Many slices of one buffer as an Arrow array, copied together by Arrow: once, and into a buffer of just their size."""
+"""Copies many slices of one buffer into an Arrow array: once, and into a buffer of exactly their size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pyarrow as pa
 from dledger_spark.decode.layout import Ints, Mask, gather
 
 _INLINE: Final = np.dtype("V12")
-"""What a view holds itself of a slice that is no longer; of others it holds the place, and 4 bytes of prefix."""
+"""The longest slice stored in the view itself; other views hold the position and a 4-byte prefix."""
 _LENGTH_BYTES: Final = 4
 _PLACE_BITS: Final = 32
-"""In the second half of a view the place is above the number of its buffer."""
+"""In the second half of a view, the position is above the buffer's number."""
 
 
 def slices(buffer: pa.Buffer, begins: Ints, ends: Ints, absent: Mask | None = None) -> pa.Array:
     """The binary array of ``buffer[begin:end]``. The slices ascend and do not overlap; ``absent`` ones are null.
 
-    They are described as an array of views, and this is cast. Unlike Arrow's ``take``, which guesses the size of what
-    it gathers, the cast adds lengths up first. Nothing else sees the views, so the prefixes of long ones stay empty.
+    They are described as an array of views, which is then cast. Unlike Arrow's ``take``, which guesses the total size,
+    the cast adds up the lengths first. Nothing else sees the views, so the prefixes of long ones stay empty.
     """
     if not len(begins):
         return pa.array([], pa.binary())
@@ -39,9 +39,9 @@ def slices(buffer: pa.Buffer, begins: Ints, ends: Ints, absent: Mask | None = No
 
 
 def interleaved(buffer: pa.Buffer, first: int, bounds: Sequence[Ints]) -> pa.Array:
-    """The slices between all the bounds in a row (first of all bounds, second of all …), which never descend.
+    """The slices between consecutive bounds (first of all bounds, second of all …), which never descend.
 
-    ``first`` is the first bound: offsets are counted from there and must fit 32 bits.
+    ``first`` is the first bound: offsets are relative to it and must fit into 32 bits.
     """
     width, count = len(bounds), len(bounds[0])
     offsets = np.empty(width * count, np.int32)
@@ -51,7 +51,7 @@ def interleaved(buffer: pa.Buffer, first: int, bounds: Sequence[Ints]) -> pa.Arr
 
 
 def as_text(array: pa.Array) -> pa.Array:
-    """Binary as string. What is no UTF-8 gets U+FFFD in the place of the bytes that are none, as elsewhere here."""
+    """Binary as string. Invalid UTF-8 is replaced by U+FFFD, as elsewhere here."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
@@ -60,6 +60,6 @@ def as_text(array: pa.Array) -> pa.Array:
 
 
 def with_nulls(array: pa.Array, present: Mask) -> pa.Array:
-    """The array's values in the places that are ``present``, null in the others."""
+    """The array's values where ``present``, nulls elsewhere."""
     indices = np.cumsum(present, dtype=np.int64) - 1
     return array.take(pa.array(indices, mask=~present))

@@ -1,4 +1,4 @@
-"""Where records begin, from units of the index."""
+"""Finds records by units of the index."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dledger_spark.decode.layout import Ints
 
 
 def positions_of(units: NDArray[np.void], first_index: int, position: int) -> Ints | None:
-    """Where the entries begin that index units tell of, and at last where they end.
+    """The starts of the entries in these index units, and the end of the last one.
 
-    None unless they begin with entry ``first_index`` at ``position`` and continue one another without a gap.
+    None unless they start with entry ``first_index`` at ``position`` and are contiguous.
     """
     count = len(units)
     positions = np.empty(count + 1, np.int64)

@@ -1,8 +1,8 @@
-"""The broker's ports for clients: gRPC and RocketMQ's remoting protocol at one port, told apart by their first bytes.
+"""The broker's ports for clients: gRPC and RocketMQ's remoting protocol on one port, identified by their first bytes.
 
-A remoting frame begins with its length, which is below 16 MiB: with a zero. gRPC begins with HTTP/2's preface, or with
-TLS and an offer to speak HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC ends its TLS itself, and that of
-remoting is ended here.
+A remoting frame begins with its length, which is below 16 MiB, so its first byte is zero. gRPC begins with HTTP/2's
+preface, or with TLS that offers HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC handles its own TLS; TLS of
+remoting connections is handled here.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rocketstore.types import TlsServerMode
 _log = logging.getLogger("rocketstore")
 
 RemotingFactory = Callable[[], asyncio.Protocol]
-"""Makes the protocol of a new remoting connection."""
+"""Creates the protocol object of a new remoting connection."""
 VIP_PORT_OFFSET: Final = -2
-"""From RocketMQ's ``listenPort`` to its second one, for clients that ask for it and for slaves."""
+"""From ``listenPort`` to RocketMQ's second port (VIP channel)."""
 TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
-"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
 _REMOTING_FRAME: Final = 0x00
 _PREFACE: Final = b"PRI * HTTP/2.0"
 _GRPC_PROTOCOLS: Final = frozenset({b"h2", b"grpc-exp"})
 
 
 class BrokerDoor:
-    """On the broker's event loop: ``bind`` before the gRPC server starts, ``open`` then, and ``close``."""
+    """On the broker's event loop: ``bind`` before the gRPC server starts, then ``open``, and ``close``."""
 
     def __init__(self, config: BrokerConfig, tls_keeper: TlsKeeper | None, remoting: RemotingFactory | None) -> None:
         self._config = config
@@ -53,13 +53,13 @@ class BrokerDoor:
         self._door: FrontDoor | None = None
         self._reasons: set[str] = set()
         self.ports: frozenset[int] = frozenset()
-        """All that are listened on, once bound."""
+        """All ports listened on, once bound."""
 
     def bind(self, server: grpc.aio.Server) -> int:
-        """Have every port, and ``server`` listen where it shall; gives ``listenPort``. Raises ``ConfigError``."""
+        """Bind every port, and return ``listenPort``'s number. Raises ``ConfigError``."""
         config = self._config
         host = config.bind_host
-        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # as gRPC takes it
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # as gRPC interprets it
             host = "::"
         self._listening = listen(host, config.listen_port, "broker's")
         port: int = self._listening[0].getsockname()[1]
@@ -81,7 +81,7 @@ class BrokerDoor:
         return port
 
     def _listen_for_vips(self, host: str) -> list[socket.socket]:
-        """Only whoever asked for this port is refused a start without it: it is there for few."""
+        """Bind the VIP port. If it is taken, the start fails only if ``vip_port`` was set: few clients use the port."""
         config = self._config
         port = config.vip_port
         if port is None:
@@ -97,7 +97,7 @@ class BrokerDoor:
             return []
 
     def open(self) -> None:
-        """Let clients in."""
+        """Start accepting clients."""
         if self._socket is None:
             return
         limits = self._config.effective_limits
@@ -111,7 +111,7 @@ class BrokerDoor:
         self._listening = []
 
     def stop_listening(self) -> None:
-        """Let nobody in any more. Idempotent."""
+        """Stop accepting clients. Idempotent."""
         for one in self._listening:
             one.close()
         self._listening = []
@@ -119,7 +119,7 @@ class BrokerDoor:
             self._door.stop_listening()
 
     async def close(self) -> None:
-        """End what is relayed; remoting connections are their factory's. Idempotent."""
+        """Close relayed connections; remoting connections belong to their factory. Idempotent."""
         self.stop_listening()
         if self._door is not None:
             await self._door.close()
@@ -130,7 +130,7 @@ class BrokerDoor:
     # -- sorting -------------------------------------------------------------------------------------------------------
 
     def look(self, head: bytes) -> Verdict | Take | int:
-        """What a connection is; see ``Look``."""
+        """Identify a connection; see ``Look``."""
         if not head:
             return 1
         if head[0] == _REMOTING_FRAME:
@@ -149,7 +149,7 @@ class BrokerDoor:
         if isinstance(offered, int):
             return offered
         if _GRPC_PROTOCOLS.intersection(offered):
-            return Verdict.RELAY  # also without TLS: what it then says lets clients tell why they are refused
+            return Verdict.RELAY  # also without TLS here: the server's answer tells clients why TLS fails
         return Verdict.CLOSE if offered else self._take_sealed
 
     # -- remoting ------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class BrokerDoor:
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._config.effective_limits.handshake_ms_max / 1000
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # whatever happens, the socket is asyncio's from now on
+        try:  # asyncio owns the socket from now on, whatever happens
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, whom))

@@ -1,30 +1,23 @@
-"""Host addresses as records hold them."""
+"""Host addresses as stored in records."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-from urllib.parse import unquote
 
+from dledger.access.addresses import address_of, parse_address, place_of
 from rocketstore.message.message import LOOPBACK, HostAddress
 
 
 def peer_host(peer: str) -> HostAddress:
-    """Whom gRPC says we talk to: ``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``; loopback if it is something else."""
-    kind, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdigit():
-        return LOOPBACK
-    try:
-        return HostAddress(_packed(host.strip("[]").partition("%")[0]), int(port))
-    except ValueError:
-        return LOOPBACK
+    """Parse gRPC's peer name (``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``); loopback for anything else."""
+    address = address_of(peer)
+    return LOOPBACK if address is None else HostAddress(address.packed, place_of(peer)[1])
 
 
 def resolve(host: str, port: int) -> HostAddress:
-    """The address that goes into records as the store's: a name's first address, loopback for one that has none."""
+    """The store host for records: the name's first address; loopback if it has none."""
     try:
-        return HostAddress(_packed(host), port)
+        return HostAddress(parse_address(host).packed, port)
     except ValueError:
         pass
     try:
@@ -32,10 +25,4 @@ def resolve(host: str, port: int) -> HostAddress:
     except OSError:
         return HostAddress(LOOPBACK.ip, port)
     found.sort(key=lambda one: one[0] != socket.AF_INET)
-    return HostAddress(_packed(str(found[0][4][0]).partition("%")[0]), port)
-
-
-def _packed(host: str) -> bytes:
-    address = ipaddress.ip_address(host)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).packed
+    return HostAddress(parse_address(str(found[0][4][0])).packed, port)

@@ -11,6 +11,7 @@ from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError
 from dledger.limits import AboveZero, Bytes, Positive, Range, out_of_range
 from dledger.records import record
+from dledger.rpc import options
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
 from dledger.sending.numbering import ProducerNumbering
@@ -18,6 +19,7 @@ from dledger.sending.stream import Wire
 from dledger.sending.window import Window, WindowOptions
 from rocketstore.client.errors import (
     BadAnswerError,
+    MessageRefusedError,
     NotMasterError,
     SendOutcomeUnknownError,
     failure_of,
@@ -230,6 +232,10 @@ def _failure_of(error: grpc.RpcError, address: str, sent: bool) -> DLedgerError:
     return failure_of(error, address, sent=sent)
 
 
+def _too_large(why: str) -> MessageRefusedError:
+    return MessageRefusedError(f"{why}: send smaller messages, or raise maxMessageSize on every broker")
+
+
 def _memory(told: Any) -> str:  # noqa: ANN401  # gRPC's metadata
     return next((str(value) for key, value in told or () if key == MEMORY_KEY), "")
 
@@ -239,8 +245,10 @@ WIRE: Final[Wire[Sent, Result]] = Wire(
     decode=_decode,
     failure_of=_failure_of,
     bad_answer=BadAnswerError,
+    too_large=_too_large,
     unknown=SendOutcomeUnknownError,
     # Of a broker that is no master: nothing on the stream was stored.
     concerns_all=lambda failure: isinstance(failure, NotMasterError) and failure.outcome == "not_applied",
     server_memory=_memory,
+    request_bytes_max=options.stated_limit,
 )

@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc
 
 from cluster.local.group import free_ports
+from dledger.rpc import options
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.producer_names import MEMORY_KEY
@@ -181,6 +182,8 @@ class FakeBroker:
         self.gate = threading.Event()  # sends are answered while it is set
         self.gate.set()
         self.waiting = 0
+        self.request_bytes_max = 0
+        """How much it says that a send may have; 0: nothing."""
         self.hint = True
         """Whether it tells who leads."""
         self.garbled: set[str] = set()
@@ -259,7 +262,8 @@ class FakeBroker:
             code, details, _ = scripted.popleft()
             context.abort(code, details)
         memory = self.group.memory
-        context.send_initial_metadata(((MEMORY_KEY, str(memory)),) if memory else ())
+        limit = options.limit_metadata(self.request_bytes_max) if self.request_bytes_max else ()
+        context.send_initial_metadata(limit + (((MEMORY_KEY, str(memory)),) if memory else ()))
         for request in requests:
             self.requests.append(request)
             self.waiting += 1

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from cluster.local.group import free_ports
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.core.ports import PreparedAppend
 from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, ProducerBatch
+from dledger.types import AppendedBatch, ProducerBatch, Term
 from tests.support.cluster import N0
 from tests.support.waiting import wait_until
 
@@ -80,6 +81,33 @@ def test_a_producer_outlives_its_entries_and_the_process(tmp_path: Path) -> None
         assert again.measure().repeated_entries == 2
     finally:
         again.stop()
+
+
+class Prepared(PreparedAppend):
+    """Two entries whose bodies are made under the lock."""
+
+    def bodies(self, _term: Term, stored: int = 0) -> list[bytes]:
+        return [b"a", b"b"][stored:]
+
+    def placed(self, _batch: AppendedBatch | None) -> None:
+        pass
+
+
+def test_a_prepared_batch_is_stored_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    """A broker's messages are numbered like a client's entries: a repetition is recognized."""
+    batch = ProducerBatch("job", 0, count=2)
+    server = DLedgerServer(config_in(tmp_path)).start()
+    try:
+        wait_until(lambda: leads(server), "it leads")
+        first, again = (ask(lambda done: server.submit_prepared(Prepared(), done, batch)) for _ in range(2))
+
+        assert isinstance(first, AppendedBatch)
+        assert isinstance(again, AppendedBatch)
+        assert (len(first.positions), first.duplicates) == (2, ())
+        assert (again.positions, sum(run.count for run in again.duplicates)) == ((), 2)
+        assert sequence(server, "job") == 2
+    finally:
+        server.stop()
 
 
 def test_refusals_are_told(tmp_path: Path) -> None:

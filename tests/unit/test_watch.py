@@ -14,6 +14,7 @@ from dledger.errors import (
     CorruptLogError,
     DiskFullError,
     DLedgerError,
+    InvalidRequestError,
     LackingError,
     UnavailableError,
     WrongBytesError,
@@ -59,6 +60,8 @@ class Log(WatchedStore):
     """What looking up chain CRCs meets."""
     verified: int = 0
     repaired: int = 0
+    together: tuple[int, ...] = ()
+    """The segments that one repair mends, if it mends more than the one asked for."""
 
     def verify(self, max_bytes: int) -> ScrubStep:
         self.verified += 1
@@ -66,10 +69,12 @@ class Log(WatchedStore):
 
     def repair(self, base: int, read: ReadSegment, pause: Callable[[], None]) -> Repaired:
         pause()
+        if self.repaired and base in self.together:
+            return Repaired((), None)
         if read(base, 10) is None:
             raise LackingError("it does not hold it")
         self.repaired, self.damage = self.repaired + 1, None
-        return Repaired((base,), Path("/damaged-1"))
+        return Repaired(self.together or (base,), Path("/damaged-1"))
 
     def find(self, _base: int, _pause: Callable[[], None]) -> CorruptLogError | None:
         return self.damage
@@ -118,6 +123,8 @@ class World:
     diverged: list[str] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
     """What the watch said of itself each time that it told of being whole."""
+    wakes: list[int] = field(default_factory=list)
+    """When the thread was woken."""
 
     def held(self) -> dict[str, str]:
         """Conditions by kind and subject."""
@@ -128,7 +135,7 @@ def world(*, rate: int = 0, auto_repair: bool = True) -> World:
     """A member of three."""
     log, peers, clock = Log(), Peers(), StillClock()
     conditions = Conditions("n0", clock)
-    diverged, whole = list[str](), list[bool]()
+    diverged, whole, wakes = list[str](), list[bool](), list[int]()
     watch = LogWatch(
         NodeId("n0"),
         log,
@@ -136,11 +143,11 @@ def world(*, rate: int = 0, auto_repair: bool = True) -> World:
         WatchSettings(rate, auto_repair, 2),
         conditions,
         clock,
-        wake=lambda: None,
+        wake=lambda: wakes.append(clock.now_ms),
         on_diverged=diverged.append,
         on_whole=lambda: whole.append(watch.is_whole),
     )
-    return World(watch, log, peers, clock, conditions, diverged, whole)
+    return World(watch, log, peers, clock, conditions, diverged, whole, wakes)
 
 
 def damaged(offset: int = 100, path: Path = SEGMENT) -> CorruptLogError:
@@ -162,6 +169,24 @@ def test_the_log_is_verified_at_the_rate_that_is_set() -> None:
     off = world(rate=0)
     off.watch.step()
     assert off.log.verified == 0
+
+
+def test_a_pass_over_the_log_is_followed_by_a_pause() -> None:
+    """However fast it may read: a small log would otherwise be verified without end."""
+    one = world(rate=1 << 30)
+    one.log.steps = [ScrubStep(1000, finished=True)]
+
+    assert one.watch.step() == 1000
+
+
+def test_damage_wakes_the_thread_that_repairs_it_once() -> None:
+    """It may sleep until the next comparison; damage that is known already is no reason."""
+    one = world()
+
+    one.watch.note_damage(damaged())
+    one.watch.note_damage(damaged(200))
+
+    assert one.wakes == [0]
 
 
 def test_what_the_scrubber_finds_is_repaired_with_the_first_peer_that_has_it() -> None:
@@ -196,6 +221,7 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
         waits.append(due - one.clock.now_ms)
         one.clock.now_ms = due
     assert waits == [500, 1000, 500]  # the last one is the comparison's
+    assert set(one.held()) == {f"damaged {SEGMENT}"}
     assert one.held()[f"damaged {SEGMENT}"].endswith("n1: the fetched part is wrong; n2 does not answer")
     assert not one.watch.is_whole
 
@@ -203,6 +229,69 @@ def test_a_repair_that_fails_says_why_and_is_tried_again_less_and_less_often() -
     one.clock.now_ms += 60_000
     one.watch.step()
     assert one.held()[f"damaged {SEGMENT}"].endswith("no room for another copy")
+
+
+def test_damage_that_is_met_again_waits_for_its_next_attempt() -> None:
+    """Every read that meets it tells of it: the peers are not asked each time, nor is it forgotten that none has it."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = {N1: None, N2: None}
+    one.watch.note_damage(damaged())
+    one.watch.step()
+
+    one.watch.note_damage(damaged(200))
+    one.watch.step()
+
+    assert one.peers.asked == [N1, N2]
+    assert one.watch.is_whole
+
+
+def test_each_segment_has_pauses_of_its_own() -> None:
+    """One that was just found damaged is not made to wait because another one's repair fails."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = dict.fromkeys((N1, N2), UnavailableError("it does not answer"))
+    one.watch.note_damage(damaged())
+    one.watch.note_damage(damaged(path=SEGMENT.with_name("8192")))
+    one.watch.step()
+    asked = len(one.peers.asked)
+    one.clock.now_ms = RETRY_MS_MIN
+
+    one.watch.step()
+
+    assert len(one.peers.asked) == 2 * asked
+
+
+@pytest.mark.parametrize("noted_ms", [0, 100], ids=["at once", "while the other one waits"])
+def test_a_repair_that_mends_neighbours_ends_their_damage_too(noted_ms: int) -> None:
+    """It is over there and then, and nothing is said to be fetched for what is whole."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = dict.fromkeys((N1, N2), UnavailableError("it does not answer"))
+    one.watch.note_damage(damaged())
+    if noted_ms:
+        one.watch.step()
+    one.clock.now_ms = noted_ms
+    one.log.together, one.peers.answers = (4096, 8192), {N1: b"bytes", N2: b"bytes"}
+    one.watch.note_damage(damaged(path=SEGMENT.with_name("8192")))
+
+    one.watch.step()
+
+    assert one.held() == {}
+    assert one.whole == [True]
+
+
+def test_a_repair_ends_when_the_node_stops() -> None:
+    """The stop waits for this thread, and fetching a segment takes its time."""
+    one = world()
+    one.log.damage = damaged()
+    one.peers.answers = {N1: b"bytes", N2: b"bytes"}
+    one.watch.note_damage(damaged())
+
+    one.watch.stop()
+
+    assert one.watch.step() is None
+    assert one.peers.asked == []
 
 
 def test_a_repair_is_tried_again_within_half_a_minute_for_ever() -> None:
@@ -336,6 +425,13 @@ def test_equal_histories_are_no_news() -> None:
     for n1, n2 in ((SAME, SAME), ({LogIndex(0): 5}, {}), (SAME, UnavailableError("away"))):
         one = compared(SAME, dict(n1), n2 if isinstance(n2, DLedgerError) else dict(n2))
         assert (one.held(), one.diverged) == ({}, [])
+
+
+def test_an_answer_that_cannot_be_read_is_no_reason_to_stop_the_node() -> None:
+    """A member of another version: it is asked again next time, and the others meanwhile."""
+    one = compared(SAME, OTHER, InvalidRequestError("malformed answer"))
+
+    assert set(one.held()) == {"diverged n1"}
 
 
 def test_the_one_that_differs_from_the_majority_is_fenced() -> None:

@@ -1,6 +1,6 @@
-"""Documentation made from the code: the settings, the commands and the metrics in ``docs``; ``make docs`` writes it.
+"""Generates the references of settings, commands and metrics in ``docs`` from the code (``make docs``).
 
-Nothing here knows a single setting's default, limit or meaning: they come from the records, from what their
-``problems()`` say about odd values, and from the docstrings below the fields. So a new setting is in the reference the
-next time that it is made, and ``make check`` fails until it is.
+Defaults, limits and meanings of settings come from the records, from the errors that their ``problems()`` reports for
+invalid values, and from the docstrings below the fields. So a new setting appears the next time the reference is
+generated, and ``make check`` fails until then.
 """

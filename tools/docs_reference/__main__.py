@@ -1,4 +1,4 @@
-"""``python -m tools.docs_reference [--check]``: write the generated documents, or say which are stale."""
+"""``python -m tools.docs_reference [--check]``: write the generated documents, or list the stale ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCUMENTS: Final = {"configuration.md": configuration.text, "cli.md": commands.t
 
 
 def main(arguments: list[str]) -> int:
-    """Do it; the exit code."""
+    """Write or check the documents; returns the exit code."""
     check = arguments == ["--check"]
     stale = []
     for name, text in DOCUMENTS.items():
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     if check and stale:
         sys.stderr.write(f"stale: {', '.join(stale)}; run make docs\n")
         return 1
-    sys.stdout.write(f"{'fresh' if check else 'written'}: {', '.join(stale) or 'nothing to do'}\n")
+    sys.stdout.write(f"{'fresh' if check else 'written'}: {', '.join(stale) or 'everything is up to date'}\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``docs/cli.md``: every command, from click's own tree."""
+"""``docs/cli.md``: every command, from click's command tree."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cluster.cli import main
 
 _HEAD: Final = """# Commands
 
-<!-- made by `make docs` from the commands themselves; do not edit -->
+<!-- generated from the commands by `make docs`; do not edit -->
 
-Every command explains itself: `dledger --help`, `dledger COMMAND --help`. Exit codes: **0** done, **1** failed (or
+Built-in help: `dledger --help`, `dledger COMMAND --help`. Exit codes: **0** done, **1** failed (or
 there is no leader, no master, damage found), **2** wrong usage or settings, **3** the outcome of a write is unknown. A
 server ends with 0 after SIGTERM or SIGINT, with **70** after a fatal error, and with 128 + the signal's number when a
-second signal interrupts its graceful stop. What to do about each: [operating.md](operating.md#exit-codes).
+second signal interrupts its graceful stop. What to do in each case: [operating.md](operating.md#exit-codes).
 
 """
 _TABLE: Final = "| option | default | |\n|---|---|---|\n"
 _FAMILIES: Final = (
-    ("DLEDGER_BOOTSTRAP", "Options of commands that talk to a log", "One address is enough: the others are learned."),
-    ("DLEDGER_BROKER", "Options of commands that talk to brokers", "One address is enough: the others are learned."),
+    ("DLEDGER_BOOTSTRAP", "Options of commands that talk to a log", "One address is enough to discover the others."),
+    ("DLEDGER_BROKER", "Options of commands that talk to brokers", "One address is enough to discover the others."),
 )
-"""Commands that read one of these variables share options; those are shown once."""
+"""Commands that read one of these variables share options, which are shown once."""
 
 
 def text() -> str:
@@ -45,7 +45,7 @@ def text() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What many commands have in common."""
+    """Options shared by many commands."""
 
     title: str
     words: str
@@ -53,7 +53,7 @@ class _Family:
 
 
 def _shared(commands: list[click.Command], variable: str) -> tuple[str, ...]:
-    """The rows of those options that all commands have which read ``variable``."""
+    """The rows of the options that all commands reading ``variable`` have."""
     rows = [
         [_row(one) for one in command.params]
         for command in commands
@@ -67,7 +67,7 @@ def _family_section(family: _Family) -> str:
 
 
 def walk() -> Iterator[tuple[click.Command, click.Context]]:
-    """Every command that is not hidden, groups before what is in them."""
+    """Every visible command, groups before their subcommands."""
     yield from _walk(main, click.Context(main, info_name="dledger"))
 
 
@@ -118,7 +118,7 @@ def _row(parameter: click.Parameter) -> str:
 
 
 def _epilog(epilog: str) -> str:
-    """Click keeps the lines of a paragraph that begins with ``\\b``; so do we. Others are prose."""
+    """Keeps the lines of paragraphs that start with ``\\b``, as click does; the others are prose."""
     parts: list[str] = []
     for one in re.split(r"\n\s*\n", inspect.cleandoc(epilog)):
         verbatim, _, rest = one.partition("\n")

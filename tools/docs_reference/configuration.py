@@ -27,34 +27,32 @@ from tools.docs_reference.unused import by_reason
 
 _HEAD: Final = """# Settings
 
-<!-- made by `make docs` from the code; do not edit -->
+<!-- generated from the code by `make docs`; do not edit -->
 
 Every setting of `dledger serve` (one node of a replicated log) and of `dledger broker` (a message broker, plain or
-replicated), with its default, its limits and all the names it goes by.
+replicated), with its default, limits and aliases.
 
-**Where they come from**, the strongest first: flags (`--set NAME=VALUE` takes any name below, most common ones have a
-flag of their own), the environment (`DLEDGER_` and the name in capitals; any of the names will do), a properties file
-(`-c FILE`, RocketMQ's `broker.conf` as it is), the default.
+**Sources**, in order of precedence: flags (`--set NAME=VALUE` accepts any name below, and the most common settings have
+their own flag), environment variables (`DLEDGER_` and any of the names in capitals), a properties file (`-c FILE`;
+RocketMQ's `broker.conf` works unchanged), the default.
 
-**How values are written.** A *size* is a number of bytes, also `64k`, `16MiB`, `1g` (powers of 1024); a time in ms
-is a number, also `500ms`, `30s`, `5m`, `2h`, `1d`. A *switch* is `true` or `false`
-(also `yes`, `on`, `1`; `no`, `off`, `0`). Lists are separated by `;` or `,` (members by `;`, directories by `,`).
+**Values.** A *size* is a number of bytes, or `64k`, `16MiB`, `1g` (powers of 1024). A time in ms is a number, or
+`500ms`, `30s`, `5m`, `2h`, `1d`. A *switch* is `true` or `false` (or `yes`, `on`, `1`; `no`, `off`, `0`). Lists are
+separated by `;` or `,` (members by `;`, directories by `,`).
 
-**What is wrong is told at once**: every problem of every source, each with the file and line, variable or flag that it
-came from, before anything is opened, and the command ends with exit code 2. An unknown name is an error, with a hint if
-one comes close; names of RocketMQ's and DLedger's that mean nothing here are listed when a server starts, and
+**Errors** are reported all at once, before anything is opened: each with its file and line, variable or flag. The
+command then exits with code 2. An unknown name is an error, with a hint if a known one is similar. Names of RocketMQ's
+and DLedger's settings that have no effect here are listed when a server starts, and
 [below](#names-that-change-nothing) with the reason.
 
-In the tables of names, *percent* says that the value is written in percent under that name.
+An alias marked *percent* takes its value in percent.
 
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Settings that belong together: those of ``records`` (any, if empty) whose names fit, unless an earlier group
-    has them.
-    """
+    """A section: the settings of ``records`` (any, if empty) whose names match, except those of earlier groups."""
 
     title: str
     words: str
@@ -63,83 +61,81 @@ class _Group:
 
 
 _GROUPS: Final = (
-    _Group(
-        "TLS", "Who may listen in and who may claim to be a member or a client.", (), r"tls_.*|.*_tls(_.*)?|insecure"
-    ),
+    _Group("TLS", "Encryption, and proof of identity for members and clients.", (), r"tls_.*|.*_tls(_.*)?|insecure"),
     _Group(
         "Access", "Which clients may do what.", (), r"acl_.*|account_share_.*|access_(?!message).*|.*_acl.*|audit.*"
     ),
-    _Group("Metrics and logs", "What a server tells about itself.", (), r"metrics?_.*|.*_metrics?_.*|log_.*|trac.*"),
+    _Group("Metrics and logs", "What a server reports about itself.", (), r"metrics?_.*|.*_metrics?_.*|log_.*|trac.*"),
     _Group(
         "The group and its addresses",
-        "Who belongs together, and where each is found. A node listens on two ports: one for the other members, one "
-        "for clients. All members are given the same list; changing it means restarting all of them "
+        "The members of the group and their addresses. A node listens on two ports: one for the other members, one "
+        "for clients. All members have the same member list; changing it requires restarting all of them "
         "([operating.md](operating.md#change-the-members)).",
         ("ServerConfig",),
     ),
     _Group(
         "Elections",
-        "How fast a dead leader is replaced, and how patient the group is with a slow one. The timers should be the "
+        "How fast a dead leader is replaced, and how long a slow one is tolerated. The timers should be the "
         "same on all members; [operating.md](operating.md#timers) says how to choose them.",
         ("ElectionConfig",),
     ),
     _Group(
         "Replication",
-        "What may be on its way, and for how long anybody waits for it.",
+        "How much may be in flight, and how long to wait for it.",
         ("ReplicationConfig",),
     ),
     _Group(
         "Large reads",
-        "What Spark jobs and audits may take up of a node, which must not disturb its appends.",
+        "How much of a node's capacity Spark jobs and audits may use, so that they do not disturb its appends.",
         ("BulkReadConfig",),
     ),
     _Group(
         "Retention and full disks",
-        "When old segments go, and what happens when there is no room. Applied by `dledger serve` and to the log of a "
-        "replicated broker, where they follow from RocketMQ's settings.",
+        "When old segments are removed, and what happens when the disk is full. They apply to `dledger serve`, and to "
+        "the log of a replicated broker, where they are derived from RocketMQ's settings.",
         ("StoreConfig",),
         r"retention.*|delete_.*|disk_.*|force_clean|clean_.*|follower_keep_bytes",
     ),
     _Group(
         "Durability and memory",
-        "When an entry counts as stored, and how much is checked at a start.",
+        "When an entry counts as stored, and how much is verified at startup.",
         ("StoreConfig",),
         r"flush_.*|checkpoint_.*|warm_.*|recovery_.*",
     ),
     _Group(
         "Files of the log",
-        "Where they are and how large. Sizes cannot be changed for an existing log: a node with other sizes is refused "
-        "by its own directory and by the other members.",
+        "Their location and sizes. Sizes cannot be changed for an existing log: a node with other sizes does not start "
+        "on its directory, and the other members refuse it.",
         ("StoreConfig",),
     ),
     _Group(
         "Broker: identity and addresses",
-        "What a broker is called, where it listens, and what it tells clients to connect to.",
+        "A broker's name, where it listens, and the address it gives to clients.",
         ("BrokerConfig", "MessageStoreConfig"),
         r"cluster_name|broker_.*|listen_.*|(grpc|vip)_port|namesrv_addr|ha_listen_port|advertised.*"
         r"|enable_dledger.*",
     ),
     _Group(
         "Broker: topics, sending and pulling",
-        "What clients may do without being asked, and the limits on what may wait.",
+        "What clients may create implicitly, and limits on waiting requests.",
         ("BrokerConfig",),
     ),
     _Group(
         "Broker: retention and full disks",
-        "As above, in RocketMQ's words: percent instead of ratios.",
+        "As above, under RocketMQ's names: percent instead of ratios.",
         ("MessageStoreConfig",),
         r"delete_.*|file_reserved.*|disk_.*|clean_.*|redelete.*",
     ),
     _Group(
         "Broker: flushing",
-        "When a message counts as stored. Most apply to a plain broker only; the log of a replicated one is flushed by "
-        "its node, in groups, before an acknowledgement.",
+        "When a message counts as stored. Most apply only to a plain broker; the log of a replicated one is flushed by "
+        "its node, in groups, before acknowledging.",
         ("MessageStoreConfig",),
         r"flush_(?!delay).*|commit_.*|sync_flush.*|slave_timeout|transient.*|fast_fail.*|warm.*|os_page.*",
     ),
     _Group(
         "Broker: reading, queries, delay levels",
-        "How much one answer gives, and what is indexed.",
+        "How much one response may contain, and what is indexed.",
         ("MessageStoreConfig",),
         r"message_.*|max_(?!message).*|default_query.*|access_.*|offset_check.*|flush_delay.*",
     ),
@@ -148,7 +144,7 @@ _GROUPS: Final = (
         "Where messages, queues and the index are.",
         ("MessageStoreConfig",),
     ),
-    _Group("More settings", "What no group above has."),
+    _Group("More settings", "Everything else."),
 )
 
 
@@ -158,7 +154,7 @@ class SettingEntry:
 
     field: Field
     names: tuple[str, ...]
-    """Other names, in the words of the reader."""
+    """Its aliases, with notes."""
     readers: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -194,7 +190,7 @@ def text() -> str:
         chosen = [one for one in left if _fits(group, one)]
         left = [one for one in left if one not in chosen]
         groups.append((group, chosen))
-    # Settings that concern everybody are found first, and shown after those that make a group.
+    # Settings common to nodes and brokers are matched first, but shown after the groups above.
     front = {"TLS", "Access", "Metrics and logs", "More settings"}
     groups = [one for one in groups if one[0].title not in front] + [one for one in groups if one[0].title in front]
     groups = [one for one in groups if one[1]]
@@ -233,8 +229,8 @@ def _node_entry(field: Field, follows: Mapping[str, list[str]]) -> SettingEntry:
         notes.append(f"For `broker` this name means [{in_broker.setting}](#{in_broker.setting}).")
     if field.name in follows:
         origin = " and ".join(f"[{one}](#{one})" for one in follows[field.name])
-        unless = ", unless it is given" if len(readers) > 1 else ""
-        notes.append(f"In a replicated broker it follows from {origin}{unless}.")
+        unless = ", unless set" if len(readers) > 1 else ""
+        notes.append(f"In a replicated broker it is derived from {origin}{unless}.")
     return SettingEntry(field, _names(field, node_settings.TARGETS), tuple(readers), tuple(notes))
 
 
@@ -243,7 +239,7 @@ def _broker_entry(field: Field) -> SettingEntry:
     notes: list[str] = []
     if field.name in PLAIN_ONLY:
         reader = "plain `broker`"
-        notes.append("A replicated broker takes no notice of it, and says so.")
+        notes.append("A replicated broker ignores it, with a warning.")
     if field.name in WITHOUT_EFFECT:
         notes.append(f"**Changes nothing**: {WITHOUT_EFFECT[field.name]}.")
     return SettingEntry(field, _names(field, broker_settings.TARGETS), (reader,), tuple(notes))
@@ -321,7 +317,7 @@ _GROUP_FLAGS: Final = {
 
 
 def _what_follows() -> dict[str, list[str]]:
-    """Node setting to the broker's settings that change it: found by changing each of those alone."""
+    """Maps each node setting to the broker settings that change it, found by changing those one at a time."""
     base = _node_of({})
     found: dict[str, list[str]] = {}
     for field in fields_of(BrokerConfig(), lambda one: one.problems(), without=frozenset({"dledger"})):
@@ -386,21 +382,21 @@ def _variables() -> str:
         f"| `{name}` | {words[name]} | {', '.join(f'`{one}`' for one in seen[name])} |\n" for name in sorted(seen)
     )
     return (
-        "\n## Variables of the command line\n\nThese are read by the command line itself ([cli.md](cli.md)) and are no "
-        f"settings:\n\n| variable | | commands |\n|---|---|---|\n{rows}"
+        "\n## Variables of the command line\n\nThese are read by the command line itself ([cli.md](cli.md)), and are "
+        f"not settings:\n\n| variable | | commands |\n|---|---|---|\n{rows}"
     )
 
 
 def _unused() -> str:
     brokers = UNUSED - BROKER_UNUSED
     parts = [
-        "\n## Names that change nothing\n\nRocketMQ's and DLedger's own, so that their files are read as they are. A "
-        "server that is given one says so when it starts.\n"
+        "\n## Names that change nothing\n\nSettings of RocketMQ and DLedger that are accepted, so that their files "
+        "work unchanged, but have no effect. A server lists those it was given when it starts.\n"
     ]
     for reason, names in by_reason(BROKER_UNUSED):
         parts.append(f"\n{reason}\n\n> {' '.join(f'`{one}`' for one in names)}\n")
     parts.append(
-        "\n`dledger serve` is no broker: these change nothing there, and are settings of `dledger broker` above.\n\n> "
+        "\nThese settings of `dledger broker`, described above, have no effect in `dledger serve`:\n\n> "
         + " ".join(f"`{one}`" for one in sorted(brokers, key=str.lower))
         + "\n"
     )
@@ -408,7 +404,7 @@ def _unused() -> str:
 
 
 _JAVA_TIMERS: Final = """
-DLedger's timers `maxHeartBeatLeak`, `minVoteIntervalMs` and `maxVoteIntervalMs` are understood together: with
-`heartBeatTimeIntervalMs` they become [election_timeout_ms_min](#election_timeout_ms_min) (the leak times the heartbeat)
-and [election_timeout_ms_max](#election_timeout_ms_max) (that, and the span between the other two).
+DLedger's timers `maxHeartBeatLeak`, `minVoteIntervalMs`, `maxVoteIntervalMs` and `heartBeatTimeIntervalMs` are
+combined: [election_timeout_ms_min](#election_timeout_ms_min) is the leak times the heartbeat, and
+[election_timeout_ms_max](#election_timeout_ms_max) adds the difference between the two vote intervals.
 """

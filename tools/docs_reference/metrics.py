@@ -12,9 +12,9 @@ from dledger.core.outbox import RoleReason
 _HEAD: Final = """\
 # Metrics
 
-_Made from the code by `make docs`: change `cluster/metrics/catalog.py` or `tools/docs_reference/metrics.py`._
+_Generated from the code by `make docs`: change `cluster/metrics/catalog.py` or `tools/docs_reference/metrics.py`._
 
-Off by default. Give a node or broker a port, and it tells Prometheus about itself:
+Off by default. Give a node or broker a port, and it serves metrics to Prometheus:
 
 ```
 dledger serve -c n0.conf --set metrics_port=5557
@@ -22,46 +22,46 @@ DLEDGER_METRICS_PORT=5557 DLEDGER_METRICS_HOST=0.0.0.0 dledger broker -c broker-
 curl http://127.0.0.1:5557/metrics
 ```
 
-| path | answers |
+| path | response |
 |---|---|
 | `/metrics` | everything below, in Prometheus's text format |
-| `/healthz` | 200 while the process lives and has not failed (also during recovery) |
-| `/readyz` | 200 once it knows a leader; a broker also must know what is committed. Otherwise 503 |
+| `/healthz` | 200 while the process is alive and has not failed (also during recovery) |
+| `/readyz` | 200 once it knows a leader; a broker must also know what is committed. Otherwise 503 |
 
-RocketMQ's names `metricsPromExporterPort` and `metricsPromExporterHost` work, too; `metricsExporterType` changes
-nothing here: the port is the switch. The endpoint is read-only, neither encrypted nor guarded, and listens on loopback
-unless `metrics_host` says otherwise: keep it inside.
+RocketMQ's names `metricsPromExporterPort` and `metricsPromExporterHost` also work; `metricsExporterType` has no
+effect here: setting the port enables metrics. The endpoint is read-only, has neither encryption nor access control, and
+listens on loopback unless `metrics_host` is set: do not expose it to other networks.
 
 - A Prometheus configuration and alert rules: [cluster/deploy/prometheus](../cluster/deploy/prometheus);
   what each alert means: [alerts.md](alerts.md).
 - A Grafana dashboard: [cluster/deploy/grafana](../cluster/deploy/grafana).
 
-**What it costs.** Gauges and most counters are read from the node's state when Prometheus asks. Only histograms are
-fed while it works, once per batch, push or flush, never per entry. Without a port nothing is measured at all.
+**Cost.** Gauges and most counters are read from the node's state when Prometheus scrapes them. Only histograms are
+updated as the node works, once per batch, push or flush, never per entry. Without a port, nothing is measured.
 
-**Cardinality.** Topics, and pairs of a group and a topic, get series of their own up to `metrics_topics_max` (200). The
-first ones stay, so that no counter goes back; all others are told together as `(others)`. Lags of groups beyond the
-limit are left out, and `rocketmq_consumer_lags_left_out` says how many.
+**Cardinality.** The first `metrics_topics_max` (200) topics, and pairs of group and topic, have their own series and
+keep them, so that no counter decreases; all others share the series `(others)`. Lags of groups beyond the
+limit are omitted, and `rocketmq_consumer_lags_left_out` counts them.
 
 **Histograms of seconds** have these buckets: {buckets}.
 
-**Also there**: `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and the other process
-metrics of the Prometheus client library.
+**Also exported**: `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and the other
+process metrics of the Prometheus client library.
 """
 
 _REASONS: Final = {
-    RoleReason.ELECTION_TIMEOUT: "no leader was heard for an election timeout, or it is alone in its group",
+    RoleReason.ELECTION_TIMEOUT: "it heard no leader for an election timeout, or is alone in its group",
     RoleReason.PRE_VOTE_WON: "a quorum would vote for it, so it campaigns in a new term",
     RoleReason.LEADERSHIP_OFFERED: "the leader hands over to it",
     RoleReason.ELECTED: "a quorum voted for it",
-    RoleReason.LEADER_HEARD: "a leader of its term or of a later one spoke",
-    RoleReason.HIGHER_TERM: "somebody spoke of a later term",
-    RoleReason.QUORUM_LOST: "it led, and a quorum has not answered for an election timeout",
-    RoleReason.NO_PROGRESS: "it led, and committed nothing of what waited for several election timeouts",
+    RoleReason.LEADER_HEARD: "it received a message from a leader of its term or of a later one",
+    RoleReason.HIGHER_TERM: "it received a message of a later term",
+    RoleReason.QUORUM_LOST: "it led, and a quorum did not answer for an election timeout",
+    RoleReason.NO_PROGRESS: "it led, and committed none of its pending entries for several election timeouts",
     RoleReason.DISK_FULL: "it has no room for a new leader's first entry",
-    RoleReason.UNREADABLE_PRODUCERS: "a later version wrote what it knows of producers, and this one cannot read it",
-    RoleReason.STANDING_LOST: "it led or campaigned, and learned that it lacks what it once had",
-    RoleReason.DAMAGED_LOG: "what its log tells of producers is damaged, so it must not lead",
+    RoleReason.UNREADABLE_PRODUCERS: "its log holds a producer table of a later version, which it cannot read",
+    RoleReason.STANDING_LOST: "it led or campaigned, and learned that it lacks entries it once had",
+    RoleReason.DAMAGED_LOG: "the producer table in its log is damaged, so it must not lead",
 }
 
 
@@ -72,15 +72,15 @@ def text() -> str:
     return "".join(
         [
             _HEAD.replace("{buckets}", buckets),
-            "\n## Of every node\n\n",
-            f"All have the labels {_names(NODE_LABELS)}. The last column is DLedger's name, where it has one (its "
-            "values are microseconds, although it says milliseconds; ours are seconds).\n\n",
+            "\n## Every node\n\n",
+            f"All have the labels {_names(NODE_LABELS)}. The last column is DLedger's name, if any (its values are "
+            "in microseconds, although it says milliseconds; ours are in seconds).\n\n",
             _table(NODE_SPECS),
             "\n`reason` of `dledger_role_changes_total` and of the log's `role_change` lines:\n\n",
             f"| reason | the node's role, term or leader changed because |\n|---|---|\n{reasons}",
-            "\n## Of a broker\n\n",
+            "\n## Brokers\n\n",
             f"All have the labels {_names(BROKER_LABELS)}. The last column is the name in RocketMQ 5 (4.9 has no "
-            "Prometheus endpoint; its runtime info is named where that has the figure).\n\n",
+            "Prometheus endpoint; where its runtime info contains the value, that is named).\n\n",
             _table(BROKER_SPECS),
         ]
     )

@@ -1,4 +1,4 @@
-"""What the code says of settings: fields, types, defaults, docstrings, and the complaints about odd values."""
+"""Settings as the code defines them: fields, types, defaults, docstrings, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _ODD_VALUES: Final[dict[str, tuple[object, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One setting as its record has it."""
+    """One setting as its record defines it."""
 
     name: str
     kind: str
-    """Its type, as the source writes it."""
+    """Its type, as written in the source."""
     default: object
     meaning: str
     """The docstring below it; empty if there is none."""
     record: str
     limits: tuple[str, ...]
-    """What its value may be, then what ties it to other settings."""
+    """Limits of its value, then those that depend on other settings."""
     unit: Unit | None = None
 
 
 def docstrings(record: type) -> dict[str, str]:
-    """The string that stands below each field, in one line."""
+    """The docstring below each field, in one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(record)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     found: dict[str, str] = {}
@@ -63,9 +63,9 @@ def docstrings(record: type) -> dict[str, str]:
 
 
 def fields_of(root: Any, problems: Problems, *, without: frozenset[str] = frozenset()) -> Iterator[Field]:  # noqa: ANN401
-    """Every setting of a record and of the records in it, with the defaults that ``root`` has.
+    """Every setting of ``root`` and its nested records, with the defaults in ``root``.
 
-    ``problems`` judges a whole record like ``root``. ``without`` names fields that are no settings here.
+    ``problems`` validates a whole record like ``root``. ``without`` names fields that are not settings.
     """
     yield from _walk(root, problems, lambda record: record, without)
 
@@ -104,7 +104,7 @@ def _kind(hint: object) -> str:
 
 
 def _limits(record: Any, name: str, kind: str, problems: Problems, embed: Callable[[Any], Any]) -> tuple[str, ...]:  # noqa: ANN401
-    """What ``problems`` say besides when this setting alone is odd: in the code's own words, without the values."""
+    """The further ``problems`` caused by an invalid value of this setting alone, without the values."""
     before = set(problems(embed(record)))
     alone = limits_of(type(record))[name]
     found: dict[str, None] = {}
@@ -133,7 +133,7 @@ def _without_values(sentence: str) -> str:
 
 
 def default_text(field: Field, unit: str) -> str:
-    """The default as one would write or say it."""
+    """The default as a user would write it."""
     value = field.default
     if isinstance(value, bool):
         return str(value).lower()

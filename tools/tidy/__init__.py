@@ -1,1 +1,1 @@
-"""What the product consists of, in figures: ``python -m tools.tidy`` (``make tidy``)."""
+"""Figures about the sources: ``python -m tools.tidy`` (``make tidy``)."""

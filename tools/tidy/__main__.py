@@ -17,7 +17,7 @@ _REPETITIONS: Final = 100
 
 
 def main(arguments: list[str]) -> int:
-    """Print them; the exit code."""
+    """Print the figures; returns the exit code."""
     census = take_census(ROOT)
     doubled = f"  {', '.join(census.doubled_classes)}" if census.doubled_classes else ""
     _print("product lines", census.lines)

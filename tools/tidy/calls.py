@@ -1,7 +1,7 @@
-"""Which functions of the product an operation calls, on which thread and in which order.
+"""Records which of the product's functions an operation calls, on which thread and in which order.
 
-``record`` notes every call of the product's own Python functions, resumed coroutines included, by threads that were
-started inside it.
+``record`` notes every call of the product's own Python functions, including resumed coroutines, by threads started
+inside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT: Final = Path(dledger.__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class NotedCall:
-    """One call: by which thread, of which function in which file."""
+    """One call: its thread, file and function."""
 
     thread: str
     file: str
@@ -36,15 +36,15 @@ class Recorder:
     def __init__(self) -> None:
         self._noted: list[tuple[str, CodeType]] = []
         self._is_on = False
-        self._files: dict[str, str] = {}  # those of the product, as they stand below the root; "" for all others
+        self._files: dict[str, str] = {}  # paths relative to the root; "" for files outside the product
 
     def note(self, frame: FrameType, event: str, _argument: object) -> None:
-        """What ``setprofile`` calls."""
+        """The profile function passed to ``setprofile``."""
         if self._is_on and event == "call":
             self._noted.append((threading.current_thread().name, frame.f_code))
 
     def during(self, action: Callable[[], object]) -> list[NotedCall]:
-        """What was called, in order, from the call of ``action`` to its return."""
+        """The calls, in order, from the start of ``action`` to its return."""
         self._noted = []
         self._is_on = True
         try:
@@ -65,7 +65,7 @@ class Recorder:
 
 @contextmanager
 def record() -> Iterator[Recorder]:
-    """A recorder for this thread and those that are started before the end of the block."""
+    """A recorder for this thread and for threads started inside the block."""
     recorder = Recorder()
     before = sys.getprofile()
     threading.setprofile(recorder.note)
@@ -79,9 +79,9 @@ def record() -> Iterator[Recorder]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one operation: its calls, and the files that at least half of its repetitions went through.
+    """The number of calls of one operation, and the files that at least half of its repetitions went through.
 
-    The calls are those of the repetition with the fewest: what else comes depends on how busy the machine is.
+    Calls are those of the repetition with the fewest: the others depend on how busy the machine is.
     """
 
     calls: int
@@ -89,7 +89,7 @@ class Cost:
 
 
 def cost(repetitions: Sequence[Sequence[NotedCall]]) -> Cost:
-    """Of the calls of each repetition."""
+    """The cost of an operation, from the calls of each repetition."""
     seen = [{call.file for call in calls} for calls in repetitions]
     often = sorted(file for file in set().union(*seen) if 2 * sum(file in one for one in seen) >= len(seen))
     return Cost(min(map(len, repetitions)), tuple(often))

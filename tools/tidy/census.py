@@ -1,4 +1,4 @@
-"""What the sources consist of: lines, public names, ports, and names that stand for two things."""
+"""Counts of the sources: lines, public names, protocols, and class names that are used twice."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _GENERATED: Final = "pb"
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Of all packages of the product, without what is generated."""
+    """The figures of all product packages, without generated code."""
 
     lines: int
     public_names: int
-    """Public functions and classes at the top of a module."""
+    """Public top-level functions and classes."""
     protocols: tuple[str, ...]
     doubled_classes: tuple[str, ...]
-    """Names of classes that more than one module defines."""
+    """Class names defined in more than one module."""
 
 
 def sources(root: Path) -> Iterator[Path]:
-    """The files of the product."""
+    """The product's source files."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             if _GENERATED not in path.relative_to(root).parts:

@@ -1,4 +1,4 @@
-"""A group and a broker in this process, over gRPC on loopback, to see what one append and one send call."""
+"""Runs a group and a broker in this process, over gRPC on loopback, and records the calls of an append and a send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.tidy.calls import NotedCall, Recorder, record
 TIMEOUT_S: Final = 30.0
 TOPIC: Final = "walks"
 _SETTLED_AFTER: Final = 20
-"""Operations before the first that counts: connections, streams and segments are there then."""
+"""Warm-up operations, after which connections, streams and segments exist."""
 _SMALL: Final = {
     "mappedFileSizeCommitLog": "1m",
     "maxHashSlotNum": "100",
@@ -34,14 +34,14 @@ _SMALL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """What appends called, each in a group of three; ``leader`` and ``followers`` are in the names of threads."""
+    """The calls of each append in a group of three; thread names contain ``leader`` and ``followers``."""
 
     leader: NodeId
     followers: tuple[NodeId, ...]
     calls: tuple[list[NotedCall], ...]
 
     def of_leader(self, part: str = "") -> list[list[NotedCall]]:
-        """The calls by threads of the leader; with ``part``, by the one that is named so."""
+        """The calls by the leader's threads; with ``part``, by the thread of that name."""
         thread = f"{part}-{self.leader}"
         return [[call for call in calls if call.thread.partition("_")[0].endswith(thread)] for calls in self.calls]
 
@@ -65,7 +65,7 @@ def watch_appends(directory: Path, count: int) -> Appends:
 def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
     """Send ``count`` messages, one after the other, to a broker that is the only member of its group.
 
-    What is done behind the acknowledgement, by the broker's own threads, is left out.
+    Work that the broker's own threads do after the acknowledgement is left out.
     """
     with _brokered(directory) as (recorder, producer, _consumer):
         calls = [recorder.during(lambda: producer.send(Message(TOPIC, b"x" * 100))) for _ in range(count)]
@@ -73,7 +73,7 @@ def watch_sends(directory: Path, count: int) -> list[list[NotedCall]]:
 
 
 def watch_deliveries(directory: Path, count: int) -> list[list[NotedCall]]:
-    """Send a message and wait until a consumer, which asks for it already, has it; ``count`` times."""
+    """Send a message and wait until a consumer that is already pulling has received it; ``count`` times."""
     with _brokered(directory) as (recorder, producer, consumer):
         left = _SETTLED_AFTER
         while left:

@@ -1,18 +1,18 @@
-"""Whose word a follower takes: that of a leader that confirms, when it is asked where it is, that it leads.
+"""Which pushes a follower accepts: those of a sender that, asked at its own address, confirms that it leads.
 
-Who connects to a member may say that it is any other one, unless there is TLS; and even a member may be wrong about
-itself. So the first push of a term is held back until the sender, asked at its own address, has said that it leads that
-term. The question is a pre-vote, which changes nothing anywhere; the answer tells whether the member leads, and where
-its log begins (``VoteResponse.leads``, ``begin``). Members of versions that do not tell refuse the pre-vote because
-there is a leader: that has to do.
+Without TLS, anyone who connects to a member may claim to be any other one; and even a member may be wrong about itself.
+So the first push of a term is held back until its sender, asked at its own address, has confirmed that it leads that
+term. The question is a pre-vote, which changes nothing anywhere; the answer says whether the member leads, and where
+its log begins (``VoteResponse.leads``, ``begin``). A member of a version without these fields refuses the pre-vote
+because there is a leader, and that has to suffice.
 
-A push that would drop this member's log (INSTALL) is held back each time, and must agree with what the leader says
-then.
+A push that would drop this member's log (INSTALL) is held back each time, and must match the leader's answer.
 
-What heartbeats say of members' memory has effects that last: who holds less than others remember counts for nothing.
-There are too many to ask about each. So the question carries a random number, the countersign, which nobody hears but
-who is at the member's address, and the leader repeats it in its heartbeats. Without it a heartbeat is only a sign of
-life, and a reason to ask (now and then). A leader of a version that does not know of this is believed without.
+Statements about members' memory in heartbeats have lasting effects: a member that holds less than others remember
+counts for nothing. Heartbeats are too frequent to ask about each. So the question carries a random number, the
+countersign, which is known only at the asked member's address, and the leader repeats it in its heartbeats. A heartbeat
+without it is only a sign of life, and now and then a reason to ask. A leader of a version without countersigns is
+believed without one.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ class _Held:
 
 
 class Belief:
-    """What one follower knows of who leads, by its own questions. Under the node's lock."""
+    """What one follower has verified about the leader. Under the node's lock."""
 
     def __init__(self, state: MemberState) -> None:
         self._state = state
         self._known: tuple[Term, NodeId | None] = (NO_TERM, None)
-        self._held: dict[NodeId, _Held] = {}  # the newest of each sender
+        self._held: dict[NodeId, _Held] = {}  # the newest push of each sender
         self._judged: tuple[PushInstall, bool] | None = None
         self._countersigns_not: tuple[Term, NodeId | None] = (NO_TERM, None)
         self._ask_from_ms = 0
         self.refused = 0
-        """Pushes that their sender did not confirm."""
+        """Pushes whose sender did not confirm that it leads."""
 
     def is_known(self, sender: NodeId, term: Term) -> bool:
         """Whether ``sender`` has confirmed that it leads ``term``."""
         return self._known == (term, sender)
 
     def hold(self, sender: NodeId, push: ReceivedPush, connection: int) -> None:
-        """Keep a push until its sender has confirmed it. An earlier one gives way: the leader repeats itself."""
+        """Hold a push back until its sender has confirmed that it leads. It replaces an earlier one: the leader
+        repeats itself.
+        """
         self._held[sender] = _Held(push, connection)
         self.ask(sender)
 
     def leaders_word(self, sender: NodeId, heartbeat: HeartbeatRequest) -> HeartbeatRequest:
-        """A heartbeat without what only the leader may say, unless it proves to be the leader's."""
+        """The heartbeat, stripped of what only the leader may state unless it is proven to come from the leader."""
         if self._is_proven(sender, heartbeat):
             return heartbeat
         return replace(heartbeat, transfer_target="", readmission=None, founded=False, watermarks=(), doubted_boot_id=0)
 
     def on_heartbeat(self, sender: NodeId, heartbeat: HeartbeatRequest, now_ms: int) -> None:
-        """Ask whose heartbeat it was; also while something is held back, for the question may have been lost."""
+        """Ask the sender of a heartbeat whether it leads; also while a push is held back, since a question may have
+        been lost.
+        """
         held = self._held.get(sender)
         if held is not None and held.push.term == heartbeat.term:
             self.ask(sender)
@@ -77,7 +81,7 @@ class Belief:
         return known or self._countersigns_not == (heartbeat.term, sender)
 
     def ask(self, sender: NodeId) -> None:
-        """Ask a member whether it leads, and what it has committed."""
+        """Ask a member whether it leads, and which entries it has committed."""
         state = self._state
         question = VoteRequest(
             Term(state.term + 1),
@@ -89,7 +93,7 @@ class Belief:
         state.outbox.messages.append((sender, question))
 
     def on_answer(self, sender: NodeId, answer: VoteResponse) -> tuple[ReceivedPush, int] | None:
-        """Take an answer of a member to a pre-vote; gives what was held back until then, if it may be taken."""
+        """Take a member's answer to a pre-vote; returns the push held back for it, if it may be accepted."""
         if not answer.pre_vote:
             return None
         leads = answer.result is VoteResult.REJECT_ALREADY_HAS_LEADER if answer.leads is None else answer.leads
@@ -108,7 +112,7 @@ class Belief:
         return push, held.connection
 
     def judge(self, push: PushInstall) -> bool | None:
-        """Whether the leader, asked about this very push, says the same of its log; None: it was not asked yet."""
+        """Whether the leader, asked about this very push, describes its log's begin alike; None: not asked yet."""
         if self._judged is None or self._judged[0] is not push:
             return None
         verdict, self._judged = self._judged[1], None

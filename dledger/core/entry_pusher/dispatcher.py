@@ -1,13 +1,13 @@
-"""One follower as its leader sees it: find where the logs agree, drop what conflicts, then stream the rest.
+"""Replicates to one follower: find where the logs agree, drop what conflicts, then stream the rest.
 
 COMPARE finds the last common entry, going back a whole term per answer (§5.3's optimisation). TRUNCATE is sent only if
 the follower holds more, and the follower itself decides whether its next entry really conflicts. APPEND pipelines runs
-within a bounded window; every one in flight has a deadline, after which the dispatcher compares again, so that no lost
-request or answer can stop replication for good (reliability trap 32, dledger #331). INSTALL restarts a follower that
-needs entries which have expired here.
+within a bounded window; each of them has a deadline, after which the dispatcher compares again, so that no lost request
+or answer can stop replication for good (reliability trap 32, dledger #331). INSTALL restarts a follower that needs
+entries which have expired here.
 
-``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt moves no state. Watermarks are taken from
-every answer of the present term and the follower's present process (``boot_id``): what was durable once stays durable.
+``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt changes no state. Watermarks are taken from
+every answer of the current term and the follower's current process (``boot_id``): what was once durable stays durable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
 
 RECENT_BYTES: Final = 32 * MIB
-"""What lies further behind the end is read from the disk, as far as anybody can tell."""
+"""Entries further behind the end probably have to be read from the disk."""
 
 
 class DispatcherState(StrEnum):
@@ -66,21 +66,21 @@ class EntryDispatcher:
         self._epoch = 0
         self._boot_id: int | None = None
         self._boot_epoch = 0
-        """The first attempt that only the follower's present process can have seen."""
+        """The first attempt that only the follower's current process can have seen."""
         self._agreed = False
-        """Whether the follower's present process has found an entry of this log in its own."""
+        """Whether the follower's current process has found an entry of this log in its own."""
         self._in_flight: deque[_InFlight] = deque()
         self._live_from = LogIndex(0)
-        """The first entry that was written while this attempt was streaming: its pages are in memory."""
+        """The first entry written while this attempt was streaming: its pages are in memory."""
         self._answer_due_ms: int | None = None
-        """While a COMPARE, TRUNCATE or INSTALL is under way: when to give it up."""
+        """While a COMPARE, TRUNCATE or INSTALL is in flight: when to give up on its answer."""
         self._pause_until_ms = 0
         self._pause_wanted = False
-        """Whether the stream broke: the next step pauses before it tries again."""
+        """Whether the stream broke: the next step pauses before it retries."""
         self._commit_sent = NO_INDEX
         self._commit_due_ms: int | None = None
         self._commit_answer_due_ms: int | None = None
-        """While a COMMIT is under way: when to take it for lost."""
+        """While a COMMIT is in flight: when to consider it lost."""
 
     @property
     def in_flight(self) -> int:
@@ -89,15 +89,15 @@ class EntryDispatcher:
 
     @property
     def epoch(self) -> int:
-        """The number of the present attempt; what was sent in an earlier one decides nothing any more."""
+        """The number of the current attempt; answers to earlier ones no longer decide anything."""
         return self._epoch
 
     # -- sending -------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
-        """Send what may be sent; gives the time at which an answer is overdue or a commit index should go out.
+        """Send what may be sent; returns when an answer is overdue or a commit index should be sent.
 
-        What this log itself says is proven first: damage here is told, and nothing is sent that depends on it.
+        Claims about this log are verified first: damage here is reported, and nothing is sent that depends on it.
         """
         try:
             return self._step(now_ms)
@@ -124,7 +124,7 @@ class EntryDispatcher:
         if now_ms < self._pause_until_ms:
             return self._pause_until_ms
         if self.state is DispatcherState.APPEND:
-            # A follower without room gets one push per attempt, to learn when it has room again.
+            # A follower with a full disk gets one push per attempt, to find out when it has room again.
             has_room = not state.role.disk_full[self.peer]
             return self._append(now_ms, window=self._config.inflight_pushes_max if has_room else 1)
         if self._answer_due_ms is not None and now_ms < self._answer_due_ms:
@@ -142,7 +142,7 @@ class EntryDispatcher:
         self._restart()
 
     def _restart(self, *, pause_until_ms: int | None = None) -> None:
-        """Begin a new attempt: compare at ``next_index - 1``."""
+        """Start a new attempt: compare at ``next_index - 1``."""
         self._epoch += 1
         self.state = DispatcherState.COMPARE
         self._in_flight.clear()
@@ -175,7 +175,7 @@ class EntryDispatcher:
         return self._ask(message, now_ms)
 
     def _ask(self, message: Message, now_ms: int) -> int:
-        """Send something whose answer decides what comes next."""
+        """Send a message whose answer decides the next step."""
         self._answer_due_ms = now_ms + self._config.push_timeout_ms
         self._send(message)
         return self._answer_due_ms
@@ -209,7 +209,7 @@ class EntryDispatcher:
         return log.positions(self.next_index, self.next_index)[0] < log.end_position - RECENT_BYTES
 
     def _push_commit(self, now_ms: int) -> int | None:
-        """Tell an idle follower the commit index, after giving the next append a chance to carry it."""
+        """Send the commit index to an idle follower, after giving the next append a chance to carry it."""
         if self._commit_answer_due_ms is not None:
             if now_ms < self._commit_answer_due_ms:
                 return self._commit_answer_due_ms
@@ -217,7 +217,7 @@ class EntryDispatcher:
             self._commit_sent = NO_INDEX
         if self._commit_sent >= self._state.commit_index:
             self._commit_due_ms = None
-            # What is in flight will be committed soon: looking then by itself spares the thread a wake-up per commit.
+            # What is in flight will soon be committed: checking then by itself saves the thread a wake-up per commit.
             return now_ms + self._config.commit_push_delay_ms if self._in_flight else None
         if self._commit_due_ms is None:
             self._commit_due_ms = now_ms + self._config.commit_push_delay_ms
@@ -235,14 +235,14 @@ class EntryDispatcher:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def on_connection_lost(self) -> None:
-        """The stream broke: whatever was in flight may be gone, so compare again, after a pause."""
+        """The stream broke, and pushes in flight may be lost: compare again, after a pause."""
         nothing_sent = self.state is DispatcherState.COMPARE and self._answer_due_ms is None
         if self.state is not DispatcherState.IDLE and not nothing_sent:
             self._pause_wanted = True
             self._restart()
 
     def on_response(self, response: PushResponse, now_ms: int) -> None:
-        """Take an answer of the follower, in whatever order and however late it comes."""
+        """Take an answer of the follower, in whatever order and however late it arrives."""
         state = self._state
         if response.term > state.term:
             state.become_follower(response.term, None, now_ms)
@@ -253,7 +253,7 @@ class EntryDispatcher:
         leader.contact_ms[self.peer] = now_ms
         if not self._is_same_process(leader, response):
             return
-        if response.kind is PushKind.COMPARE and response.epoch == self._epoch:  # asked after all that it said before
+        if response.kind is PushKind.COMPARE and response.epoch == self._epoch:  # asked after all its earlier answers
             self._doubt_if_less(leader, response, leader.match[self.peer])
         if response.flushed_index > state.log.last.index:
             self._ignore_longer_history(response, now_ms)
@@ -276,10 +276,11 @@ class EntryDispatcher:
             state.outbox.wake |= Wake.DISPATCHERS
 
     def _is_same_process(self, leader: Leader, response: PushResponse) -> bool:
-        """A restarted follower may have lost what its earlier process had acknowledged: forget its watermark.
+        """Whether the answer is of the follower's known process; a new one makes its watermark void.
 
-        Late answers of the earlier process may still come, even after those of the present one; they repeat attempts
-        from before the change was noticed and are ignored.
+        A restarted follower may have lost what its earlier process had acknowledged. Late answers of the earlier
+        process may still arrive, even after those of the new one; they belong to attempts from before the change was
+        noticed and are ignored.
         """
         if self._boot_id is None:
             self._boot_id = leader.boot_ids[self.peer] = response.boot_id
@@ -296,9 +297,10 @@ class EntryDispatcher:
         return response.epoch >= self._boot_epoch
 
     def _note_agreement(self, leader: Leader, response: PushResponse) -> None:
-        """What a follower says to hold is worth something once the logs were compared and found equal.
+        """A follower's watermarks count only once the logs were compared and found equal.
 
-        Before that its watermark is its own commit index, which is a prefix of this log only if it is of this history.
+        Before that, its watermark is its own commit index, which is a prefix of this log only if both have the same
+        history.
         """
         if response.code is ResponseCode.SUCCESS and response.kind is not PushKind.INSTALL:
             self._agreed = True
@@ -307,21 +309,22 @@ class EntryDispatcher:
             leader.match[self.peer] = NO_INDEX
 
     def _ignore_longer_history(self, response: PushResponse, now_ms: int) -> None:
-        """Leave a follower that claims to match more than there is here to its own judgement.
+        """Do not act on the claim of a follower that it matches more entries than this log has.
 
         1. With ``flush_mode=async`` a power cut takes committed entries from a quorum, but not from this follower.
         2. The others elect a leader without them. The follower reports its commit index, which is beyond that log.
-        3. Were that fatal here, one member's message would stop the leader, and after it every other one.
+        3. Were that fatal here, one member's message would stop the leader, and then every other one.
 
-        So it is compared again after a pause; it refuses whatever contradicts what it holds as committed.
+        So it is compared again after a pause; it refuses whatever contradicts its committed entries.
         """
         if response.epoch == self._epoch:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
-        """A process that holds less of this log than its peer ``said``, or is known to have held forgot something.
+        """Doubt a process that holds less of this log than its peer ``said``, or than is remembered of it: it has lost
+        something.
 
-        It does not know, so it is told (by heartbeats), and until it has heard that it counts for nothing.
+        It does not know that, so heartbeats tell it, and until it has heard so it counts for nothing.
         """
         log = self._state.log
         remembered = self._state.remembered.get(self.peer, NO_ENTRY)
@@ -329,7 +332,7 @@ class EntryDispatcher:
             kept = log.begin.index <= remembered.index <= log.last.index
             if kept and log.term_at(remembered.index) == remembered.term:
                 said = max(said, remembered.index)
-        except CorruptLogError as damage:  # of the own log: what the peer says is judged without it
+        except CorruptLogError as damage:  # of this log: the answer is judged without it
             self._state.outbox.damage.append(damage)
         if response.standing.counts and response.end_index < said:
             self._doubt(leader, response.boot_id)
@@ -355,7 +358,7 @@ class EntryDispatcher:
     def _on_success(self, response: PushResponse) -> None:
         match (self.state, response.kind):
             case (DispatcherState.COMPARE, PushKind.COMPARE):
-                # The answer is about the entry asked for; `verified_index` may be higher (what is committed).
+                # The answer is about the entry compared; `verified_index` may be higher (committed entries).
                 self._enter_append_or_truncate(response)
             case (DispatcherState.TRUNCATE, PushKind.TRUNCATE):
                 self._enter_append()
@@ -367,7 +370,7 @@ class EntryDispatcher:
                     self._in_flight.popleft()
             case (DispatcherState.APPEND, PushKind.COMMIT):
                 self._commit_answer_due_ms = None
-                if self._commit_sent < self._state.commit_index:  # it moved meanwhile, and that step sent nothing
+                if self._commit_sent < self._state.commit_index:  # it advanced meanwhile, and that step sent nothing
                     self._state.outbox.wake |= Wake.DISPATCHERS
             case _:
                 pass
@@ -386,7 +389,7 @@ class EntryDispatcher:
         self.state = DispatcherState.TRUNCATE
         conflict = EntryId(log.term_at(self.next_index), self.next_index)
         self._send(PushTruncate(self._term, self._epoch, conflict, log.chain_crc_at(self.next_index)))
-        # The answer is awaited until the deadline of the COMPARE that led here; then everything starts anew.
+        # The answer is awaited until the deadline of the COMPARE that led here; then a new attempt starts.
 
     def _enter_append(self) -> None:
         self._epoch += 1
@@ -407,12 +410,12 @@ class EntryDispatcher:
                 self.next_index = LogIndex(min(response.conflict.index, self._state.log.last.index) + 1)
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
             case ResponseCode.EXPIRED_TERM:
-                pass  # a late answer to an earlier term's push, whose epoch happens to be the same
+                pass  # a late answer to an earlier term's push that happens to have the same epoch
             case _:
-                if response.code is ResponseCode.DISK_FULL:  # heartbeats say when that is over
+                if response.code is ResponseCode.DISK_FULL:  # heartbeats report the end of this condition
                     leader.disk_full[self.peer] = True
                 held = max(response.verified_index, leader.match[self.peer])
-                if held != NO_INDEX:  # a full queue, say, tells nothing about the log
+                if held != NO_INDEX:  # a full queue, for example, says nothing about the log
                     self.next_index = LogIndex(min(self.next_index, held + 1))
                 self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 

@@ -1,13 +1,13 @@
-"""The follower's side of replication: orders, checks and applies what its leader pushes.
+"""The follower's side of replication: orders, checks and applies its leader's pushes.
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
 term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
-removed. What is durable is acknowledged, nothing else; the flusher's ``on_flushed`` lets the answers go. Whose pushes
-are taken at all says ``belief``.
+removed. Only durable entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides
+whose pushes are accepted at all.
 
-A push that contradicts what is held here is no reason to stop, nor to drop anything: whoever meets a difference proves
-its own record first. If that is damaged, it is told (``Outbox.damage``) and the push refused; if it is sound, the push
-is refused (``OTHER_HISTORY``), and this log stays as it is.
+A push that contradicts this log is no reason to stop, nor to drop anything: a mismatch first makes the member verify
+its own record. If that is damaged, the damage is reported (``Outbox.damage``) and the push refused; if it is intact,
+the push is refused (``OTHER_HISTORY``), and this log stays as it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dledger.types import (
 
 @record(frozen=True, slots=True)
 class _Deferred:
-    """An answer that may leave once change number ``sequence`` of the store is durable."""
+    """An answer that may be sent once change number ``sequence`` of the store is durable."""
 
     sequence: int
     epoch: int
@@ -55,7 +55,7 @@ class _Deferred:
 
 
 class _OtherHistoryError(Exception):
-    """Raised when a push contradicts an entry that is proven here."""
+    """Raised when a push contradicts an entry that is verified here."""
 
 
 class EntryHandler:
@@ -73,11 +73,11 @@ class EntryHandler:
         self._ack_due = False
         self._acknowledged_index = NO_INDEX
         self._flushed_only = True
-        """Whether the present leader counts only what is flushed, as its COMPARE says."""
+        """Whether the current leader counts only flushed entries, according to its COMPARE."""
         self._agreed = False
-        """Whether this log was compared with the present leader's and found equal up to what is verified."""
+        """Whether this log was compared with the current leader's and found equal up to ``verified_index``."""
         self.verified_index: LogIndex = state.commit_index
-        """The last entry known to be equal to the present leader's."""
+        """The last entry known to be equal to the current leader's."""
 
     # -- arrival -------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class EntryHandler:
         self._state.outbox.wake |= Wake.HANDLER
 
     def on_vote_response(self, sender: NodeId, answer: VoteResponse) -> None:
-        """The answer to a question about a push that was held back."""
+        """Take the answer to the question about a push held back."""
         released = self.belief.on_answer(sender, answer)
         if released is not None:
             self._queue.append((sender, *released))
@@ -121,8 +121,8 @@ class EntryHandler:
             self._connection = connection
         if connection != self._connection:
             if connection < self._connection:
-                return  # of a connection that this sender has replaced
-            # Epochs are the leader's own count of attempts: what another connection carried says nothing about them.
+                return  # from a connection that this sender has replaced
+            # Epochs are the leader's own count of attempts: those of another connection cannot be compared with them.
             self._connection, self._leader_epoch = connection, 0
         if push.epoch < self._leader_epoch:
             return  # an attempt that the leader itself has given up
@@ -130,7 +130,7 @@ class EntryHandler:
         try:
             self._apply(push)
         except _OtherHistoryError:
-            self.belief.ask(sender)  # if it says the same when it is asked, it is this member that is fenced
+            self.belief.ask(sender)  # if it states the same when asked, it is this member that is fenced
             self._answer(push.epoch, _kind_of(push), ResponseCode.OTHER_HISTORY)
         except CorruptLogError as damage:
             state.outbox.damage.append(damage)
@@ -153,7 +153,9 @@ class EntryHandler:
                 assert_never(push)
 
     def _begin_session(self, leader: NodeId) -> None:
-        """A new leader or term: only what is committed is known to be in its log (leader completeness, §5.4)."""
+        """Reset for a new leader or term: only committed entries are known to be in its log (leader completeness,
+        §5.4).
+        """
         self._session = (self._state.term, leader)
         self._leader_epoch = 0
         self._deferred.clear()
@@ -221,9 +223,9 @@ class EntryHandler:
         self._acknowledge()
 
     def _continues_log(self, checked: CheckedRun) -> bool:
-        """Whether the run is equal where it overlaps the log, or follows right after it.
+        """Whether the run equals the log where they overlap, or directly follows it.
 
-        Equal terms at one index mean equal logs up to it (log matching, §5.3), so one look at the last common index is
+        Equal terms at one index mean equal logs up to it (log matching, §5.3), so checking the last common index is
         enough; the chain CRC must agree too, or the replicas have diverged.
         """
         log = self._state.log
@@ -250,7 +252,7 @@ class EntryHandler:
         if before.index < 0 or not 0 <= before.term <= push.term or push.position < 0:
             self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
             return
-        # What is committed here is held even if it has expired here: this log may begin after the leader's.
+        # Entries committed here count as held even if they have expired here: this log may begin after the leader's.
         held = before.index <= state.commit_index or (
             before.index <= log.last.index and log.term_at(before.index) == before.term
         )
@@ -259,7 +261,7 @@ class EntryHandler:
             if confirmed is None and leader is not None:
                 self.belief.hold(leader, push, self._connection)
                 return
-            if not confirmed:  # the leader's log begins elsewhere, by now or all along: it says where
+            if not confirmed:  # the leader's log begins elsewhere, now or always: it answers where
                 self._answer(push.epoch, PushKind.INSTALL, ResponseCode.INCONSISTENT_STATE)
                 return
             log.reset(Boundary(before.index, before.term, push.position, push.chain_crc))
@@ -268,15 +270,15 @@ class EntryHandler:
         self._answer_when_durable(push.epoch, PushKind.INSTALL)
 
     def _commit(self, leader_commit: LogIndex) -> None:
-        """Commit what the leader committed, as far as it is verified here (reliability trap 18)."""
+        """Commit what the leader has committed, as far as it is verified here (reliability trap 18)."""
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
         self.take_standing_if_due()
 
     def take_standing_if_due(self) -> None:
-        """Take standing once all that the leader asked for is verified and durable here.
+        """Take standing once everything that the leader required is verified and durable here.
 
-        Between what is committed here and that may lie entries that an earlier life of this member acknowledged, and
-        with its vote a member that lacks them could be elected.
+        Between this member's committed entries and that point may lie entries that an earlier life of it acknowledged,
+        and its vote could elect a member that lacks them.
         """
         state = self._state
         readmission = state.readmission
@@ -288,11 +290,13 @@ class EntryHandler:
             return
         state.readmission = None
         state.take_standing(state.readmission_standing)
-        if self._is_in_session():  # from now on what was said counts: say it again
+        if self._is_in_session():  # acknowledgements count from now on: repeat the last one
             self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _require_uncommitted(self, index: LogIndex) -> None:
-        """An entry that conflicts is proven by now (``term_at``); what is committed here cannot be another leader's."""
+        """Raise if a conflicting entry, verified by now (``term_at``), is committed: then the leader has another
+        history.
+        """
         if index <= self._state.commit_index:
             raise _OtherHistoryError
 
@@ -303,7 +307,7 @@ class EntryHandler:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def on_flushed(self) -> None:
-        """The store became more durable: let go the answers that waited for it."""
+        """The store became more durable: send the answers that waited for it."""
         sequence = self._state.log.flushed.sequence
         while self._deferred and self._deferred[0].sequence <= sequence:
             deferred = self._deferred.popleft()
@@ -312,7 +316,7 @@ class EntryHandler:
         self.take_standing_if_due()
 
     def _acknowledge(self) -> None:
-        """One answer for all appends that have become durable since the last one (or need not be)."""
+        """Send one answer for all appends that have become durable since the last one (or need not be)."""
         if not self._ack_due or not self._is_in_session():
             return
         flushed = self._flushed_index()
@@ -324,7 +328,7 @@ class EntryHandler:
         self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _answer_when_durable(self, epoch: int, kind: PushKind) -> None:
-        """Answer a change of the log once it cannot come undone by a crash, whatever the flush mode."""
+        """Answer a change of the log once no crash can undo it, whatever the flush mode."""
         state = self._state
         if state.log.flushed.sequence >= state.log.write_sequence:
             self._answer(epoch, kind, ResponseCode.SUCCESS)
@@ -348,7 +352,7 @@ class EntryHandler:
             self._respond(leader, epoch, kind, code, conflict, self.verified_index, self._flushed_index())
 
     def _answer_to(self, sender: NodeId, epoch: int, kind: PushKind, code: ResponseCode) -> None:
-        """Answer outside a session: without watermarks, which are the present leader's business."""
+        """Answer outside a session: without watermarks, which are for the current leader only."""
         self._respond(sender, epoch, kind, code, NO_ENTRY, NO_INDEX, NO_INDEX)
 
     def _respond(

@@ -1,7 +1,7 @@
-"""The leader's bookkeeping of what a quorum holds: moves the commit index, then answers those who wait.
+"""The leader's tracking of what a quorum holds: advances the commit index, then completes waiting appends.
 
-Watermarks are durable indexes. Only an entry of the leader's own term is ever committed by counting; earlier ones come
-with it (§5.4.2). Success is told from the commit index of an unchanged term, never from "it was replicated".
+Watermarks are durable indexes. Only an entry of the leader's own term is ever committed by counting; earlier ones are
+committed with it (§5.4.2). Success follows from the commit index of an unchanged term, never from "it was replicated".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SequenceDone = Callable[[int | DLedgerError], None]
 class _PendingAppend:
     batch: AppendedBatch
     needed_index: LogIndex
-    """What must be committed: the batch, and what was there of it before."""
+    """The index that must be committed: of the batch, and of its entries stored earlier."""
     entries: int
     size_bytes: int
     due_ms: int
@@ -65,17 +65,17 @@ class QuorumAckChecker:
         self.pending_entries = 0
         self.pending_bytes = 0
         self.duplicates = 0
-        """Entries that came a second time and were answered with the place of the first."""
+        """Repeated entries, answered with the place of the first."""
 
-    # -- taking appends ------------------------------------------------------------------------------------------
+    # -- accepting appends ---------------------------------------------------------------------------------------
 
     def append(
         self, bodies: Sequence[Body], now_ms: int, done: AppendDone, producer: ProducerBatch | None = None
     ) -> AppendedBatch | None:
-        """Append a batch as leader; ``done`` hears of a quorum, a refusal (nothing applied) or an unknown outcome.
+        """Append a batch as leader; ``done`` gets the success, a refusal (nothing applied) or an unknown outcome.
 
-        With ``producer``, what the log holds of it already is not appended again; success then means that a quorum
-        holds that, too. Gives the batch where it was written, None after a refusal and when there was nothing new.
+        With ``producer``, entries that the log already holds are not appended again; success then means that a quorum
+        holds those, too. Returns the batch as written, None after a refusal and when there was nothing new.
         """
         if producer is None:
             return self._append(bodies, now_ms, done)
@@ -112,7 +112,7 @@ class QuorumAckChecker:
             prepared.placed(batch)
 
     def _plan(self, producer: ProducerBatch, count: int, now_ms: int, done: AppendDone) -> Plan | None:
-        """What of a producer's batch is to be appended; None if nothing is, and ``done`` hears of it."""
+        """What to append of a producer's batch; None if nothing, and ``done`` has been called or will be."""
         refusal = self._refuse(count, 0)
         leader = self._state.role
         if refusal is None and isinstance(leader, Leader):
@@ -132,16 +132,16 @@ class QuorumAckChecker:
         return None
 
     def _refuse_if_leading(self, refusal: DLedgerError, now_ms: int, done: AppendDone) -> None:
-        """Say what is missing once it is certain that this member leads.
+        """Refuse as unknown or out of order once it is certain that this member leads.
 
-        A leader that was frozen, and replaced meanwhile, knows nothing of what came since, and whoever is told that he
-        is forgotten begins anew, under another name: what is stored would be stored again.
+        A leader that was frozen, and replaced meanwhile, does not know the entries appended since, and a client told
+        that it is unknown restarts under a new name: it would store the entries twice.
         """
 
         def confirmed(result: LogIndex | DLedgerError) -> None:
             if not isinstance(result, DLedgerError):
                 done(refusal)
-            elif result.outcome == "unknown":  # of a read; of this append it is certain that nothing is written
+            elif result.outcome == "unknown":  # of the read; this append has certainly written nothing
                 why = "cannot confirm that this node still leads, and nothing was appended: retry"
                 done(NotLeaderError(f"{why} ({result})", leader=hint(self._state.leader_id)))
             else:
@@ -156,7 +156,7 @@ class QuorumAckChecker:
         count = len(bodies)
         if plan is None:
             refusal = self._refuse(count, size)
-        else:  # it was not refused when that was made; only its size was not known
+        else:  # it passed the checks before it was prepared; only its size was not known
             refusal = _refuse_size(count, size) or self._refuse_more(count, size)
         written = refusal or self._write(bodies, now_ms, producer, plan)
         if isinstance(written, DLedgerError):
@@ -169,7 +169,7 @@ class QuorumAckChecker:
         state = self._state
         state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS
         if state.quorum == 1 or len(self._pending) == 1:
-            state.outbox.wake |= Wake.QUORUM_ACK  # the worker learns the first deadline
+            state.outbox.wake |= Wake.QUORUM_ACK  # the worker must learn the first deadline
         leader = state.role
         if isinstance(leader, Leader) and leader.producers.is_due(state.log.last.index, state.log.end_position, now_ms):
             self.write_snapshot(now_ms)
@@ -180,7 +180,7 @@ class QuorumAckChecker:
         try:
             if plan is None or not isinstance(leader, Leader):
                 return state.log.append_as_leader(state.term, bodies)
-            if plan.producer is None:  # a batch that is refused must not leave a registration behind
+            if plan.producer is None:  # a refused batch must not leave a registration behind
                 state.log.check_append(bodies)
             producer = plan.producer or self._register(leader.producers, name, now_ms)
             if isinstance(producer, DLedgerError):
@@ -197,11 +197,11 @@ class QuorumAckChecker:
         if isinstance(registration, TooManyProducersError):
             return registration
         noop = self._noops.append(log, self._state.term, encode_registration(registration))
-        self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS  # also if there is no room for the entries after it
+        self._state.outbox.wake |= Wake.FLUSH | Wake.DISPATCHERS  # even if there is no room for the entries after it
         return producers.register(registration, noop.first_index, log.end_position, now_ms)
 
     def _wait_for_stored(self, producers: ProducerTable, plan: Plan, now_ms: int, done: AppendDone) -> None:
-        """All is in the log; the answer is that of the first time, once a quorum has it under this leader."""
+        """All entries are in the log; give the original answer once a quorum has them under this leader."""
         state = self._state
         batch = AppendedBatch(state.term, LogIndex(0), NO_INDEX, (), self._located(producers, plan, now_ms))
         due_ms = now_ms + self._config.ack_timeout_ms
@@ -210,7 +210,7 @@ class QuorumAckChecker:
         state.outbox.wake |= Wake.QUORUM_ACK
 
     def _located(self, producers: ProducerTable, plan: Plan, now_ms: int) -> tuple[StoredRun, ...]:
-        """Where the stored entries are, with what the log still says of them."""
+        """The places of the stored entries, as far as the log still has them."""
         self.duplicates += plan.stored
         if plan.producer is not None:
             producers.touch(plan.producer, now_ms)
@@ -228,7 +228,9 @@ class QuorumAckChecker:
             return run
 
     def write_snapshot(self, now_ms: int) -> None:
-        """As leader, write down all that is known of producers; not if the disk is full, when nothing else is."""
+        """As leader, write a snapshot of the producer table; not if the disk is full, when nothing else is written
+        either.
+        """
         state, leader = self._state, self._state.role
         if not isinstance(leader, Leader) or state.log.disk_full or full_members(state, leader):
             return
@@ -274,7 +276,7 @@ class QuorumAckChecker:
             why = "this node knows no leader and cannot lead because its disk is full: free space on the members' disks"
         return NotLeaderError(why, leader=hint(state.leader_id))
 
-    # -- answering them ------------------------------------------------------------------------------------------
+    # -- completing appends --------------------------------------------------------------------------------------
 
     def step(self, now_ms: int) -> int | None:
         """Commit what a quorum holds, complete what is committed, give up what is overdue."""
@@ -299,7 +301,7 @@ class QuorumAckChecker:
         return None
 
     def abandon(self, error: DLedgerError) -> None:
-        """The node stops: whoever still waits for a quorum gets ``error``, whose outcome is unknown."""
+        """The node stops: waiting appends fail with ``error``, whose outcome is unknown."""
         while self._pending:
             self._pop(error)
 

@@ -1,1 +1,1 @@
-"""What clients ask of a node: gRPC services on one event loop, within bounds."""
+"""The services that a node offers to clients: gRPC on one event loop, within bounds."""

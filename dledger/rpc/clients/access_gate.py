@@ -1,4 +1,4 @@
-"""Access control at a gRPC server: who calls, what a refusal looks like, and how a stream of a revoked key ends."""
+"""Access control at a gRPC server: authentication, the form of refusals, and the end of streams of revoked keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dledger.rpc.relay import peer_of
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 REFUSALS: Final = (AccessDeniedError, SessionsFullError, TooManyWaitsError)
-"""What a guard raises and ``refusal_of`` understands."""
+"""The errors that a guard raises and ``refusal_of`` understands."""
 
 
 def admit(guard: AccessGuard, quotas: Quotas, method: str, context: Context, body: bytes | None) -> Caller:
-    """Who makes this call; ``body`` None: a stream of requests. Raises ``REFUSALS``."""
+    """Authenticate and authorize a call; ``body`` None: a stream of requests. Raises ``REFUSALS``."""
     return guard.admit(method, context.invocation_metadata() or (), peer_of(context.peer()), body, quotas)
 
 
@@ -38,7 +38,7 @@ def _always() -> bool:
 
 @contextmanager
 def open_stream(guard: AccessGuard, caller: Caller, still_allowed: Callable[[], bool] = _always) -> Iterator[None]:
-    """Around the handler of a stream, on its task: ends it when the key is revoked or ``still_allowed`` says no."""
+    """Wraps a stream's handler, on its task: ends it when the key is revoked or ``still_allowed`` returns False."""
     task = asyncio.current_task()
     revoked: list[str] = []
 
@@ -60,7 +60,7 @@ def open_stream(guard: AccessGuard, caller: Caller, still_allowed: Callable[[], 
 
 
 def refusal_of(guard: AccessGuard | None, error: DLedgerError) -> tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]:
-    """Status and trailing metadata of an error of ``REFUSALS``."""
+    """The status and trailing metadata of an error of ``REFUSALS``."""
     match error:
         case OtherAudienceError() if guard is not None:
             told = ((signing.REFUSAL, signing.CHALLENGE), (signing.AUDIENCE, guard.audience))

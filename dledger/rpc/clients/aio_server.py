@@ -1,8 +1,8 @@
-"""An asyncio gRPC server that no request can end.
+"""An asyncio gRPC server that no request can bring down.
 
-gRPC's own decodes the path of a request that no registered method has while it waits for the next one; one that is no
-UTF-8 ends that loop, and with it the server, for whoever can connect. So here all methods are registered, which the
-core then compares as bytes, and whatever else is asked for is refused before anybody decodes it.
+gRPC's own server decodes the path of a request for an unregistered method in the loop that waits for the next request;
+invalid UTF-8 there ends that loop, and with it the server, so any client could stop it. Here all methods are
+registered, which the core compares as bytes, and any other request is refused without decoding its path.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from grpc._cython import cygrpc
 from grpc.aio._server import Server
 
 Methods = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
-"""The methods of a service by name."""
+"""The methods of a service, by name."""
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Not a header that is no text, which gRPC tells with a traceback, each of any number in one request: whoever can
-    connect could fill the disk with them.
+    """Reject gRPC's traceback for each undecodable header, of which one request may have any number: any client
+    could fill the disk with them.
     """
     return not str(record.msg).startswith("Invalid encoding on ")
 
@@ -32,12 +32,12 @@ logging.getLogger(cygrpc.__name__).addFilter(_is_worth_a_line)
 
 
 def aio_server(options: Sequence[tuple[str, Any]] = (), maximum_concurrent_rpcs: int | None = None) -> grpc.aio.Server:
-    """As ``grpc.aio.server``, for services whose methods are added by ``add_methods``."""
+    """``grpc.aio.server`` for services whose methods are added by ``add_methods``."""
     return _Server(options, maximum_concurrent_rpcs)  # type: ignore[return-value]  # the stubs' base is another
 
 
 def add_methods(server: grpc.aio.Server, service: str, methods: Methods) -> None:
-    """Serve these, before the server is started."""
+    """Serve these methods; call it before the server is started."""
     server.add_registered_method_handlers(service, methods)  # type: ignore[attr-defined]  # missing in grpc-stubs
 
 
@@ -48,10 +48,10 @@ class _Server(Server):
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
-    """Hands on registered methods only."""
+    """Returns calls of registered methods only."""
 
     async def _request_call(self) -> object:
-        """The next call of a method that is not registered: never, for each is refused here."""
+        """The next call of an unregistered method: never returns, because each is refused here."""
         refusals: set[asyncio.Task[None]] = set()
         while True:
             refusal = asyncio.ensure_future(_refuse(await super()._request_call()))
@@ -61,5 +61,5 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
 
 async def _refuse(call: object) -> None:
     context = cygrpc._ServicerContext(call, None, None, asyncio.get_running_loop())
-    with suppress(cygrpc.BaseError):  # how abort ends, and what a client that is gone, or a stop, makes of it
+    with suppress(cygrpc.BaseError):  # abort raises one; so does a client that is gone, or a stopping server
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")

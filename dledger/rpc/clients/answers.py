@@ -1,8 +1,8 @@
-"""Room for answers: how many bytes may be on their way to clients, taken before the log is read for them.
+"""Limits the bytes of answers on their way to clients; the room is taken before the log is read for them.
 
-gRPC takes an answer however large, and keeps it until the client reads it. So a handler takes room first, and waits if
-there is none: for the connection, for its account or address, or in all. It is given back when the client has taken
-the answer, or has gone. Connections that wait are served in turns.
+gRPC accepts an answer of any size and keeps it until the client reads it. So a handler first takes room, and waits if
+there is none: for the connection, for its account or address, or in total. The room is returned when the client has
+read the answer, or is gone. Waiting connections are served in turn.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dledger.access.quota import Quota, TooManyWaitsError
 from dledger.rpc.clients.connections import Connection
 
 SMALL_BYTES: Final = 64 * 1024
-"""Answers up to this size are counted as calls only."""
+"""Answers up to this size count as calls only."""
 
 
 class Leases:
-    """The room of one call, which has one answer or message of a stream at a time. On the loop; also a context."""
+    """The room of one call, which has one answer or stream message at a time. On the loop; also a context manager."""
 
     __slots__ = ("_connection", "_quota", "_room", "_size")
 
@@ -30,10 +30,10 @@ class Leases:
         self._size = 0
 
     async def take(self, size: int) -> None:
-        """Take room for an answer of about ``size`` bytes, as soon as there is some, instead of what was taken.
+        """Wait for room for an answer of about ``size`` bytes, replacing the room taken before.
 
-        Raises ``TooManyWaitsError`` once the connection was hung up on: the room of each call that ends would go to the
-        next one, and the log be read for nobody.
+        Raises ``TooManyWaitsError`` once the connection was hung up on: otherwise each call that ends would pass its
+        room to the connection's next call, and the log would be read for nobody.
         """
         self.end()
         await self._room.wait(self._quota, size)
@@ -43,7 +43,7 @@ class Leases:
             raise TooManyWaitsError(f"{self._quota.name} was disconnected")
 
     def take_now(self, size: int) -> None:
-        """The same, if there is some now. Raises ``TooManyWaitsError``."""
+        """Take room without waiting. Raises ``TooManyWaitsError``."""
         if not self._quota.try_answer(size):
             raise TooManyWaitsError(
                 f"{self._quota.name} has {self._quota.answer_bytes} bytes of unread answers: no room for another "
@@ -52,14 +52,14 @@ class Leases:
         self._size = size
 
     def resize(self, size: int) -> None:
-        """The answer is made: now its size is known."""
+        """Adjust the room to the answer's actual size."""
         more, self._size = size - self._size, size
         self._quota.change_answer(more)
         if more < 0:
             self._room.grown()
 
     def end(self) -> None:
-        """The client has the answer, or has gone. Idempotent."""
+        """Return the room: the client has read the answer, or is gone. Idempotent."""
         if self._size:
             self.resize(0)
 
@@ -71,10 +71,10 @@ class Leases:
 
 
 class AnswerRoom:
-    """All the room of one server."""
+    """The room of one server."""
 
     def __init__(self) -> None:
-        # The oldest of each connection is the next to get room; connections take turns.
+        # The oldest waiter of each connection gets room first; connections take turns.
         self._waiting: dict[Quota, deque[tuple[int, asyncio.Future[None]]]] = {}
 
     async def wait(self, quota: Quota, size: int) -> None:
@@ -86,13 +86,13 @@ class AnswerRoom:
         try:
             await ready
         except asyncio.CancelledError:
-            if not ready.cancelled():  # given just now
+            if not ready.cancelled():  # granted just now
                 quota.change_answer(-size)
-            self.grown()  # whoever waits behind it may be next
+            self.grown()  # the next waiter may fit
             raise
 
     def grown(self) -> None:
-        """Something was given back: let those go on for whom there is room now."""
+        """Room was returned: wake the waiters that now fit."""
         served = True
         while served:
             served = False
@@ -107,4 +107,4 @@ class AnswerRoom:
                     line.popleft()[1].set_result(None)
                     served = True
                 if line:
-                    self._waiting[quota] = line  # at the end: its next one waits until the others had theirs
+                    self._waiting[quota] = line  # at the end: its next waiter comes after the other connections'

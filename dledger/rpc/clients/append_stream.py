@@ -1,4 +1,4 @@
-"""One client's ``AppendStream``: requests are submitted as they arrive, answers written as they complete."""
+"""One client's ``AppendStream``: submits requests as they arrive and writes answers as they complete."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import grpc
 from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
+from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.connections import Connection
 from dledger.types import AppendedBatch
 
 REQUESTS_PENDING_MAX: Final = 1024
-"""Requests of one stream that may wait for a quorum; beyond it the stream is not read, which holds the client back."""
+"""Requests of one stream that may wait for a quorum; at the limit the stream is not read, which slows the client
+down.
+"""
 BYTES_PENDING_MAX: Final = 16 * MIB
 
 AppendOutcome = AppendedBatch | DLedgerError
@@ -27,17 +30,24 @@ StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class AppendStream:
-    """Lives on the loop; ``submit`` checks a request and hands it to the node."""
+    """Lives on the loop; ``submit`` checks a request and passes it to the node."""
 
     def __init__(
-        self, context: StreamContext, bridge: LoopBridge, submit: Submit, quota: Quota, connection: Connection
+        self,
+        context: StreamContext,
+        bridge: LoopBridge,
+        submit: Submit,
+        quota: Quota,
+        connection: Connection,
+        request_bytes_max: int,
     ) -> None:
         self._context = context
         self._quota = quota
         self._connection = connection
         self._bridge = bridge
         self._submit = submit
-        self._answers: deque[tuple[bytes, int, int]] = deque()  # each with its request's entries and bytes
+        self._request_bytes_max = request_bytes_max
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # encoded answer, and its request's entries and bytes
         self._answer_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._requests_pending = 0
@@ -47,14 +57,14 @@ class AppendStream:
         self._failed = False
 
     async def run(self) -> None:
-        """Serve until the client ends the stream and everything is answered. Raises ``InvalidRequestError``."""
-        # Tells the client that the stream is established: what fails before that was certainly not sent.
-        await self._context.send_initial_metadata(())
+        """Serve until the client ends the stream and every request is answered. Raises ``InvalidRequestError``."""
+        # Tells the client that the stream is accepted: requests that fail before that were certainly not sent.
+        await self._context.send_initial_metadata(options.limit_metadata(self._request_bytes_max))
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():  # nobody answers any more: not even whoever waits for room would ever get some
+            if not reader.done():  # no answers are written any more, so a reader waiting for room would never get any
                 reader.cancel()
                 await writer
                 return
@@ -76,7 +86,7 @@ class AppendStream:
             while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
                 self._room.clear()
                 await self._room.wait()
-            while self._quota.is_full:  # also through other streams of the same client
+            while self._quota.is_full:  # including the client's other streams
                 await self._quota.wait_room(self._room)
 
     def _take(self, request: codec.Append, size: int) -> None:
@@ -108,7 +118,7 @@ class AppendStream:
                 answer, entries, size = self._answers[0]
                 with self._connection.writing():
                     await self._context.write(answer)
-                # Only now: a client that takes no answers shall not fill the memory with them.
+                # Only now: a client that reads no answers must not fill the memory with them.
                 self._answers.popleft()
                 self._requests_pending -= 1
                 self._bytes_pending -= size

@@ -1,6 +1,6 @@
-"""What those who read a lot of the log and nodes say to each other, as bytes: ``proto/dledger/v1/client.proto``.
+"""The encoding of large reads: ``proto/dledger/v1/client.proto``.
 
-A chunk is encoded by hand around its megabyte, which is copied once on the way out instead of twice.
+A chunk is encoded by hand around its megabyte of data, which saves one of two copies on the way out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, LogRange, P
 
 BLOCK_BYTES_DEFAULT: Final = 4 * MIB
 PLACES_MAX: Final = 4096
-"""Questions in one ``Locate``."""
+"""The limit of questions in one ``Locate``."""
 _DATA_TAG: Final = b"\x7a"  # field 15, length-delimited
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLog:
-    """A request for raw entries; 0: no such limit, or the default."""
+    """A request for raw entries; 0: no limit, or the default."""
 
     group: str
     first_index: LogIndex
@@ -35,7 +35,7 @@ class FetchLog:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Questions where entries are."""
+    """Questions about the places of entries."""
 
     group: str
     indexes: Sequence[int] = ()
@@ -45,7 +45,7 @@ class Locate:
 
 @dataclass(frozen=True, slots=True)
 class LocatedEntries:
-    """The answers, in the order of the fields of the request; and what the node has."""
+    """The answers, in the order of the request's fields, and the range that the node holds."""
 
     places: tuple[LogPlace, ...]
     range: LogRange
@@ -53,7 +53,7 @@ class LocatedEntries:
 
 @dataclass(frozen=True, slots=True)
 class BlockDigests:
-    """A request for digests; 0: no such limit, or the default."""
+    """A request for digests; 0: no limit, or the default."""
 
     group: str
     from_position: Position
@@ -63,7 +63,7 @@ class BlockDigests:
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """Some digests, in order; and what the node has."""
+    """Consecutive digests, and the range that the node holds."""
 
     blocks: tuple[BlockDigest, ...]
     begin_position: Position
@@ -75,7 +75,7 @@ class Digested:
 
 
 def encode_fetch(request: FetchLog) -> bytes:
-    """A request for chunks."""
+    """Encode a request for chunks."""
     return pb.FetchLogRequest(
         group=request.group,
         first_index=request.first_index,
@@ -86,7 +86,7 @@ def encode_fetch(request: FetchLog) -> bytes:
 
 
 def decode_fetch(data: bytes) -> FetchLog:
-    """Raises ``InvalidRequestError``, as every ``decode_*`` of requests does."""
+    """Raises ``InvalidRequestError``, like every ``decode_*`` of requests."""
     wire = parse(pb.FetchLogRequest, data)
     _check_not_negative(wire, "first_index", "end_index", "max_bytes", "chunk_bytes")
     if 0 < wire.end_index <= wire.first_index:
@@ -101,7 +101,7 @@ def decode_fetch(data: bytes) -> FetchLog:
 
 
 def encode_chunk(outcome: LogChunk | DLedgerError) -> bytes:
-    """One message of a fetch."""
+    """Encode one message of a fetch."""
     if isinstance(outcome, DLedgerError):
         return pb.FetchLogResponse(status=status_of(outcome)).SerializeToString()
     head = pb.FetchLogResponse(
@@ -117,7 +117,7 @@ def encode_chunk(outcome: LogChunk | DLedgerError) -> bytes:
 
 
 def decode_chunk(data: bytes) -> LogChunk:
-    """Raises the error that the node answered, as the decoders of answers below do."""
+    """Raises the error in the answer, like the decoders of answers below."""
     wire = parse(pb.FetchLogResponse, data)
     raise_failure(wire.status)
     return LogChunk(
@@ -144,7 +144,7 @@ def _varint(number: int) -> bytes:
 
 
 def encode_locate(request: Locate) -> bytes:
-    """Questions where entries are."""
+    """Encode a ``Locate`` request."""
     return pb.LocateRequest(
         group=request.group,
         indexes=request.indexes,
@@ -154,7 +154,7 @@ def encode_locate(request: Locate) -> bytes:
 
 
 def decode_locate(data: bytes) -> Locate:
-    """Questions where entries are, not too many."""
+    """Decode a ``Locate`` request and limit its questions."""
     wire = parse(pb.LocateRequest, data)
     count = len(wire.indexes) + len(wire.positions) + len(wire.store_times_ms)
     if count > PLACES_MAX:
@@ -165,7 +165,7 @@ def decode_locate(data: bytes) -> Locate:
 
 
 def encode_located(outcome: LocatedEntries | DLedgerError) -> bytes:
-    """Where they are."""
+    """Encode the answer to ``Locate``."""
     if isinstance(outcome, DLedgerError):
         return pb.LocateResponse(status=status_of(outcome)).SerializeToString()
     begin, end = outcome.range.begin, outcome.range.end
@@ -180,7 +180,7 @@ def encode_located(outcome: LocatedEntries | DLedgerError) -> bytes:
 
 
 def decode_located(data: bytes) -> LocatedEntries:
-    """Where they are."""
+    """Decode the answer to ``Locate``."""
     wire = parse(pb.LocateResponse, data)
     raise_failure(wire.status)
     return LocatedEntries(
@@ -199,7 +199,7 @@ def _place(at_index: int, position: int) -> LogPlace:
 
 
 def encode_digests_request(request: BlockDigests) -> bytes:
-    """A request for digests."""
+    """Encode a request for digests."""
     return pb.BlockDigestsRequest(
         group=request.group,
         from_position=request.from_position,
@@ -209,14 +209,14 @@ def encode_digests_request(request: BlockDigests) -> bytes:
 
 
 def decode_digests_request(data: bytes) -> BlockDigests:
-    """A request for digests, its numbers in range."""
+    """Decode a request for digests and check its numbers."""
     wire = parse(pb.BlockDigestsRequest, data)
     _check_not_negative(wire, "from_position", "end_position", "block_bytes")
     return BlockDigests(wire.group, Position(wire.from_position), Position(wire.end_position), wire.block_bytes)
 
 
 def encode_digests(outcome: Digested | DLedgerError) -> bytes:
-    """One message of digests."""
+    """Encode one message of digests."""
     if isinstance(outcome, DLedgerError):
         return pb.BlockDigestsResponse(status=status_of(outcome)).SerializeToString()
     return pb.BlockDigestsResponse(
@@ -239,7 +239,7 @@ def encode_digests(outcome: Digested | DLedgerError) -> bytes:
 
 
 def decode_digests(data: bytes) -> Digested:
-    """One message of digests."""
+    """Decode one message of digests."""
     wire = parse(pb.BlockDigestsResponse, data)
     raise_failure(wire.status)
     blocks = (

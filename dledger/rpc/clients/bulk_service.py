@@ -1,8 +1,8 @@
-"""What a node does for readers of large ranges: raw chunks, where entries are, digests of blocks.
+"""The node's side of large reads: raw chunks, places of entries, block digests.
 
-It must not disturb appends. So reading happens on a few threads of its own, with one chunk read ahead of the one that
-is on its way; the number of such streams is limited, for each client, too, and with it the bytes that wait for readers;
-a stream whose client takes nothing is ended.
+They must not disturb appends. So they read on a few threads of their own, one chunk ahead of the one being sent; the
+number of streams is limited, also per client, and with it the bytes waiting for readers; a stream whose client reads
+nothing is ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES_MAX: Final = 8 * MIB
 BLOCK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES_MAX: Final = 64 * MIB
 _DIGEST_STEP_BYTES: Final = 16 * MIB
-"""Log of which digests are computed in one go, and told in one message; at least one block, at most ..."""
+"""How much log is digested at a time and reported in one message; at least one block, at most ..."""
 _DIGEST_STEP_BLOCKS: Final = 256
 
 _NO_LIMIT: Final = 1 << 62
@@ -35,11 +35,11 @@ _Result = TypeVar("_Result")
 
 
 class TooManyBulkReadsError(Exception):
-    """Raised when a client, or all of them, want more large reads at once than ``bulk_streams_max`` allows."""
+    """Raised when a client, or all together, exceed ``bulk_streams_max`` large reads."""
 
 
 class _Ready(NamedTuple):
-    """A chunk that can be sent."""
+    """A chunk ready to send."""
 
     end_index: LogIndex
     size: int
@@ -47,14 +47,14 @@ class _Ready(NamedTuple):
 
 
 class RateLimit:
-    """At most so many bytes per second, of all who ask; 0: no limit. Lives on the loop."""
+    """Limits the bytes per second of all callers together; 0: no limit. Lives on the loop."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     async def take(self, size: int) -> None:
-        """Return when it is the turn of ``size`` bytes."""
+        """Wait for the turn of ``size`` bytes."""
         if not self._bytes_per_s:
             return
         now = asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ class BulkService:
             yield codec.encode_chunk(error)
 
     async def _chunks(self, request: codec.FetchLog, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
-        """The chunks of a request, the next one being read while one is sent; an empty one if there is nothing."""
+        """A request's chunks, each read while the one before is sent; a single empty one if there are no entries."""
         known = await self._run(self._log.committed_range)
         next_index, left = request.first_index, request.max_bytes or _NO_LIMIT
         end = min(request.end_index or known.end.index, known.end.index)
@@ -120,12 +120,12 @@ class BulkService:
         return asyncio.get_running_loop().run_in_executor(self._threads, self._read, first, end, max_bytes)
 
     def _read(self, first: LogIndex, end: LogIndex, max_bytes: int) -> _Ready:
-        """Read and encode a chunk here, on a thread: copying a megabyte would hold up what else the loop does."""
+        """Read and encode a chunk on a thread: copying a megabyte would block the loop."""
         chunk = self._log.read_chunk(first, end, max_bytes)
         return _Ready(chunk.end_index, len(chunk.data), codec.encode_chunk(chunk))
 
     def _nothing(self, first: LogIndex) -> LogChunk:
-        """An empty chunk, which says what there is. Raises for an index that is not the next one to come."""
+        """An empty chunk that carries the node's range. Raises unless ``first`` is the next index to be written."""
         known = self._log.committed_range()
         if first > known.end.index:
             raise IndexOutOfRangeError(
@@ -202,7 +202,7 @@ class BulkService:
 
     @contextmanager
     def one_of_few(self, quota: Quota) -> Iterator[None]:
-        """Around a large read. Raises ``TooManyBulkReadsError``."""
+        """Count a large read while it runs. Raises ``TooManyBulkReadsError``."""
         with ExitStack() as held:
             try:
                 held.enter_context(quota.stream("bulk", "bulk_streams_max", number_max=self._streams_max))
@@ -215,7 +215,7 @@ class BulkService:
 
 
 def _drop(reading: asyncio.Future[_Ready]) -> None:
-    """Nobody waits for this any more; an error that it ended with was meant for a client who has gone."""
+    """Discard an unwanted read; its error, if any, was meant for a client that is gone."""
     if reading.done() and not reading.cancelled():
         reading.exception()
     reading.cancel()

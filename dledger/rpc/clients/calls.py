@@ -1,4 +1,4 @@
-"""One call of a client: who calls, over which connection, and what share of the server is its."""
+"""One client call: its caller, its connection, and its quota."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from dledger.rpc.clients.connections import Connection
 
 @record(frozen=True, slots=True)
 class Call:
-    """What a handler needs to know besides the request. ``caller`` is None without access control."""
+    """What a handler needs besides the request. ``caller`` is None without access control."""
 
-    context: grpc.aio.ServicerContext[Any, Any]  # Any: of whatever it carries
+    context: grpc.aio.ServicerContext[Any, Any]  # Any: of any messages
     connection: Connection
     quota: Quota
     caller: Caller | None
     room: AnswerRoom
 
     def leases(self) -> Leases:
-        """Room for answers, of which there is one at a time."""
+        """Room for this call's answers, one at a time."""
         return Leases(self.room, self.quota, self.connection)
 
     def until_done(self, leases: Leases) -> Leases:
-        """Keep the room of the only answer until the call has ended for the client."""
+        """Keep the room of the call's only answer until gRPC has finished the call."""
         self.context.add_done_callback(lambda _: leases.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
         return leases
 
     def check_answer(self, size: int) -> None:
-        """Take room for an answer that was made without. Raises ``TooManyWaitsError``: then it must be dropped."""
+        """Take room for an answer made without it. Raises ``TooManyWaitsError``: the answer must then be dropped."""
         if size > SMALL_BYTES:
             self.until_done(self.leases()).take_now(size)

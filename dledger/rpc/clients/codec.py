@@ -1,6 +1,6 @@
-"""What clients and nodes say to each other, as bytes: ``proto/dledger/v1/client.proto``.
+"""The encoding of client requests and answers: ``proto/dledger/v1/client.proto``.
 
-Used by both ends, so that an error raised in a node is the same error in the client.
+Both ends use it, so that an error raised in a node is the same error in the client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dledger.types import (
 )
 
 APPEND_ENTRIES_MAX: Final = 4096
-"""Entries of one request; clients send 1,024 at most."""
+"""The limit of entries in one request; clients send at most 1,024."""
 _BODIES: Final = Counted(2, APPEND_ENTRIES_MAX, "entries")
 
 
@@ -40,11 +40,11 @@ class ReadMode(IntEnum):
     """How current and how certain a read is."""
 
     COMMITTED = 0
-    """Committed entries, as far as the asked node knows; any node answers."""
+    """Committed entries, as far as the node asked knows; any node answers."""
     LINEARIZABLE = 1
     """Sees every append that finished before the read began; only the leader answers."""
     LOCAL = 2
-    """Whatever the asked node has stored, committed or not. For inspection."""
+    """Whatever the node asked has stored, committed or not. For inspection."""
 
 
 @record(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Append:
 
 @record(frozen=True, slots=True)
 class Read:
-    """A read, or with ``count`` and ``max_bytes`` unused a follow."""
+    """A read, or without ``count`` and ``max_bytes`` a follow."""
 
     group: str
     first_index: LogIndex
@@ -71,7 +71,7 @@ class Read:
 
 @record(frozen=True, slots=True)
 class ReadAnswer:
-    """Entries, and the answering node's indexes at that moment."""
+    """Entries, and the answering node's indexes at that time."""
 
     entries: list[Entry]
     committed_index: LogIndex
@@ -100,7 +100,7 @@ def encode_append(request: Append) -> bytes:
 
 
 def decode_append(data: bytes) -> Append:
-    """Raises ``InvalidRequestError``, as every ``decode_*`` of requests does."""
+    """Raises ``InvalidRequestError``, like every ``decode_*`` of requests."""
     check_count(data, _BODIES)
     wire = parse(pb.AppendRequest, data)
     producer = ProducerBatch(wire.producer, wire.sequence, len(wire.bodies)) if wire.producer else None
@@ -108,7 +108,7 @@ def decode_append(data: bytes) -> Append:
 
 
 def encode_producer_request(group: str, producer: str) -> bytes:
-    """Ask how far a producer is."""
+    """Ask for the number of a producer's next entry."""
     return pb.ProducerRequest(group=group, producer=producer).SerializeToString()
 
 
@@ -151,32 +151,32 @@ def decode_follow(data: bytes) -> Read:
 
 
 def encode_metadata_request(group: str) -> bytes:
-    """Ask a node about itself."""
+    """Ask a node for its metadata."""
     return pb.MetadataRequest(group=group).SerializeToString()
 
 
 def decode_metadata_request(data: bytes) -> str:
-    """The group asked about; empty for whichever the node serves."""
+    """The group asked about; empty for the one that the node serves."""
     return name(parse(pb.MetadataRequest, data).group, "group")
 
 
 def encode_watch_role(group: str) -> bytes:
-    """Ask to be told of role changes."""
+    """Subscribe to role changes."""
     return pb.WatchRoleRequest(group=group).SerializeToString()
 
 
 def decode_watch_role(data: bytes) -> str:
-    """The group asked about; empty for whichever the node serves."""
+    """The group asked about; empty for the one that the node serves."""
     return name(parse(pb.WatchRoleRequest, data).group, "group")
 
 
 def encode_transfer(group: str, target: NodeId | None) -> bytes:
-    """Ask the leader to hand over."""
+    """Ask the leader to transfer leadership."""
     return pb.TransferLeadershipRequest(group=group, target=target or "").SerializeToString()
 
 
 def decode_transfer(data: bytes) -> tuple[str, NodeId | None]:
-    """The group and the target, None for the most caught-up member."""
+    """The group and the target; None for the most up-to-date member."""
     wire = parse(pb.TransferLeadershipRequest, data)
     target = name(wire.target, "target")
     return name(wire.group, "group"), NodeId(target) if target else None
@@ -255,7 +255,7 @@ def encode_read_answer(outcome: ReadAnswer | DLedgerError) -> bytes:
 
 
 def decode_read_answer(data: bytes) -> ReadAnswer:
-    """Raises the error that the node answered, as the decoders below do."""
+    """Raises the error in the answer, like the decoders below."""
     wire = parse(pb.ReadResponse, data)
     raise_failure(wire.status)
     return ReadAnswer(
@@ -267,7 +267,7 @@ def decode_read_answer(data: bytes) -> ReadAnswer:
 
 
 def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
-    """What a node tells about itself."""
+    """Encode a node's metadata."""
     if isinstance(outcome, DLedgerError):
         return pb.MetadataResponse(status=status_of(outcome)).SerializeToString()
     leader_id, leader_address = _hint(outcome.leader)
@@ -317,7 +317,7 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
 
 
 def decode_metadata(data: bytes) -> NodeStatus:
-    """What a node tells about itself."""
+    """Decode a node's metadata."""
     wire = parse(pb.MetadataResponse, data)
     raise_failure(wire.status)
     return NodeStatus(
@@ -374,7 +374,7 @@ def decode_role_event(data: bytes) -> RoleEvent:
 
 
 def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
-    """The answer to a transfer: who leads now."""
+    """The answer to a transfer: the new leader."""
     if isinstance(outcome, DLedgerError):
         return pb.TransferLeadershipResponse(status=status_of(outcome)).SerializeToString()
     status = pb.Status(code=ResponseCode.SUCCESS, leader_id=outcome.node_id, leader_address=outcome.address)
@@ -382,7 +382,7 @@ def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
 
 
 def decode_transferred(data: bytes) -> LeaderHint:
-    """Who leads now."""
+    """The new leader."""
     wire = parse(pb.TransferLeadershipResponse, data)
     raise_failure(wire.status)
     return LeaderHint(NodeId(wire.leader_id), wire.status.leader_address)
@@ -394,7 +394,7 @@ SUCCESS: Final = pb.Status(code=ResponseCode.SUCCESS)
 
 
 def status_of(error: DLedgerError) -> pb.Status:
-    """An error as every answer carries it."""
+    """The ``Status`` of an error."""
     leader_id, leader_address = _hint(error.leader)
     return pb.Status(
         code=error.code,
@@ -422,13 +422,13 @@ def _failure(status: pb.Status) -> DLedgerError | None:
     kind = _BY_NAME.get(status.error) or _BY_CODE.get(status.code, DLedgerError)
     message = status.message or f"the node answered {status.code} without a message"
     error = kind(message, leader=_leader(status.leader_id, status.leader_address))
-    # The node knows better than the class: the same error may come before or after something was written.
+    # The node knows better than the class: the same error may occur before or after something was written.
     error.outcome = "unknown" if status.outcome_unknown else "not_applied"
     return error
 
 
 def raise_failure(status: pb.Status) -> None:
-    """Raise the error that an answer carries, if it does."""
+    """Raise the error that a status carries, if any."""
     failure = _failure(status)
     if failure is not None:
         raise failure
@@ -462,7 +462,7 @@ _KINDS: Final[tuple[type[DLedgerError], ...]] = (
     errors.RequestTimeoutError,
 )
 _BY_CODE: Final[dict[int, type[DLedgerError]]] = {int(kind.code): kind for kind in _KINDS}
-# Errors that share a code with one above; ConfigError is rebuilt as what its code says.
+# Errors that share a code with one above; a ConfigError comes back as the error of its code.
 _BY_NAME: Final[dict[str, type[DLedgerError]]] = {
     kind.__name__: kind
     for kind in (*_KINDS, errors.EntryTooLargeError, errors.UntimedLogError, errors.InvariantError, errors.FencedError)

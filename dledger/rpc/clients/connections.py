@@ -1,15 +1,14 @@
-"""The connections of clients to one process: who has how many, whose calls do not end, and which are hung up on.
+"""The connections of clients to one process: counts them per address, detects calls that do not end, and hangs up.
 
-gRPC counts connections, but not by address, and it keeps an answer in memory for as long as the client does not take
-it. So we watch: a thread looks once per second (ten times when there are many) which connections the process has, and
-hangs up by shutting the socket down, which gRPC takes for the client's own end. Hung up on are:
+gRPC counts connections, but not by address, and keeps an answer in memory until the client reads it. So a thread checks
+the process's connections once per second (ten times when there are many), and hangs up by shutting the socket down,
+which gRPC takes for the client's own end. It hangs up on:
 
-- clients that leave their answers untaken: who has calls that were answered, and took none of them for
-  ``call_ms_max``;
-- connections beyond what one address may have (``account_share_percent`` of ``connections_max``), or all together:
-  those of the address that has the most, the longest without a call first.
+- clients that do not read their answers: those with answered calls that read none of the answers for ``call_ms_max``;
+- connections beyond the limit of one address (``account_share_percent`` of ``connections_max``), or of all together:
+  those of the address that has the most, longest idle first.
 
-gRPC itself takes twice as many as ``connections_max``, so that there is room for newcomers until we have looked.
+gRPC itself accepts twice ``connections_max``, so that newcomers have room until the next check.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _LOG = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 1.0
 CROWDED_INTERVAL_S: Final = 0.1
-"""When there are more than half as many connections as may be."""
+"""The check interval while more than half of the allowed connections are open."""
 GRACE_S: Final = 2.0
-"""A connection is not idle until it has been without a call for so long: a new one must get to its first."""
+"""A connection without calls counts as idle only after this time: a new one needs time to make its first call."""
 BUSY: Final = math.inf
-"""Quiet since when, of a connection with a call under way."""
+"""The "quiet since" of a connection with a call in progress."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 Place = tuple[str, int]
@@ -50,7 +49,7 @@ Place = tuple[str, int]
 
 
 class Connection:
-    """One client's connection that has, or had, calls. On the loop; the numbers are read on the thread, too."""
+    """A client's connection that has, or had, calls. On the loop; the thread reads its numbers, too."""
 
     __slots__ = ("calls", "handled", "heard_at", "host", "hung_up", "peer", "place", "taken_at")
 
@@ -59,24 +58,24 @@ class Connection:
         self.host = host_of(peer)
         self.place = place_of(peer)
         self.hung_up = False
-        """Whether we have ended it: its calls end one by one, and none of them shall begin anything."""
+        """Whether we have closed it: its calls end one by one, and none of them may start anything."""
         self.calls = 0
-        """Calls that have not ended for gRPC."""
+        """Calls that gRPC has not finished."""
         self.handled = 0
-        """Of them, those on which we work; the others wait for the client."""
+        """Those of them that a handler is working on; the others wait for the client."""
         self.heard_at = 0.0
-        """When a call came or ended."""
+        """When a call began or ended."""
         self.taken_at = 0.0
-        """When the client took an answer, or a message of a stream; or when it began to be waited for."""
+        """When the client read an answer or a stream message, or when the wait for that began."""
 
     @property
     def awaited(self) -> int:
-        """Calls in which it is the client's turn."""
+        """Calls that wait for the client."""
         return self.calls - self.handled
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around a message of a stream on its way to the client."""
+        """Wraps the sending of a stream message."""
         self._clients_turn()
         try:
             yield
@@ -91,7 +90,7 @@ class Connection:
 
 
 class Connections:
-    """Begin calls with ``call``, on the loop. ``watch`` ports once they are known; ``close`` joins the thread."""
+    """Wrap each call in ``call``, on the loop. ``watch`` ports once they are known; ``close`` joins the thread."""
 
     def __init__(
         self, name: str, limits: ConnectionLimits, *, share_percent: int, conditions: Conditions | None = None
@@ -110,14 +109,14 @@ class Connections:
         self._thread = threading.Thread(target=self._run, name=name)
 
     def watch(self, ports: Iterable[int], calls_max: int) -> None:
-        """Watch the connections to these ports, whose server takes so many calls at once."""
+        """Watch the connections to these ports, whose server accepts ``calls_max`` calls at once."""
         self._ports |= set(ports)
         self._calls_max += max(1, calls_max * self._share // 100)
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop and join the thread. Idempotent."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -126,11 +125,11 @@ class Connections:
     # -- calls, on the loop --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of whatever it carries
-        """Around the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
+    def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of any messages
+        """Wraps the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
         peer = peer_of(context.peer())
         one = self._known.get(peer)
-        if one is None or (one.hung_up and not one.calls):  # who comes again from the same port is another
+        if one is None or (one.hung_up and not one.calls):  # a new client on the same port is another connection
             one = self._new(peer)
         if 0 < self._calls_max <= self._calls[one.host]:
             raise TooManyWaitsError(
@@ -156,20 +155,20 @@ class Connections:
             one._clients_turn()
 
     def enter(self, peer: str) -> Connection:
-        """A connection of another protocol to one of the ports: it counts as one with a call until ``leave``."""
+        """Register a connection of another protocol on a watched port: it counts as busy until ``leave``."""
         one = self._new(peer)
         one.calls = one.handled = 1
         one.heard_at = time.monotonic()
         return one
 
     def leave(self, one: Connection) -> None:
-        """The end of what ``enter`` gave."""
+        """Remove what ``enter`` returned."""
         one.calls = one.handled = 0
         if self._known.get(one.peer) is one:
             del self._known[one.peer]
 
     def hang_up(self, one: Connection) -> None:
-        """End a connection, with all that gRPC keeps for it."""
+        """Close a connection, with everything that gRPC keeps for it."""
         self._condemned.append(one.place)
         self._wake.set()
 
@@ -218,7 +217,7 @@ class Connections:
                 self._condemned.append(one.place)
 
     def _make_room(self, links: list[_Link]) -> bool:
-        """Whether there are so many that it is worth looking again soon."""
+        """Close the surplus; returns whether there are so many that the next check should come soon."""
         now = time.monotonic()
         present = set(links)
         seen_before = {one: at for one, at in self._first_seen.items() if one in present}
@@ -251,14 +250,14 @@ class Connections:
         _hang_up(links)
 
     def _quiet_since(self, link: _Link, known: Connection | None) -> float:
-        """Since when it is without a call; ``BUSY`` if it has one."""
+        """Since when it has had no call; ``BUSY`` if it has one."""
         if known is None:
             return self._first_seen[link]
         return BUSY if known.calls else max(known.heard_at, self._first_seen[link])
 
 
 class _Link(NamedTuple):
-    """A connection of a client to this process."""
+    """A client's connection to this process."""
 
     place: Place
     inode: int
@@ -266,8 +265,8 @@ class _Link(NamedTuple):
 
 
 def surplus(quiet_since: Mapping[_Link, float], *, total_max: int, address_max: int, idle_before: float) -> list[_Link]:
-    """Which connections are too many, of those given the newest last: of the address with the most, first those idle
-    for longest, then the newest without a call, then the newest.
+    """The surplus connections, of those given newest last: of the address with the most, first those idle longest,
+    then the newest without a call, then the newest.
     """
     age = {link: -number for number, link in enumerate(quiet_since)}
 
@@ -292,12 +291,12 @@ def surplus(quiet_since: Mapping[_Link, float], *, total_max: int, address_max: 
 def _descriptors() -> list[str]:
     try:
         return os.listdir(_DESCRIPTORS)
-    except OSError:  # no /proc, or no descriptor left to look with
+    except OSError:  # no /proc, or no file descriptor left
         return []
 
 
 def links_to(ports: frozenset[int]) -> list[_Link]:
-    """The connections of this process to these ports, whoever has accepted them."""
+    """This process's connections to these ports, whichever server accepted them."""
     found: list[_Link] = []
     for name in _descriptors():
         with suppress(OSError):  # closed meanwhile
@@ -311,7 +310,7 @@ def links_to(ports: frozenset[int]) -> list[_Link]:
 
 
 def _copy(descriptor: int) -> socket.socket:
-    """A socket of our own for the same connection. Raises ``OSError`` where there is none: a socket's file, say."""
+    """Our own socket for the same connection. Raises ``OSError`` if the descriptor is of something else."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -331,5 +330,5 @@ def _link(descriptor: int, inode: int, ports: frozenset[int]) -> _Link | None:
 def _hang_up(links: list[_Link]) -> None:
     for link in links:
         with suppress(OSError), _copy(link.descriptor) as copy:
-            if os.fstat(copy.fileno()).st_ino == link.inode:  # else the number is another's by now
+            if os.fstat(copy.fileno()).st_ino == link.inode:  # otherwise the number now belongs to another socket
                 copy.shutdown(socket.SHUT_RDWR)

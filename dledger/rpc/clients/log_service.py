@@ -1,7 +1,7 @@
-"""What clients ask of a node, on an event loop: any number of appends may wait without a thread each.
+"""The log service, on an event loop: any number of appends may wait without a thread each.
 
-Errors of the domain travel in the answer's ``Status``; a gRPC status other than OK means garbage, a limit, or a node
-that is going away. Only ``LogNode.read`` may wait for a disk, so only it runs elsewhere, on a few threads.
+Domain errors travel in the answer's ``Status``; a gRPC status other than OK means a malformed request, a limit, or a
+node that is shutting down. Only ``LogNode.read`` may wait for a disk, so only it runs elsewhere, on a few threads.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ _NEEDED: Final = {
     "Locate": Permission.SUB,
     "BlockDigests": Permission.SUB,
 }
-"""On the topic that is called like the group; other methods need an account, no permission."""
+"""Permissions on the topic named like the group; other methods need an account, but no permission."""
 _WITH_ROOM: Final = ("Append", "Read")
-"""Unary methods whose answers have room already, or must be told: what was appended is."""
+"""Unary methods whose answers already have room, or must be sent because the entries are appended."""
 _TRANSFER: Final = "TransferLeadership"
 
 
 class LogService:
     """The handlers. Create it on the event loop's thread; ``close`` after the server has stopped.
 
-    ``guard``: who may do what; None: everybody everything.
+    ``guard``: access control; None: everything is allowed.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class LogService:
         self._bulk.close()
 
     async def drain(self) -> None:
-        """Wait for the handlers that the stopped server is cancelling: a loop that ends under them logs errors."""
+        """Wait for the handlers that the stopped server is cancelling: a loop that ends before them logs errors."""
         if self._waiting:
             await asyncio.wait(tuple(self._waiting), timeout=DRAIN_TIMEOUT_S)
 
     def methods(self) -> Methods:
-        """What a server needs to serve this, as ``options.LOG_SERVICE``."""
+        """The methods to register as ``options.LOG_SERVICE``."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         answers, streams = self._answers, self._streaming
         return {
@@ -160,7 +160,9 @@ class LogService:
                 call = self._admit("AppendStream", context, connection, None)
                 with self._long_lived("append", call), self._stream_of("AppendStream", call):
                     submit = partial(self._submit_for, call.caller)
-                    await AppendStream(context, self._bridge, submit, call.quota, connection).run()
+                    request_bytes_max = options.request_bytes_max(self._config)
+                    stream = AppendStream(context, self._bridge, submit, call.quota, connection, request_bytes_max)
+                    await stream.run()
         except _GRPC_ERRORS as error:
             await self._abort(context, error)
 
@@ -200,7 +202,7 @@ class LogService:
             self._check_group(request.group)
             last_index = await self._readable_index(request.mode)
             first_index = request.first_index
-            if first_index == last_index + 1:  # where the next entry will be: nothing yet, but no mistake either
+            if first_index == last_index + 1:  # the next index to be written: no entry yet, but no error either
                 return self._read_answer([])
             if not 0 <= first_index <= last_index:
                 raise IndexOutOfRangeError(
@@ -238,7 +240,7 @@ class LogService:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def _read_and_encode(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> tuple[bytes, LogIndex]:
-        """Both on a thread: to encode many small entries takes longer than the event loop may be held up."""
+        """On a thread: encoding many small entries takes too long for the event loop."""
         entries = self._node.read(first_index, last_index, max_bytes)
         return self._read_answer(entries), LogIndex(entries[-1].index + 1)
 
@@ -268,7 +270,7 @@ class LogService:
                             await leases.take(READ_BYTES_DEFAULT)
                             answer, next_index = await self._read_entries(next_index, last_index, READ_BYTES_DEFAULT)
                             leases.resize(len(answer))
-                            yield answer  # until the client has taken it
+                            yield answer  # returns when the client has read it
                     await follower.wait()
         except DLedgerError as error:
             yield codec.encode_read_answer(error)
@@ -287,7 +289,7 @@ class LogService:
         group = codec.decode_watch_role(data)
         if group and group != self._config.group:
             raise InvalidRequestError(f"this node serves group {self._config.group!r}, not {group!r}")
-        watcher = self._hub.watch()  # before the present state is read, so that no change falls between
+        watcher = self._hub.watch()  # before the current state is read, so that no change is missed
         try:
             with self._long_lived("watch", call):
                 status = self._node.status()
@@ -347,10 +349,12 @@ class LogService:
             self._note_waiting()
             yield
 
-    # --- who may, and for how long ----------------------------------------------------------------------------------
+    # --- access and lifetime ----------------------------------------------------------------------------------------
 
     def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
-        """Who calls, as far as that is asked; raises what ``access_gate`` calls refusals unless he may."""
+        """Authenticate and authorize a call if there is access control; raises a refusal of ``access_gate``
+        otherwise.
+        """
         guard = self._guard
         if guard is None:
             return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
@@ -363,13 +367,13 @@ class LogService:
         return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
-        """The log of an application holds everybody's entries: its permissions are the application's affair."""
+        """An application's log holds the entries of all its users, so its permissions do not suffice here."""
         application = not self._config.client_appends
         return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
 
     @contextmanager
     def _stream_of(self, name: str, call: Call) -> Iterator[None]:
-        """Around a stream: ended when the caller may have it no more."""
+        """Wraps a stream: ends it when the caller loses permission."""
         caller = call.caller
         if self._guard is None or caller is None:
             yield
@@ -427,7 +431,7 @@ class LogService:
     def _bulk_streaming(
         self, name: str, handler: Callable[[bytes], AsyncGenerator[bytes, None]]
     ) -> Callable[[bytes, Context], Awaitable[None]]:
-        """As ``_streaming``, for as long as the client takes what it asked for, and not for ever."""
+        """``_streaming`` with limits on its duration and on the time without progress."""
         limits, bulk = self._config.limits, self._config.bulk
 
         async def write(context: Context, connection: Connection, answer: bytes) -> None:
@@ -435,7 +439,7 @@ class LogService:
                 async with asyncio.timeout(self._call_s):
                     with connection.writing():
                         await context.write(answer)
-            except TimeoutError:  # a call that is ended leaves its last chunk in memory until the client takes it
+            except TimeoutError:  # cancelling the call would leave its last chunk in memory until the client reads it
                 self._connections.hang_up(connection)
                 raise
 
@@ -477,4 +481,4 @@ class LogService:
 
 
 _GRPC_ERRORS: Final = (InvalidRequestError, TooManyBulkReadsError, *access_gate.REFUSALS)
-"""What a call may end with instead of an answer."""
+"""Errors that end a call without an answer."""

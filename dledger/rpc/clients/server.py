@@ -1,4 +1,4 @@
-"""The server that clients talk to: LogService, health and reflection on one event loop in a thread of its own."""
+"""The server for clients: LogService, health and reflection on one event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClientServer:
     ) -> None:
         self._config = config
         self.conditions = conditions or Conditions(config.node_id)
-        """Where a limit that refuses something is told."""
+        """Where limits report that they refuse requests."""
         self._report = report
         self._guard = guard
         self._tls = tls_keeper or TlsKeeper.of(config)
@@ -60,35 +60,35 @@ class ClientServer:
 
     @property
     def bridge(self) -> LoopBridge:
-        """The way to the event loop, once started; others may run there until ``close``."""
+        """The bridge to the event loop, once started; others may use it until ``close``."""
         if self._bridge is None:
             raise InvariantError("the client server is not started")
         return self._bridge
 
     @property
     def methods(self) -> Methods:
-        """The log service, for another server on the same event loop to serve as well, once started."""
+        """The log service's methods, for another server on the same event loop, once started."""
         if self._methods is None:
             raise InvariantError("the client server is not started")
         return self._methods
 
     @property
     def connections(self) -> Connections:
-        """The connections of clients, for another server of this process to have its own watched, too, once started."""
+        """The client connections, for another server of this process to watch its own there, once started."""
         if self._connections is None:
             raise InvariantError("the client server is not started")
         return self._connections
 
     @property
     def address(self) -> str:
-        """What clients shall connect to: the advertised address, or the one listened on."""
+        """The address for clients: the advertised one, or the one listened on."""
         if self._config.advertised_client_address:
             return self._config.advertised_client_address
         host = self._config.client_host or self._config.self_member.host
         return address_text(host, self._port)
 
     def start(self) -> None:
-        """Return once clients are served. Raises ``ConfigError`` if the address cannot be had."""
+        """Return once clients are served. Raises ``ConfigError`` if it cannot listen."""
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
@@ -96,7 +96,7 @@ class ClientServer:
             raise self._failure
 
     def close(self) -> None:
-        """Cancel what is under way and join every thread. Idempotent."""
+        """Cancel calls in progress and join every thread. Idempotent."""
         if self._thread.ident is None:
             return
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
@@ -114,7 +114,7 @@ class ClientServer:
         except ConfigError as error:
             self._failure = error
         except BaseException as error:
-            if self._ready.is_set():  # clients are not served any more, nor peers: pushes go out from this thread
+            if self._ready.is_set():  # neither clients nor peers are served any more: this thread also sends the pushes
                 self._report(error)
             raise
         finally:
@@ -144,7 +144,7 @@ class ClientServer:
             standard.add_health(statuses)
             for name in ("", options.LOG_SERVICE):
                 await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
-            if self._guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the node
+            if self._guard is None:  # reflection tools cannot sign; health stays open for monitoring
                 standard.add_reflection((options.LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
             credentials = self._tls.client_server_credentials() if self._tls is not None else None
             self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)

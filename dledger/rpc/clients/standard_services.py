@@ -1,7 +1,7 @@
-"""Health and reflection at a port of clients, within bounds that gRPC's own services do not have.
+"""Health and reflection at a client port, with limits that gRPC's own services lack.
 
-Whoever can connect may ask for them, without an account, and keep a stream for as long as he likes. So their streams
-count with the other calls of an address, and there are no more of them than a port has room for.
+Anyone who can connect may call them, without an account, and keep a stream open. So their streams count as calls of the
+address, and their number is limited by the port's room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]  # Any: messages of either service
 
 
 class StandardServices:
-    """What one server offers to tools; to be added before it is started."""
+    """Registers the services of one server before it is started."""
 
     def __init__(self, server: grpc.aio.Server, connections: Connections, streams_max: int) -> None:
         self._server = server
@@ -52,7 +52,7 @@ class StandardServices:
         add_methods(self._server, health.SERVICE_NAME, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
-        """What these services, and their messages, look like."""
+        """Describe these services and their messages."""
         servicer = reflection.aio.ReflectionServicer(services)  # type: ignore[attr-defined]  # missing in its stubs
 
         async def info(requests: AsyncIterable[reflection_pb2.ServerReflectionRequest], context: _Context) -> None:
@@ -70,7 +70,7 @@ class StandardServices:
 
     @contextmanager
     def _stream(self, context: _Context) -> Iterator[None]:
-        """Around a stream. Raises ``TooManyWaitsError``."""
+        """Count a stream while it runs. Raises ``TooManyWaitsError``."""
         if self._streams >= self._streams_max:
             raise TooManyWaitsError(f"{self._streams} health and reflection streams are open, which is the limit")
         with self._connections.call(context):

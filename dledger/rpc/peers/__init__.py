@@ -1,1 +1,1 @@
-"""Between members: votes, heartbeats, pushes, and the log that repairs itself from peers."""
+"""Between members: votes, heartbeats, pushes, and log bytes for repairs."""

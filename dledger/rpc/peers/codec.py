@@ -1,8 +1,8 @@
-"""What members say to each other, as bytes: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
+"""The encoding of members' messages: ``dledger.core.messages`` <-> ``proto/dledger/v1/raft.proto``.
 
-Decoding is strict, because a forged or damaged number must not reach the protocol: anything that no correct peer
-sends raises ``InvalidRequestError``. Whether a message is *for us* is not decided here
-(``dledger.rpc.peers.identity``), and the log bytes of an append are not looked at (``Log.check_run`` verifies them).
+Decoding is strict, because a forged or damaged number must not reach the protocol: whatever no correct peer sends
+raises ``InvalidRequestError``. Whether a message is *for us* is decided elsewhere (``dledger.rpc.peers.identity``), and
+the log bytes of an append are not checked here (``Log.check_run`` verifies them).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from dledger.types import (
 
 PROTOCOL_VERSION: Final = 1
 NUMBER_LIMIT: Final = 1 << 62
-"""Terms, indexes and positions at or above this are forged or damaged: no log gets there."""
+"""Terms, indexes and positions at or above this are forged or damaged: no log gets that far."""
 NAME_BYTES_MAX: Final = 1024
-"""Longest cluster id, group, node id or address that is taken from the wire."""
+"""The longest cluster id, group, node id or address accepted."""
 _LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
@@ -69,7 +69,7 @@ _ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
 
 @record(frozen=True, slots=True)
 class EnvelopeHeader:
-    """The addresses of a message; what an ``Envelope`` has besides its message."""
+    """The addresses of a message: an ``Envelope`` without its message."""
 
     cluster_id: str
     group: str
@@ -79,7 +79,7 @@ class EnvelopeHeader:
 
 @record(frozen=True, slots=True)
 class Handshake:
-    """The facts that must agree before two nodes replicate. ``members`` holds the sorted ids."""
+    """The settings on which two nodes must agree before they replicate. ``members`` holds the sorted ids."""
 
     header: EnvelopeHeader
     protocol_version: int
@@ -91,7 +91,7 @@ class Handshake:
 
 @record(frozen=True, slots=True)
 class HandshakeAnswer:
-    """``SUCCESS``, or why the peer refuses to talk."""
+    """``SUCCESS``, or the reason of a refusal."""
 
     code: ResponseCode
     reason: str = ""
@@ -103,12 +103,12 @@ class HandshakeAnswer:
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The bytes of an envelope; which RPC they belong to follows from the message's type."""
+    """Encode an envelope; the message's type determines its RPC."""
     return b"".join(encode_pieces(envelope))
 
 
 def encode_pieces(envelope: Envelope) -> tuple[bytes, ...]:
-    """As ``encode``, in pieces that belong one behind the other: a run of log bytes is not copied."""
+    """``encode`` in consecutive pieces, which avoids copying a run of log bytes."""
     header = pb.Header(
         cluster_id=envelope.cluster_id, group=envelope.group, sender=envelope.sender, target=envelope.target
     )
@@ -120,7 +120,7 @@ def encode_pieces(envelope: Envelope) -> tuple[bytes, ...]:
 
 
 def _varint(value: int) -> bytes:
-    """Protobuf's base-128 number."""
+    """A protobuf base-128 number."""
     digits = bytearray()
     while value >= 0x80:
         digits.append(value & 0x7F | 0x80)
@@ -292,7 +292,7 @@ def encode_read_log(header: EnvelopeHeader, position: int, length: int) -> bytes
 
 
 def encode_log_bytes(data: bytes | None) -> bytes:
-    """The bytes of a ``ReadLog`` response; None: they are not all held."""
+    """The bytes of a ``ReadLog`` response; None: not all of the range is held."""
     return pb.ReadLogResponse(held=data is not None, data=data or b"").SerializeToString()
 
 
@@ -316,7 +316,7 @@ def _wire_header(header: EnvelopeHeader) -> pb.Header:
 
 
 def decode_vote_request(data: bytes) -> Envelope:
-    """Raises ``InvalidRequestError``, as every ``decode_*`` does."""
+    """Raises ``InvalidRequestError``, like every ``decode_*``."""
     wire = parse(pb.VoteRequest, data)
     message = VoteRequest(
         term=_term(wire.term),
@@ -361,7 +361,7 @@ def _committed_to_proto(entries: Iterable[CommittedEntry]) -> list[pb.ChainCrc]:
 
 
 def _committed(wire: Sequence[pb.ChainCrc]) -> tuple[CommittedEntry, ...]:
-    """Whoever states more than there are powers of two states nonsense."""
+    """Refuses more entries than there are powers of two: no correct peer sends them."""
     if len(wire) > CHAIN_CRCS_MAX:
         raise InvalidRequestError(f"vote lists {len(wire)} entries; at most {CHAIN_CRCS_MAX} are allowed")
     return tuple(CommittedEntry(index(one.index, "committed"), one.chain_crc) for one in wire)
@@ -410,13 +410,13 @@ def decode_heartbeat_response(data: bytes) -> Envelope:
 
 
 def decode_take_leadership(data: bytes) -> Envelope:
-    """The leader's request to campaign at once."""
+    """The leader's request to campaign immediately."""
     wire = parse(pb.TakeLeadershipRequest, data)
     return _envelope(wire.header, TakeLeadership(_term(wire.term)))
 
 
 def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelope:
-    """One push, which came on that connection."""
+    """A push, and the connection it arrived on."""
     wire = parse(pb.PushRequest, data)
     term, epoch = _term(wire.term), _count(wire.epoch, "epoch")
     push: PushRequest
@@ -444,7 +444,7 @@ def decode_push_request(data: bytes | memoryview, connection: int = 0) -> Envelo
 
 
 def decode_push_response(data: bytes) -> Envelope:
-    """One answer to pushes."""
+    """An answer to pushes."""
     wire = parse(pb.PushResponse, data)
     try:
         kind = PushKind(wire.kind)
@@ -468,7 +468,7 @@ def decode_push_response(data: bytes) -> Envelope:
 
 
 def decode_handshake(data: bytes | memoryview) -> Handshake:
-    """What a peer says of itself before its first push."""
+    """A peer's handshake before its first push."""
     wire = parse(pb.HandshakeRequest, data)
     if len(wire.members) > MEMBERS_MAX:
         raise InvalidRequestError(f"handshake names {len(wire.members)} members; at most {MEMBERS_MAX} are possible")
@@ -483,7 +483,7 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
 
 
 def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
-    """Who asks, from which position on, for how many bytes. Raises ``InvalidRequestError``."""
+    """The caller, the position to read from, and the number of bytes. Raises ``InvalidRequestError``."""
     wire = parse(pb.ReadLogRequest, data)
     position, length = _count(wire.position, "position"), _count(wire.length, "length")
     if length > READ_LOG_BYTES_MAX:
@@ -492,13 +492,13 @@ def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:
 
 
 def decode_log_bytes(data: bytes) -> bytes | None:
-    """What a peer sent; None if it does not hold all of it."""
+    """The bytes that a peer sent; None if it does not hold all of them."""
     wire = parse(pb.ReadLogResponse, data)
     return wire.data if wire.held else None
 
 
 def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogIndex, ...]]:
-    """Who asks, and for which entries. Raises ``InvalidRequestError``."""
+    """The caller, and the entries in question. Raises ``InvalidRequestError``."""
     wire = parse(pb.ChainCrcsRequest, data)
     if len(wire.indexes) > CHAIN_CRCS_MAX:
         raise InvalidRequestError(f"{len(wire.indexes)} chain CRCs requested; the limit is {CHAIN_CRCS_MAX}")
@@ -506,7 +506,7 @@ def decode_chain_crcs_request(data: bytes) -> tuple[EnvelopeHeader, tuple[LogInd
 
 
 def decode_chain_crcs(data: bytes) -> dict[LogIndex, int]:
-    """What a peer sent."""
+    """The CRCs that a peer sent."""
     wire = parse(pb.ChainCrcsResponse, data)
     return {index(one.index, "index"): one.chain_crc for one in wire.crcs[:CHAIN_CRCS_MAX]}
 
@@ -520,9 +520,9 @@ def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
 
 
 def parse(kind: type[_ProtoT], data: bytes | memoryview) -> _ProtoT:
-    """Parse protobuf bytes. Raises ``InvalidRequestError`` for what is not a ``kind``."""
+    """Parse protobuf bytes. Raises ``InvalidRequestError`` if they are not a ``kind``."""
     try:
-        return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is taken, too, whatever the stubs say
+        return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is accepted, too, whatever the stubs say
     except DecodeError as error:
         raise InvalidRequestError(f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from error
 
@@ -535,7 +535,7 @@ def index(value: int, field: str) -> LogIndex:
 
 
 def name(value: str, field: str) -> str:
-    """An identifier or address of a sane length."""
+    """An identifier or address of acceptable length."""
     if len(value) > NAME_BYTES_MAX:
         raise InvalidRequestError(f"{field} has {len(value)} characters; at most {NAME_BYTES_MAX} are allowed")
     return value
@@ -567,7 +567,7 @@ def _header(wire: pb.Header) -> EnvelopeHeader:
 
 
 def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
-    # An absent EntryId would read as (0, 0), which names a real entry: whoever means "none" must say -1.
+    # An absent EntryId would read as (0, 0), which names a real entry: a peer that means "none" must send -1.
     if not present:
         raise InvalidRequestError(f"{field} is missing")
     if not -1 <= wire.term < NUMBER_LIMIT:
@@ -576,7 +576,7 @@ def _entry_id(wire: pb.EntryId, present: bool, field: str) -> EntryId:
 
 
 def _memory(wire: pb.EntryId, present: bool) -> EntryId:
-    """What a peer remembers; one that says nothing remembers nothing."""
+    """A peer's memory; a missing one is empty."""
     return _entry_id(wire, True, "remembered") if present else NO_ENTRY
 
 

@@ -1,13 +1,13 @@
-"""The way of votes, heartbeats and hand-overs towards one peer: a TCP connection of its own, and none of our threads.
+"""Sends votes, heartbeats and transfers to one peer, on its own TCP connection, without threads of ours.
 
-Apart from the pushes' connection, so that a megabyte of log on its way never delays a heartbeat. Nothing is retried
-here: the protocol repeats itself.
+It is separate from the connection for pushes, so that a megabyte of log in flight never delays a heartbeat. It does not
+retry: the protocol repeats itself.
 
-Each connection shakes hands before it carries anything else. For pushes alone that would not be enough:
+Each connection starts with a handshake. A handshake on the push connections alone would not be enough:
 
-1. A node whose ``segment_bytes`` differs from the others' wins an election, since votes do not speak of segments.
-2. Its heartbeats are answered, so nobody campaigns and check-quorum is content.
-3. Every one of its push connections is refused at the handshake: a leader for ever, and nothing is ever committed.
+1. A node whose ``segment_bytes`` differs from the others' wins an election, since votes do not mention segments.
+2. Its heartbeats are answered, so no member campaigns and check-quorum is content.
+3. Every one of its push connections is refused at the handshake: it leads for ever, and nothing is ever committed.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from dledger.types import NodeId
 _LOG = logging.getLogger(__name__)
 
 HEARTBEATS_MAX: Final = 4
-"""Unanswered heartbeats per peer. The newest of what is beyond it waits for an answer or a deadline: it says all that
-the ones before it said. A peer takes several times as many (``peer_server.CALLS_PER_PEER``)."""
+"""The limit of unanswered heartbeats per peer. Beyond it, only the newest is kept until an answer or a deadline: it
+says all that earlier ones said. A peer accepts several times as many (``server.CALLS_PER_PEER``).
+"""
 OTHERS_MAX: Final = 2
-"""The same for votes and hand-overs, which heartbeats thus never keep from leaving."""
+"""The same limit for votes and transfers, which heartbeats thus never delay."""
 REASONS_MAX: Final = 32
-"""Distinct refusals that are logged per peer."""
+"""The limit of distinct refusals logged per peer."""
 MISCONFIGURED: Final = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""What a dead, slow or busy peer never answers: it needs a person, so it is worth a line in the log."""
+"""Refusals that a dead, slow or busy peer never sends: they need a person, so they are logged."""
 
 if TYPE_CHECKING:  # generic only in the stubs
     _Call = grpc.UnaryUnaryMultiCallable[bytes, bytes]
 
 _METHODS: Final = ("Handshake", "Vote", "Heartbeat", "TakeLeadership")
 Learn = Callable[[NodeId, str], None]
-"""Takes a peer's client address."""
+"""Records a peer's client address."""
 
 
 class Refusals:
-    """Logs every distinct reason why two members do not talk, once."""
+    """Logs each distinct reason for which two members cannot talk, once."""
 
     def __init__(self, node_id: NodeId, peer: NodeId) -> None:
         self._node_id = node_id
@@ -76,7 +77,7 @@ class Refusals:
 
 
 class Introduction(NamedTuple):
-    """What two members tell each other when they meet: where to find us, whom to tell theirs, and why they part."""
+    """What two members exchange in a handshake: our client address, the receiver of theirs, and the log of refusals."""
 
     client_address: str
     learn: Learn
@@ -84,7 +85,7 @@ class Introduction(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A channel, and the version of the certificates that it uses."""
+    """A channel, and the version of its certificates."""
 
     channel: grpc.Channel
     calls: dict[str, _Call]
@@ -92,7 +93,7 @@ class _Line(NamedTuple):
 
 
 class _Budget:
-    """Calls of one kind under way, and the one that waits until there are fewer. Under the link's lock."""
+    """The calls of one kind in flight, and the one waiting for a free place. Under the link's lock."""
 
     def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
@@ -101,7 +102,7 @@ class _Budget:
 
 
 def peer_channel(peer: NodeId, address: str, tls_keeper: TlsKeeper | None) -> tuple[int, grpc.Channel]:
-    """A new channel to a peer's port, and the version of the certificates that it uses."""
+    """A new channel to a peer's port, and the version of its certificates."""
     wanted = options.peer_channel_options()
     if tls_keeper is None:
         return 0, grpc.insecure_channel(address, wanted)
@@ -112,7 +113,7 @@ def peer_channel(peer: NodeId, address: str, tls_keeper: TlsKeeper | None) -> tu
 
 
 class ControlLink:
-    """Outgoing control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
+    """Sends control messages to ``peer``. ``send`` never blocks and never raises for a dead peer."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class ControlLink:
     ) -> None:
         self.peer = peer.node_id
         self.dropped = 0
-        """Messages that were not delivered, as far as this side knows. For people: updates may race."""
+        """Messages known here as not delivered. For monitoring: updates may race."""
         self._identity = identity
         self._receiver = receiver
         self._client_address, self._learn, self._refusals = introduction
@@ -136,11 +137,11 @@ class ControlLink:
         self._line = self._connect()
         self._lock = threading.Lock()  # guards _line, the budgets, _agreed and _closed
         self._heartbeats, self._others = _Budget(HEARTBEATS_MAX), _Budget(OTHERS_MAX)
-        self._agreed = False  # the peer's process, as far as we know still this one, accepted our handshake
+        self._agreed = False  # the peer's process, the same one as far as we know, accepted our handshake
         self._closed = False
 
     def send(self, envelope: Envelope) -> None:
-        """Send a vote request, a heartbeat or ``TakeLeadership``; an answer goes to ``Receiver.receive``."""
+        """Send a vote request, a heartbeat or ``TakeLeadership``; answers go to ``Receiver.receive``."""
         decode: Callable[[bytes], Envelope] | None
         budget = self._others
         match envelope.message:
@@ -165,7 +166,7 @@ class ControlLink:
         go()
 
     def _go(self, budget: _Budget, send: Callable[[], None]) -> None:
-        """One of the budget's calls begins."""
+        """Count and send one call."""
         if self._agreed:
             send()
         else:
@@ -174,18 +175,18 @@ class ControlLink:
     def _send(self, budget: _Budget, call: str, decode: Callable[[bytes], Envelope] | None, data: bytes) -> None:
         try:
             future = self._line.calls[call].future(data, timeout=self._timeout_s)
-        except ValueError:  # the channel was closed just now
+        except ValueError:  # the channel was just closed
             self._ended(budget)
             return
         future.add_done_callback(partial(self._on_done, budget, decode))
 
     def _shake_hands(self, budget: _Budget, then: Callable[[], None]) -> None:
-        """Go on only if the peer agrees."""
+        """Continue only if the peer accepts our handshake."""
         self._use_new_certificates()
         request = codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
         try:
             future = self._line.calls["Handshake"].future(request, timeout=self._timeout_s)
-        except ValueError:  # the channel was closed just now
+        except ValueError:  # the channel was just closed
             self._ended(budget)
             return
         future.add_done_callback(partial(self._on_handshake, budget, then))
@@ -215,7 +216,7 @@ class ControlLink:
             self._refusals.log(reason)
 
     def _ended(self, budget: _Budget) -> None:
-        """A call is over: the one that waits takes its place."""
+        """A call has ended: the waiting one takes its place."""
         with self._lock:
             then, budget.waiting = budget.waiting, None
             if then is None or self._closed:
@@ -224,7 +225,7 @@ class ControlLink:
         then()
 
     def close(self) -> None:
-        """Cancel everything under way."""
+        """Cancel every call in flight."""
         with self._lock:
             self._closed = True
         self._line.channel.close()
@@ -238,7 +239,7 @@ class ControlLink:
         if future.code() is not grpc.StatusCode.OK:
             self.dropped += 1
             if future.code() is grpc.StatusCode.UNAVAILABLE:
-                # Whoever answers next may be another process, with another configuration.
+                # The next answer may come from another process, with another configuration.
                 with self._lock:
                     self._agreed = False
             if future.code() in MISCONFIGURED:
@@ -258,7 +259,7 @@ class ControlLink:
             self._refusals.log(str(error))
 
     def _connect(self) -> _Line:
-        """A channel connects, and connects again, when something is to be sent."""
+        """Return the channel, which connects, and reconnects, when something is sent."""
         version, channel = peer_channel(self.peer, self._address, self._tls)
         calls: dict[str, _Call] = {
             name: channel.unary_unary(
@@ -269,7 +270,7 @@ class ControlLink:
         return _Line(channel, calls, version)
 
     def _use_new_certificates(self) -> None:
-        """A channel keeps those that it was made with; a connection that must be made again is one with the new."""
+        """Replace the channel, which keeps the certificates it was made with, by one with the new ones."""
         if self._tls is None or self._tls.version == self._line.tls_version:
             return
         line = self._connect()

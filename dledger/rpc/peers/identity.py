@@ -1,4 +1,4 @@
-"""Who a node is to its peers, and which messages it takes: the same cluster, group, addressee and member set."""
+"""A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee and member set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dledger.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The facts that members compare. ``members`` maps node ids to ``host:port``; made with ``of``."""
+    """The identity that members compare. ``members`` maps node ids to ``host:port``; made with ``of``."""
 
     cluster_id: str
     group: str
@@ -24,7 +24,7 @@ class PeerIdentity:
 
     @classmethod
     def of(cls, config: ServerConfig) -> PeerIdentity:
-        """What a configuration says."""
+        """The identity in a configuration."""
         return cls(
             cluster_id=config.effective_cluster_id,
             group=config.group,
@@ -36,11 +36,11 @@ class PeerIdentity:
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """The ids alone, sorted: addresses may differ between nodes (NAT, DNS names), the set of voters may not."""
+        """The sorted ids: addresses may differ between nodes (NAT, DNS names), the set of voters may not."""
         return tuple(sorted(self.members))
 
     def check(self, message: Envelope | EnvelopeHeader) -> None:
-        """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us and from a peer of ours."""
+        """Raise ``IdentityError`` or ``UnknownMemberError`` unless the message is for us and from one of our peers."""
         if message.cluster_id != self.cluster_id:
             raise IdentityError(
                 f"message for cluster {message.cluster_id!r} reached {self.node_id!r} of cluster {self.cluster_id!r}: "
@@ -61,13 +61,13 @@ class PeerIdentity:
             )
 
     def check_answer(self, answer: Envelope, peer: NodeId) -> None:
-        """As ``check``, for an answer that must come from ``peer``."""
+        """``check`` for an answer that must come from ``peer``."""
         self.check(answer)
         if answer.sender != peer:
             raise IdentityError(f"answer from {answer.sender!r}, but {peer!r} was asked: check its address")
 
     def handshake(self, peer: NodeId, client_address: str) -> Handshake:
-        """What we tell a peer before our first push."""
+        """Our handshake before the first message to a peer."""
         return Handshake(
             header=EnvelopeHeader(self.cluster_id, self.group, self.node_id, peer),
             protocol_version=PROTOCOL_VERSION,

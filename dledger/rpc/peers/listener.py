@@ -1,4 +1,4 @@
-"""The one peer port: pushes go to the push server, anything else is gRPC and is relayed to the gRPC server.
+"""The single peer port: passes pushes to the push server and relays everything else to the gRPC server.
 
 Only votes, heartbeats, handshakes, health and reflection are relayed: a few small messages per second.
 """
@@ -26,18 +26,18 @@ from dledger.rpc.tls_stream import TlsStream
 _LOG = logging.getLogger(__name__)
 
 REASONS_MAX: Final = 32
-"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
 RELAYED_MAX: Final = 128
-"""Connections relayed to the gRPC server. A member has one or two of them, and is never silent for long: it pings."""
+"""The limit of relayed connections. A member has one or two of them, and is never silent for long: it pings."""
 _HANDSHAKE_BYTES: Final = 16 * 1024
 _HANDSHAKE_BYTES_MAX: Final = 256 * 1024
 
 TakePush = Callable[[socket.socket, TlsStream | Frame], None]
-"""Takes a push connection, and its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
+"""Takes a push connection with its TLS (handshake done), or without TLS its first frame. Raises ``TlsError``."""
 
 
 class PeerListener:
-    """Listens from ``start`` to ``close``, on an event loop of its own: neither clients nor pushes can hold it up."""
+    """Listens from ``start`` to ``close``, on its own event loop: neither clients nor pushes can delay it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PeerListener:
         self._door: FrontDoor | None = None
 
     def start(self, host: str, port: int, grpc_socket: str) -> None:
-        """Listen, and pass on what is gRPC to ``grpc_socket``. Raises ``ConfigError`` if the address cannot be had."""
+        """Listen, and relay gRPC to ``grpc_socket``. Raises ``ConfigError`` if it cannot listen."""
         listening = listen(host, port, "peer")
         self.port = listening[0].getsockname()[1]
         limits = DoorLimits(RELAYED_MAX, first_bytes_timeout_s=FIRST_BYTES_TIMEOUT_S)
@@ -65,7 +65,7 @@ class PeerListener:
         bridge.post(partial(self._door.open, listening))
 
     def close(self) -> None:
-        """End everything and join the thread. Idempotent."""
+        """Close everything and join the thread. Idempotent."""
         if self._bridge is not None and self._door is not None:
             bridge, self._bridge = self._bridge, None
             bridge.run(self._door.close())
@@ -78,7 +78,7 @@ class PeerListener:
         return self._take if is_push else Verdict.RELAY
 
     async def _take(self, link: socket.socket) -> None:
-        """Take it as far as it can be said whose it is, then pass it on."""
+        """Receive enough of a push connection to identify the peer, then pass it to the push server."""
         try:
             found = await self._begin(link)
         except InvalidRequestError as error:
@@ -97,7 +97,7 @@ class PeerListener:
             self._complain(str(error))
 
     async def _begin(self, link: socket.socket) -> TlsStream | Frame | None:
-        """The TLS handshake or the first frame; None if one side speaks TLS and the other does not."""
+        """Do the TLS handshake or receive the first frame; None if one side uses TLS and the other does not."""
         push_frames.tune(link)
         head = await self._exactly(link, len(push_frames.PREAMBLE))
         if head == push_frames.TLS_PREAMBLE and self._tls is not None:
@@ -107,20 +107,20 @@ class PeerListener:
         return None
 
     async def _exactly(self, link: socket.socket, count: int) -> bytes:
-        """So many bytes, or ``EOFError``."""
+        """Receive exactly ``count`` bytes. Raises ``EOFError``."""
         received = b""
         while len(received) < count:
             received += await _receive(link, count - len(received))
         return received
 
     async def _first_frame(self, link: socket.socket) -> Frame:
-        """Here, and not on a thread of the connection's own, which whoever is silent would hold. ``EOFError``."""
+        """Receive it here, and not on a thread of its own, which a silent peer would occupy. Raises ``EOFError``."""
         header = await self._exactly(link, push_frames.HEADER_BYTES)
         kind, length = push_frames.parse_header(header, push_frames.HANDSHAKE_BYTES_MAX)
         return kind, await self._exactly(link, length)
 
     async def _shake_hands(self, link: socket.socket, stream: TlsStream) -> TlsStream:
-        """Here, and not on a thread of the connection's own: until it is done, nobody knows whose that would be."""
+        """Do the handshake here, and not on a thread of its own: the peer is unknown until it is done."""
         received_bytes = 0
         try:
             while not stream.agreed:
@@ -136,7 +136,7 @@ class PeerListener:
         return stream
 
     def _refuse_unlike(self, link: socket.socket) -> None:
-        """One side speaks TLS and the other does not: say so in the clear."""
+        """One side uses TLS and the other does not: refuse in plaintext."""
         if self._tls is not None:
             reason = (
                 "this node accepts only TLS from its peers: set tls_cert_path, tls_key_path and tls_trust_cert_path"
@@ -146,7 +146,7 @@ class PeerListener:
         self._refuse(link, reason)
 
     def _refuse(self, link: socket.socket, reason: str) -> None:
-        with suppress(OSError):  # it is gone already
+        with suppress(OSError):  # it is already closed
             self._complain(f"a push connection from {_host_of(link)} is refused: {reason}")
             link.send(push_frames.pack(FrameType.REFUSAL, reason.encode()))
         link.close()
@@ -158,7 +158,7 @@ class PeerListener:
 
 
 async def _receive(link: socket.socket, bytes_max: int) -> bytes:
-    """Some bytes. Raises ``EOFError`` at the end."""
+    """Receive some bytes. Raises ``EOFError`` at the end."""
     data = await asyncio.get_running_loop().sock_recv(link, bytes_max)
     if not data:
         raise EOFError("connection closed")

@@ -1,7 +1,7 @@
-"""The log between members beside replication: bytes for one whose own are damaged, chain CRCs for comparing histories.
+"""Access to peers' logs apart from replication: bytes to repair a damaged log, chain CRCs to compare histories.
 
-Served at the peer port on the threads that votes need, so only one such call at a time is taken there; the others are
-refused and come again. Asked for on a connection of its own, so that a megabyte of log never delays a vote.
+It is served at the peer port on the threads that votes need, so only one such call at a time is accepted; others are
+refused and must retry. Requests use their own connection, so that a megabyte of log never delays a vote.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TIMEOUT_S: Final = 10.0
 READ_LOG_BYTES_MAX: Final = codec.READ_LOG_BYTES_MAX
 
 CheckSender = Callable[[NodeId], None]
-"""Raises unless the caller's certificate is that of the member in whose name it speaks."""
+"""Raises unless the caller's certificate belongs to the sender it claims to be."""
 
 
 class PeerBusyError(DLedgerError):
-    """Raised when such a call is under way: come again."""
+    """Raised while another such call is in progress: retry later."""
 
 
 class PeerLogService:
-    """What a member answers. Thread-safe."""
+    """Answers peers. Thread-safe."""
 
     def __init__(self, identity: PeerIdentity, log: PeerLog) -> None:
         self._identity = identity
@@ -71,19 +71,19 @@ class PeerLogService:
 
 
 def committed_crcs(log: PeerLog, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
-    """The chain CRCs of those that are committed and kept here, and whose records check out."""
+    """The chain CRCs of those indexes that are committed, kept and intact here."""
     found: dict[LogIndex, int] = {}
     for index in indexes:
         if log.begin.index <= index <= log.committed_index:
             try:
                 found[index] = log.chain_crc_at(index)
-            except (CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError):  # damage is told where it is met
+            except (CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError):  # damage is reported by reads
                 continue
     return found
 
 
 class PeerLogClient:
-    """Asks the other members. For one thread; ``close`` may come from another."""
+    """Calls the other members. For one thread; ``close`` may come from another."""
 
     def __init__(self, config: ServerConfig, tls_keeper: TlsKeeper | None) -> None:
         self._identity = PeerIdentity.of(config)
@@ -95,7 +95,7 @@ class PeerLogClient:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """Whom it can ask."""
+        """The members it can ask."""
         return tuple(self._members)
 
     def read_log(self, peer: NodeId, position: int, length: int) -> bytes | None:
@@ -107,12 +107,12 @@ class PeerLogClient:
         return codec.decode_log_bytes(self._call(peer, "ReadLog", request))
 
     def chain_crcs(self, peer: NodeId, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
-        """Chain CRCs of those that ``peer`` holds as committed. Raises ``UnavailableError``."""
+        """The chain CRCs of those indexes that ``peer`` holds as committed. Raises ``UnavailableError``."""
         request = codec.encode_chain_crcs_request(self._header(peer), indexes)
         return codec.decode_chain_crcs(self._call(peer, "ChainCrcs", request))
 
     def close(self) -> None:
-        """Calls under way fail. Idempotent."""
+        """Close every channel; calls in progress fail. Idempotent."""
         with self._lock:
             self._closed = True
             channels, self._channels = self._channels, {}
@@ -130,13 +130,13 @@ class PeerLogClient:
         )
         try:
             answer: bytes = call(request, timeout=TIMEOUT_S)
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed just now
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was just closed
             said = error.details() if isinstance(error, grpc.Call) else str(error)
             raise UnavailableError(f"{peer} does not answer {method}: {said}") from error
         return answer
 
     def _channel(self, member: Member) -> grpc.Channel:
-        """One per peer, made anew once there are newer certificates."""
+        """The channel to a peer, replaced once there are newer certificates."""
         wanted = 0 if self._tls is None else self._tls.version
         with self._lock:
             if self._closed:

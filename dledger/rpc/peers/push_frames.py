@@ -1,12 +1,12 @@
-"""Pushes on the wire: frames on a plain TCP or TLS connection, because a gRPC message costs ten times as much.
+"""The wire format of pushes: frames on a plain TCP or TLS connection, because a gRPC message costs ten times as much.
 
 A gRPC message costs a Python process about 0.1 ms and four thread switches on either side; on an idle group that was
-half of an append's latency. A push needs nothing of what that pays for: one long-lived connection, one kind of message
-per direction.
+half of an append's latency. Pushes need nothing that this pays for: one long-lived connection, one kind of message per
+direction.
 
-After ``PREAMBLE``, which tells such a connection from a gRPC one on the same port, either side sends frames: the type
-(1 byte), the payload's length (4 bytes, big-endian), the payload, which is protobuf of ``raft.proto``. After
-``TLS_PREAMBLE``, which is sent in the clear, a TLS handshake comes first, in which both show certificates.
+After ``PREAMBLE``, which distinguishes such a connection from a gRPC one on the same port, both sides send frames: the
+type (1 byte), the payload's length (4 bytes, big-endian), and the payload, which is protobuf of ``raft.proto``.
+``TLS_PREAMBLE``, sent in plaintext, is followed by a TLS handshake first, with certificates on both sides.
 
     leader   -> HANDSHAKE                      then PUSH ...
     follower -> HANDSHAKE_ANSWER, or REFUSAL   then PUSH_ANSWER ..., REFUSAL last of all
@@ -27,7 +27,7 @@ from dledger.errors import InvalidRequestError
 PREAMBLE: Final = b"DLP1"
 TLS_PREAMBLE: Final = b"DLPS"
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
-"""Longest frame that is taken before both sides agree to talk, and longest answer."""
+"""The longest frame accepted before the handshake is done, and the longest answer."""
 _HEADER: Final = Struct(">BI")
 HEADER_BYTES: Final = _HEADER.size
 
@@ -42,7 +42,7 @@ _KEEPALIVE: Final = (
 
 
 class FrameType(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     HANDSHAKE = 1
     HANDSHAKE_ANSWER = 2
@@ -55,7 +55,7 @@ Frame = tuple[FrameType, bytes]
 
 
 def tune(link: socket.socket) -> None:
-    """Send at once, and notice a dead peer."""
+    """Send without delay, and detect a dead peer."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -63,17 +63,18 @@ def tune(link: socket.socket) -> None:
 
 
 def pack(kind: FrameType, *payload: bytes) -> bytes:
-    """A frame's bytes; the payload in pieces."""
+    """A frame of a payload in pieces."""
     return b"".join((_HEADER.pack(kind, sum(map(len, payload))), *payload))
 
 
 def pack_head(kind: FrameType, length: int, *first: bytes) -> bytes:
-    """The beginning of a frame whose payload has ``length`` bytes, ``first`` included."""
+    """The head of a frame whose payload has ``length`` bytes, including ``first``."""
     return b"".join((_HEADER.pack(kind, length), *first))
 
 
 def receive(link: socket.socket, bytes_max: int, hurry: Callable[[], None] | None = None) -> Frame | None:
-    """The next frame of a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and ``OSError``.
+    """Receive the next frame on a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and
+    ``OSError``.
 
     ``hurry`` is called before every wait; it may shorten the socket's timeout.
     """
@@ -89,7 +90,7 @@ def _receive_exactly(link: socket.socket, length: int, hurry: Callable[[], None]
     if hurry is not None:
         hurry()
     received = link.recv(length, socket.MSG_WAITALL)
-    while len(received) < length:  # a socket with a timeout gives what there is
+    while len(received) < length:  # a socket with a timeout returns what it has
         if hurry is not None:
             hurry()
         more = link.recv(length - len(received), socket.MSG_WAITALL)
@@ -100,7 +101,7 @@ def _receive_exactly(link: socket.socket, length: int, hurry: Callable[[], None]
 
 
 class FrameBuffer:
-    """Frames out of bytes as they arrive."""
+    """Splits received bytes into frames."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -113,13 +114,13 @@ class FrameBuffer:
             yield frame
 
     def add(self, data: bytes) -> None:
-        """Keep what has arrived."""
+        """Append received bytes."""
         self._received += data
 
     def begin(self) -> tuple[FrameType, memoryview, int] | None:
-        """Of a frame that has arrived in part: room for its whole payload, and how much of that is there already.
+        """For a partly received frame: a buffer for its whole payload, and how much of it is filled.
 
-        The caller fills the rest, without which nothing more can be taken. None if not even the header is there.
+        The caller must fill the rest before anything else is taken. None if not even the header is complete.
         """
         received = self._received
         if len(received) < _HEADER.size:
@@ -132,7 +133,7 @@ class FrameBuffer:
         return kind, room, have
 
     def take(self) -> Frame | None:
-        """The next frame, if all of it has arrived. Raises ``InvalidRequestError``."""
+        """The next frame, if it is complete. Raises ``InvalidRequestError``."""
         received = self._received
         if len(received) < _HEADER.size:
             return None

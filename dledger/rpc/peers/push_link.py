@@ -1,11 +1,11 @@
 """The leader's end of a push connection: one TCP connection to one peer, on an event loop, in order.
 
-On the loop that also serves clients, so that on an idle group an append crosses no thread on its way from the client to
-the followers and back: every crossing costs a wake-up and a fight for the interpreter's lock.
+It runs on the loop that also serves clients, so that on an idle group an append crosses no thread on its way from the
+client to the followers and back: every crossing costs a wake-up and contention for the interpreter's lock.
 
-Whatever breaks the connection is told to the receiver as ``connection_lost``, once per broken connection. Nothing is
-retried here: the protocol repeats itself. The task that connects ends only when it is cancelled: a leader without it
-would have no way to this peer for good, while its heartbeats keep it the leader.
+The receiver gets ``connection_lost`` once per broken connection. Nothing is retried here: the protocol repeats itself.
+The task that connects ends only when it is cancelled: without it a leader could never reach this peer again, while its
+heartbeats keep it the leader.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import SEAL_BYTES, TlsStream
 
 CONNECT_TIMEOUT_S = options.RECONNECT_MS_MAX / 1000
-"""For connecting and shaking hands together."""
+"""For connecting and the handshake together."""
 
 
 class PushLink:
-    """Outgoing pushes to ``peer``. ``send`` is thread-safe, never blocks and never raises for a dead peer."""
+    """Sends pushes to ``peer``. ``send`` is thread-safe, never blocks and never raises for a dead peer."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PushLink:
     ) -> None:
         self.peer = peer.node_id
         self.dropped = 0
-        """Messages that were not delivered, as far as this side knows. For people: updates may race."""
+        """Messages known here as not delivered. For monitoring: updates may race."""
         self._identity = identity
         self._member = peer
         self._receiver = receiver
@@ -58,14 +58,16 @@ class PushLink:
         self._queue_pushes_max = queue_pushes_max
         self._tls = tls_keeper
         self._queue: deque[Envelope] = deque()
-        self._overflowed = False  # something was dropped: what is on the queue must not go out as if nothing was
-        self._wanted = asyncio.Event()  # there is something to send
+        self._overflowed = False  # a push was dropped: the queue must not be sent as if it were complete
+        self._wanted = asyncio.Event()  # set while there is something to send
         self._connection: _Connection | None = None
         self._backoff = Backoff(options.RECONNECT_MS_MIN / 1000, options.RECONNECT_MS_MAX / 1000)
         self._task: asyncio.Task[None] | None = None
 
     def send(self, envelope: Envelope) -> None:
-        """Queue a push. If the queue is full, the message is dropped and the connection broken: the peer takes none."""
+        """Queue a push. If the queue is full, drop the push and break the connection, because the peer is not
+        reading.
+        """
         if len(self._queue) < self._queue_pushes_max:
             self._queue.append(envelope)
         else:
@@ -74,15 +76,15 @@ class PushLink:
         self._bridge.post(self._flush)
 
     async def start(self, report: Report = log_failure) -> None:
-        """Begin on the loop; connects when there is something to send. ``report`` hears if that ends by itself."""
+        """Start on the loop; connects when there is something to send. ``report`` is called if the task fails."""
         self._task = asyncio.create_task(self._run(), name=f"dledger-push-{self._identity.node_id}-{self.peer}")
         supervise(self._task, report)
 
     async def close(self) -> None:
-        """Cancel everything under way."""
+        """Cancel the task and drop the connection."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # a failure was reported when it happened
+            with suppress(asyncio.CancelledError, Exception):  # a failure has been reported already
                 await self._task
 
     async def _run(self) -> None:
@@ -92,7 +94,7 @@ class PushLink:
                 await self._connect()
             except DLedgerError as error:
                 self.on_refusal(error)
-            except RuntimeError as error:  # no thread could be had to look up the peer's name: later, perhaps
+            except RuntimeError as error:  # no thread was available to resolve the peer's name: later, perhaps
                 self._refusals.log(f"cannot connect to {self.address}: {error}; retrying")
             self.dropped += len(self._queue)
             self._queue.clear()
@@ -105,7 +107,7 @@ class PushLink:
             await asyncio.sleep(self._backoff.pause())
 
     async def _connect(self) -> None:
-        """Returns when the connection has ended, or could not be made."""
+        """Connect; returns when the connection has ended, or could not be made."""
         connection = _Connection(self) if self._tls is None else _TlsConnection(self, self._tls)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -118,13 +120,13 @@ class PushLink:
             self._flush()
             await connection.ended
         except (OSError, TimeoutError):
-            return  # a dead or slow peer: it passes by itself, and is not worth a line per attempt
+            return  # a dead or slow peer: that passes, and is not worth a line per attempt
         finally:
             self._connection = None
             connection.abort()
 
     def _flush(self) -> None:
-        """Write what is queued, as far as the connection takes it. On the loop."""
+        """Write what is queued, as far as the connection accepts it. On the loop."""
         connection = self._connection
         if connection is None:
             self._wanted.set()
@@ -137,20 +139,22 @@ class PushLink:
     # -- what the connection reports -----------------------------------------------------------------------------
 
     def introduction(self) -> bytes:
-        """The handshake to send."""
+        """Our handshake."""
         return codec.encode_handshake(self._identity.handshake(self.peer, self._client_address))
 
     @property
     def address(self) -> str:
-        """Where the peer is, for people."""
+        """The peer's address, for people."""
         return f"{self.peer} at {self._member.address}"
 
     def on_writable(self) -> None:
-        """The connection takes more."""
+        """The connection accepts more."""
         self._flush()
 
     def on_frame(self, kind: FrameType, payload: bytes) -> bool:
-        """Take a frame; whether it was the peer's consent. Raises ``DLedgerError`` for what ends the connection."""
+        """Take a frame; returns whether it accepts our handshake. Raises ``DLedgerError`` for one that ends the
+        connection.
+        """
         match kind:
             case FrameType.PUSH_ANSWER:
                 answer = codec.decode_push_response(payload)
@@ -170,13 +174,13 @@ class PushLink:
                 raise InvalidRequestError(f"expected an answer, got {kind.name}")
 
     def on_refusal(self, error: DLedgerError) -> None:
-        """The two do not understand each other, which needs a person: say so once, and do not hurry."""
+        """Log a refusal, which needs a person, once, and wait longer before the next attempt."""
         self._backoff.calm_down()
         self._refusals.log(str(error))
 
 
 class _Connection(asyncio.Protocol):
-    """One attempt. ``agreed`` tells how the handshake went, ``ended`` that the connection is over."""
+    """One attempt. ``agreed`` says how the handshake went, ``ended`` that the connection is over."""
 
     def __init__(self, link: PushLink) -> None:
         loop = asyncio.get_running_loop()
@@ -188,17 +192,17 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def write(self, kind: FrameType, *payload: bytes) -> None:
-        """Send a frame; what the socket does not take is kept, and ``writable`` says when that is enough."""
+        """Send a frame; what the socket does not accept is buffered, and ``writable`` says when to pause."""
         if self._transport is not None:
             self._transport.write(push_frames.pack(kind, *payload))
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Break the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves."""
+        """Send our handshake."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"{transport} is no stream")
         self._transport = transport
@@ -223,16 +227,16 @@ class _Connection(asyncio.Protocol):
                 self.agreed.set_result(True)
 
     def pause_writing(self) -> None:
-        """The peer is slow: what is to be sent stays on the queue, which has a limit."""
+        """The peer is slow: pushes stay on the queue, which has a limit."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The peer has caught up."""
         self.writable = True
         self._link.on_writable()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Tell who waits."""
+        """Wake the waiting task."""
         if not self.agreed.done():
             self.agreed.set_result(False)
         if not self.ended.done():
@@ -245,10 +249,10 @@ class _TlsConnection(_Connection):
     def __init__(self, link: PushLink, keeper: TlsKeeper) -> None:
         super().__init__(link)
         self._stream = TlsStream(keeper.connecting())
-        self._said = b""  # what arrived before TLS was agreed: perhaps it is none at all
+        self._said = b""  # received before TLS was agreed: perhaps not TLS at all
 
     def write(self, kind: FrameType, *payload: bytes) -> None:
-        """As without TLS."""
+        """See ``_Connection.write``."""
         transport, seal = self._transport, self._stream.seal
         if transport is None or transport.is_closing():
             return
@@ -273,7 +277,7 @@ class _TlsConnection(_Connection):
             plain = self._stream.read()
             self._send_due()
         except ssl.SSLError as error:
-            self._send_due()  # the alert, as far as the connection still carries it
+            self._send_due()  # the alert, if the connection still carries it
             raise TlsError(self._refusal_in_the_clear() or tls.explain(error, self._link.address)) from error
         except EOFError:
             self.abort()
@@ -281,7 +285,7 @@ class _TlsConnection(_Connection):
         super()._take(plain)
 
     def _shake_hands(self, data: bytes) -> bool:
-        """Go on with the TLS handshake; once it is done, check whom we have and introduce ourselves."""
+        """Continue the TLS handshake; once it is done, check the peer's name and send our handshake."""
         stream, transport = self._stream, self._transport
         self._said += data
         reply = stream.shake_hands(data)
@@ -298,7 +302,7 @@ class _TlsConnection(_Connection):
             self._transport.write(self._stream.due())
 
     def _refusal_in_the_clear(self) -> str:
-        """What a peer without TLS said, if it is one that knows push connections."""
+        """A plaintext refusal from a peer without TLS, if it knows push connections."""
         try:
             frame = next(FrameBuffer(push_frames.HANDSHAKE_BYTES_MAX).feed(self._said), None)
         except DLedgerError:

@@ -1,8 +1,8 @@
-"""The follower's end of push connections: one thread each, which takes a push, flushes it and answers it.
+"""The follower's end of push connections, one thread each: receives a push, flushes it and answers it.
 
-Only that thread touches the connection on the way in, so that an isolated push costs one wake-up; answers may also come
-from the flusher. There is at most one connection per peer: a newer one ends the older, which may hang on a path that
-nobody has noticed is dead.
+Only that thread reads the connection, so that an isolated push costs one wake-up; answers may also come from the
+flusher. Each peer has at most one connection: a newer one ends the older, which may hang on a path not yet known to be
+dead.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _LOG = logging.getLogger(__name__)
 _Received = tuple[FrameType, bytes | memoryview]
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
-"""How long a connection may stay without its handshake: until then nobody knows whose it is."""
+"""How long a connection may take for its handshake: the peer is unknown until then."""
 
 
 class PushServer:
-    """Serves the connections given to ``take`` until ``close``."""
+    """Serves the connections passed to ``take`` until ``close``."""
 
     def __init__(
         self, config: ServerConfig, identity: PeerIdentity, receiver: Receiver, *, client_address: str, learn: Learn
     ) -> None:
         self.dropped = 0
-        """Answers that found no connection, or one that takes no more. For people: updates may race."""
+        """Answers that found no connection, or a full one. For monitoring: updates may race."""
         self._identity = identity
         self._receiver = receiver
         self._client_address = client_address
         self._learn = learn
         self._push_bytes_max = options.push_bytes_limit(config)
         # Per peer: one in use, one about to replace it; and some about to be refused. None of them is silent: without
-        # TLS their first frame is here, with TLS they have shown a member's certificate.
+        # TLS their first frame has arrived, with TLS they have shown a member's certificate.
         self._connections_max = 8 + 4 * len(config.peers)
         self._lock = threading.Lock()  # guards what follows
         self._registered = 0
@@ -66,8 +66,8 @@ class PushServer:
     def take(self, link: socket.socket, found: TlsStream | Frame) -> None:
         """Serve ``link``, a blocking socket whose preamble has been read, and close it in the end.
 
-        ``found``: its first frame, or its TLS, whose handshake is done. Raises ``TlsError`` if the certificate that
-        came with it is no member's: it was refused before it took one of the few places.
+        ``found``: its first frame, or its TLS, whose handshake is done. Raises ``TlsError`` if the certificate belongs
+        to no member, before the connection takes one of the few places.
         """
         connection = _TlsConnection(link, found) if isinstance(found, TlsStream) else _Connection(link, found)
         try:
@@ -91,13 +91,13 @@ class PushServer:
             self._connections.add(connection)
 
     def respond(self, envelope: Envelope) -> None:
-        """Send an answer on the connection that its target opened; dropped if there is none. Never blocks."""
+        """Send an answer on its target's connection, or drop it if there is none. Never blocks."""
         connection = self._by_peer.get(envelope.target)
         if connection is None or not connection.send(FrameType.PUSH_ANSWER, codec.encode(envelope)):
             self.dropped += 1
 
     def close(self) -> None:
-        """End all connections and join their threads. Idempotent."""
+        """Close all connections and join their threads. Idempotent."""
         with self._lock:
             self._closing = True
             connections = tuple(self._connections)
@@ -114,11 +114,7 @@ class PushServer:
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             _LOG.warning("%s refused a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
-        except (
-            DLedgerError,
-            OSError,
-            EOFError,
-        ) as error:  # the node stops, or the connection broke: the peer tries again
+        except (DLedgerError, OSError, EOFError) as error:  # the node stops, or the connection broke: the peer retries
             _LOG.debug("%s closed a push connection: %s", self._identity.node_id, error)
         finally:
             with self._lock:
@@ -145,7 +141,7 @@ class PushServer:
         return handshake.header.sender
 
     def _register(self, sender: NodeId, connection: _Connection) -> int:
-        """From now on it is its peer's; gives its number, above all earlier ones."""
+        """Assign the connection to its peer; returns its number, above all earlier ones."""
         with self._lock:
             older = self._by_peer.get(sender)
             self._by_peer[sender] = connection
@@ -168,7 +164,7 @@ class PushServer:
 
 
 class _Connection:
-    """One accepted socket."""
+    """An accepted socket."""
 
     thread: threading.Thread
 
@@ -182,11 +178,11 @@ class _Connection:
         return push_frames.receive(self.link, bytes_max)
 
     def receive_first(self, _bytes_max: int, _timeout_s: float) -> _Received | None:
-        """The first frame, all of it within that time. Raises ``TimeoutError``."""
+        """The first frame, complete within that time. Raises ``TimeoutError``."""
         return self._first
 
     def _hurry(self, timeout_s: float) -> Callable[[], None]:
-        """Leaves the socket the rest of the time, however little arrives at once."""
+        """Gives each wait on the socket the remaining time, however slowly bytes arrive."""
         end_at = time.monotonic() + timeout_s
 
         def hurry() -> None:
@@ -198,15 +194,15 @@ class _Connection:
         return hurry
 
     def check_member(self, member_ids: Iterable[str]) -> None:
-        """Raise ``TlsError`` if it is certain that the other side is no member."""
+        """Raise ``TlsError`` if the other side is certainly no member."""
 
     def check_name(self, node_id: NodeId) -> None:
-        """Raise ``TlsError`` if it is certain that the other side is not ``node_id``."""
+        """Raise ``TlsError`` if the other side is certainly not ``node_id``."""
 
     def send(self, kind: FrameType, payload: bytes) -> bool:
-        """Send a frame; False, and the end of the connection, if the peer does not take it at once.
+        """Send a frame; if the peer does not accept it at once, returns False and ends the connection.
 
-        A peer that lets some megabytes of answers wait is dead or broken; waiting for it would stop the flusher.
+        A peer that leaves some megabytes of answers unread is dead or broken; waiting for it would stop the flusher.
         """
         frame = push_frames.pack(kind, payload)
         with self._sending:
@@ -220,24 +216,24 @@ class _Connection:
         return False
 
     def _wrap(self, frame: bytes) -> bytes:
-        """What goes on the wire for a frame; in order, so under ``_sending``."""
+        """Encode a frame for the wire; in order, so under ``_sending``."""
         return frame
 
     def end(self) -> None:
-        """Make the thread that reads stop."""
+        """Make the reading thread stop."""
         try:
             self.link.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is closed, or was never connected any more
+        except OSError:  # it is closed, or no longer connected
             return
 
     def close(self) -> None:
-        """Give the socket back; nobody sends meanwhile."""
+        """Close the socket; no other thread is sending."""
         with self._sending:
             self.link.close()
 
 
 class _TlsConnection(_Connection):
-    """One accepted socket with TLS on it."""
+    """An accepted socket with TLS."""
 
     def __init__(self, link: socket.socket, stream: TlsStream) -> None:
         super().__init__(link)
@@ -247,23 +243,23 @@ class _TlsConnection(_Connection):
         self._room = memoryview(bytearray(READ_BYTES))
 
     def receive(self, bytes_max: int) -> _Received | None:
-        """As without TLS."""
+        """See ``_Connection.receive``."""
         return self._next(bytes_max, None)
 
     def receive_first(self, bytes_max: int, timeout_s: float) -> _Received | None:
-        """As without TLS."""
+        """See ``_Connection.receive_first``."""
         hurry = self._hurry(timeout_s)
-        self._frames.add(self._stream.read())  # what came with the end of the TLS handshake
+        self._frames.add(self._stream.read())  # received with the end of the TLS handshake
         frame = self._next(bytes_max, hurry)
         self.link.settimeout(None)
         return frame
 
     def check_member(self, member_ids: Iterable[str]) -> None:
-        """Raise ``TlsError`` unless the certificate that the other side showed is a member's."""
+        """Raise ``TlsError`` unless the other side's certificate is a member's."""
         tls.check_member(self._names, member_ids, "that a push connection showed")
 
     def check_name(self, node_id: NodeId) -> None:
-        """Raise ``TlsError`` unless the certificate that the other side showed is that node's."""
+        """Raise ``TlsError`` unless the other side's certificate is that node's."""
         tls.check_name(self._names, node_id, f"that {self.link.getpeername()[0]} showed")
 
     def _next(self, bytes_max: int, hurry: Callable[[], None] | None) -> _Received | None:
@@ -279,14 +275,14 @@ class _TlsConnection(_Connection):
         return frame
 
     def _fill(self, room: memoryview, hurry: Callable[[], None] | None) -> bool:
-        """The rest of a frame, without a detour: what is decrypted is written to where it stays."""
+        """Receive the rest of a frame, decrypting straight into its buffer."""
         while len(room := room[self._stream.read_into(room) :]):
             if not self._receive(hurry):
                 return False
         return True
 
     def _receive(self, hurry: Callable[[], None] | None) -> bool:
-        """Some more bytes; False at the end."""
+        """Receive some bytes; False at the end."""
         if hurry is not None:
             hurry()
         count = self.link.recv_into(self._room)

@@ -1,10 +1,10 @@
-"""What peers call over gRPC: handshakes, votes, heartbeats and hand-overs, on threads that clients cannot exhaust.
+"""The gRPC server for peers: handshakes, votes, heartbeats and transfers, on threads that clients cannot exhaust.
 
-It listens on a Unix socket to which only this process can connect; ``PeerListener`` has the peer port, and bounds what
-it passes on.
+It listens on a Unix socket to which only this process can connect; ``PeerListener`` owns the peer port, and limits what
+it relays.
 
-With TLS it serves members only, and whoever is none is refused before he has said anything: half a request, or a
-stream of health checks or reflection that never ends, would hold a thread that votes need.
+With TLS it serves members only, and refuses others before they have sent anything: half a request, or an endless stream
+of health checks or reflection, would occupy a thread that votes need.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from dledger.types import NodeId
 
 STOP_TIMEOUT_S: Final = 5.0
 CALLS_PER_PEER: Final = 64
-"""Calls that may be here per peer, waiting for a thread or answered by one: many times what a peer has under way.
+"""The limit of calls per peer, waiting for a thread or being answered: many times what a peer has in flight.
 
-Of those that it gave up while this node was frozen, or waited for its lock, it does not know; they come all at once.
+Calls that a peer gave up while this node was frozen, or waited for its lock, arrive all at once, and the node cannot
+know that they were given up.
 """
 _Context = grpc.ServicerContext
 
@@ -71,7 +72,7 @@ class PeerServer:
         self._learn = learn
         self._tls = tls_keeper
         self._log: PeerLogService | None = None
-        # Votes and heartbeats may wait for the hard state; per peer there may be several, and someone asks for health.
+        # Votes and heartbeats may wait for the hard state; a peer may have several, and health checks come on top.
         threads = 8 + 4 * len(config.peers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"dledger-peer-rpc-{config.node_id}")
         calls_max = CALLS_PER_PEER * (1 + len(config.peers))
@@ -93,11 +94,11 @@ class PeerServer:
         return self._listener.port
 
     def serve_log(self, log: PeerLog) -> None:
-        """Let peers read the log and compare theirs with it; only before ``start``."""
+        """Let peers read the log and compare it with theirs; only before ``start``."""
         self._log = PeerLogService(self._identity, log)
 
     def start(self) -> None:
-        """Bind and serve. Raises ``ConfigError`` if the address cannot be had."""
+        """Listen and serve. Raises ``ConfigError`` if it cannot listen."""
         member = self._config.self_member
         self._server.add_generic_rpc_handlers([self._handlers()])
         if self._tls is None:
@@ -156,7 +157,9 @@ class PeerServer:
         return call
 
     def _of_members(self, answer: Callable[[bytes, _Context], bytes]) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A call with one request. As a stream of requests it begins, and can be refused, before that has come."""
+        """A call with one request, registered as a stream of requests, so that it can be refused before the request
+        arrives.
+        """
         if self._tls is None:
             return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -184,7 +187,7 @@ class PeerServer:
 
     def _request(self, decode: Callable[[bytes], Envelope]) -> Callable[[bytes, _Context], bytes]:
         def answer(data: bytes, context: _Context) -> bytes:
-            if not context.is_active():  # given up by the caller while it waited for this thread
+            if not context.is_active():  # the caller gave up while it waited for this thread
                 return b""
             try:
                 envelope = decode(data)
@@ -199,7 +202,7 @@ class PeerServer:
         return answer
 
     def _check_name(self, sender: NodeId, context: _Context) -> None:
-        """Raise ``TlsError`` unless the caller's certificate is that of the node in whose name it speaks."""
+        """Raise ``TlsError`` unless the caller's certificate belongs to the sender it claims to be."""
         if self._tls is not None:
             tls.check_name(_names(context), sender, "that the caller showed")
 

@@ -1,4 +1,4 @@
-"""``Transport`` over the network: one port for what peers send us, two links for what we send to each of them."""
+"""``Transport`` over the network: one port for incoming messages, two links to each peer for outgoing ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from dledger.types import NodeId
 
 
 class GrpcTransport:
-    """The production transport. ``client_address`` is what our peers shall tell clients to reach us at.
+    """The production transport. ``client_address`` is the address that our peers give to clients for this node.
 
     Pushes run on the event loop of ``bridge``, which must outlive this; without one, on a loop of their own. ``report``
-    hears of what ends a task or thread before ``close``: the node must not go on without it.
+    is called for a task or thread that ends before ``close``: the node must not continue without it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GrpcTransport:
 
     @property
     def client_addresses(self) -> Mapping[NodeId, str]:
-        """Where clients reach each peer, as far as it said so (handshake, heartbeats)."""
+        """Each peer's client address, once known from a handshake or heartbeat."""
         return MappingProxyType(self._client_addresses)
 
     @property
@@ -80,7 +80,7 @@ class GrpcTransport:
         return self._server.dropped if self._server is not None else 0
 
     def start(self, receiver: Receiver) -> None:
-        """Listen, then connect as messages come. Raises ``ConfigError`` if the address cannot be had."""
+        """Listen; connections are made when messages are sent. Raises ``ConfigError`` if it cannot listen."""
         if self._server is not None:
             raise InvariantError("the transport can be started only once")
         server = PeerServer(
@@ -130,7 +130,7 @@ class GrpcTransport:
             self._links[peer.node_id] = control, push
 
     def send(self, envelope: Envelope) -> None:
-        """As ``Transport.send``. Raises ``InvariantError`` only for what never goes on the wire."""
+        """See ``Transport.send``. Raises ``InvariantError`` only for a message that never goes on the wire."""
         match envelope.message:
             case PushAppend() | PushCommit() | PushCompare() | PushTruncate() | PushInstall():
                 if (links := self._links.get(envelope.target)) is not None:
@@ -145,7 +145,7 @@ class GrpcTransport:
                 raise InvariantError(f"{type(envelope.message).__name__} is not sent on its own")
 
     def close(self) -> None:
-        """As ``Transport.close``."""
+        """See ``Transport.close``."""
         links, self._links = self._links, {}
         for control, push in links.values():
             control.close()

@@ -10,10 +10,11 @@ import pytest
 from dledger.access.audit import AuditLog
 from dledger.access.control import AccessControl
 from dledger.access.rules import AccessRules
-from dledger.access.rules_file import FILE_BYTES_MAX, RulesFile, load_rules
+from dledger.access.rules_file import FILE_BYTES_MAX, PROBLEMS_MAX, RulesFile, load_rules
 from dledger.clock import Clock
 from dledger.config import AccessConfig
-from dledger.errors import ConfigError
+from dledger.errors import TOLD_CHARS_MAX, ConfigError
+from dledger.runtime.supervisor import Supervisor
 from tests.support.waiting import wait_until
 
 GOOD = "accounts:\n- accessKey: {key}\n  secretKey: 12345678\n"
@@ -73,8 +74,8 @@ def test_a_file_that_cannot_be_read_is_told_with_its_path(file: Path, tmp_path: 
 @pytest.fixture
 def watched(file: Path) -> Iterator[tuple[RulesFile, list[AccessRules]]]:
     changes: list[AccessRules] = []
-    made = RulesFile(file, name="n0", interval_s=0.01)
-    made.watch(changes.append, AuditLog())
+    made = RulesFile(file, interval_s=0.01)
+    made.start(Supervisor(lambda _error: None).thread, "n0", changes.append, AuditLog())
     yield made, changes
     made.close()
 
@@ -145,3 +146,31 @@ def test_the_switch_without_a_file_is_a_problem() -> None:
 
     assert len(problems) == 2
     assert "acl_enable=true requires acl_file" in problems[1]
+
+
+def test_the_end_of_its_thread_is_reported(file: Path) -> None:
+    """Else the rules would never be read again, and nobody would know."""
+    reported: list[BaseException] = []
+
+    def changed(_rules: AccessRules) -> None:
+        raise RuntimeError("a bug")
+
+    rules_file = RulesFile(file, interval_s=0.01)
+    rules_file.start(Supervisor(reported.append).thread, "n0", changed, AuditLog())
+    write(file, GOOD.format(key="two"))
+
+    wait_until(lambda: bool(reported), "the thread's end is reported")
+    assert str(reported[0]) == "a bug"
+    rules_file.close()
+
+
+def test_the_problems_of_a_large_file_are_told_briefly(file: Path) -> None:
+    """They quote it, and there may be as many as it has lines."""
+    long = "x" * 20_000
+    file.write_text(f"? {long}\n: 1\n" * 300)
+
+    told = problems_of(file)
+
+    assert "is given twice (first on line 1)" in told
+    assert told.endswith(f"{file}: 249 more problems")
+    assert len(told) < PROBLEMS_MAX * (TOLD_CHARS_MAX + len(str(file)) + 10)

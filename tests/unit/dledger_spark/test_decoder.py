@@ -18,9 +18,18 @@ from dledger_spark.decode import DecodeContext, WalkEnd, batches, columns, decod
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.schema import COLUMN_NAMES, COLUMNS, arrow_schema
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import BLANK, MESSAGE_MAGIC_V2, encode_record
+from rocketstore.message.record import (
+    BLANK,
+    LENGTHS_BYTES,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    CorruptRecordError,
+    decode_record,
+    encode_record,
+)
 from rocketstore.message.record import BLANK_MAGIC as PLAIN_BLANK_MAGIC
 from tests.support.log_bytes import Stretch, entry_rows, message_row
+from tests.unit.rocketstore.message.samples import GOLDEN_V4, NEGATIVE_BODY
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -296,6 +305,60 @@ def test_a_broken_length_is_an_error_even_unchecked_and_a_row_when_marked() -> N
 
     assert rows[1] == {"position": stretch.starts[1], "queueId": None, "crcOk": False, "topic": None}
     assert [row["queueId"] for row in rows] == [0, None, 2]
+
+
+def _golden(body: int, tail: bytes, magic: int = MESSAGE_MAGIC) -> bytes:
+    """A record at position 1024 whose body claims to have so many bytes; ``tail`` is all that follows its head."""
+    size = (88 + len(tail)).to_bytes(4, "big")
+    head = size + magic.to_bytes(4, "big", signed=True) + bytes(4) + GOLDEN_V4[12:84]
+    return head + body.to_bytes(4, "big", signed=True) + tail
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(NEGATIVE_BODY, id="a body of -16 bytes"),
+        pytest.param(_golden(0, b"\x80" + b"t" * 0x80 + b"\0\0"), id="a topic of -128 bytes"),
+        pytest.param(_golden(0, b"\x80\0" + b"t" * 0x8000 + b"\0\0", MESSAGE_MAGIC_V2), id="a topic of -32768 bytes"),
+        pytest.param(_golden(0, b"\1t\x80\0" + bytes(0x8000)), id="properties of -32768 bytes"),
+        pytest.param(_golden(0, b"\1t\0\2\0"), id="properties that end behind the record"),
+    ],
+)
+def test_a_record_whose_lengths_none_can_have_is_broken(record: bytes) -> None:
+    """Lengths are signed; read as large numbers these would fit. The codec of the store reads it no more than this."""
+    with pytest.raises(CorruptRecordError):
+        decode_record(record)
+    data = record + encode_record(Message("t", b"body", 4), physical_offset=1024 + len(record))
+    starts = np.array([0, len(record)], np.int64)
+
+    with pytest.raises(BrokenRecordError, match="offset 1024: damaged record: inconsistent lengths"):
+        decode(data, starts, ("queueId", "topic"), _plain(1024))
+    marking = replace(_plain(1024), verify_crc="column")
+    rows = plain(decode(data, starts, ("queueId", "topic", "crcOk"), marking))
+
+    assert rows[0] == {"queueId": None, "topic": None, "crcOk": False}
+    assert rows[1] == {"queueId": 4, "topic": "t", "crcOk": True}
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_body_leaves_room_for_what_follows_it(missing: int) -> None:
+    """Also where only the body is read: the lengths of topic and properties are three bytes."""
+    record = _golden(10 - LENGTHS_BYTES + missing, bytes(10))
+
+    with pytest.raises(BrokenRecordError, match="inconsistent lengths"):
+        decode(record, np.array([0], np.int64), ("body",), _plain(1024))
+
+
+def test_an_entry_says_where_it_is() -> None:
+    """One that was written for another place is broken, whatever it holds."""
+    stretch = Stretch(base=4096)
+    stretch.add(b"body")
+    starts = np.array(stretch.starts, np.int64)
+    here, elsewhere = (DecodeContext(base=base, content="entry") for base in (4096, 8192))
+
+    assert decode(bytes(stretch.data), starts, ("body",), here).num_rows == 1
+    with pytest.raises(BrokenRecordError, match="entry_position 4096 where 8192 was expected"):
+        decode(bytes(stretch.data), starts, ("body",), elsewhere)
 
 
 def test_java_entries_without_checksums_are_checked_by_the_messages_own() -> None:

@@ -95,7 +95,7 @@ class _Bench:
             on_role_change=lambda change: self.publish(change),
             on_commit=lambda _index: None,
             on_damage=on_damage or self.supervisor.report,
-            on_fenced=lambda _reason: None,
+            on_fenced=self.events.append,
         )
 
     def _send(self, target: NodeId, message: Message) -> None:
@@ -151,6 +151,22 @@ def test_nothing_leaves_when_the_hard_state_cannot_be_saved() -> None:
 
     assert bench.events == []
     assert isinstance(bench.supervisor.fatal, DiskError)
+
+
+def test_whoever_must_know_is_told_that_the_member_is_fenced_once_that_is_durable() -> None:
+    """Before whatever was asked meanwhile is answered; a fenced member that says nothing is taken for a slow one."""
+    bench = _Bench()
+
+    def fence(now: int) -> None:
+        bench.node.state.fence("2 members hold a different entry 7", now)
+        bench.node.state.outbox.completions.append(lambda: bench.events.append("answered"))
+
+    bench.driver.call(fence)
+
+    saved, *told = bench.events
+    assert isinstance(saved, HardState)
+    assert saved.fenced
+    assert told == ["2 members hold a different entry 7", "answered"]
 
 
 def test_a_role_is_published_once_its_term_is_durable() -> None:

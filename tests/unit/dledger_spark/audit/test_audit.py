@@ -15,6 +15,7 @@ from dledger.errors import ConfigError
 from dledger_spark.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, split, split_bytes_for
 from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.replica import common_end, open_replicas
+from dledger_spark.decode import walk
 from tests.store.support import SEGMENT_BYTES
 from tests.unit.dledger_spark.audit.members import (
     ENTRIES,
@@ -93,6 +94,18 @@ def test_a_flipped_bit_in_a_blank_is_told_from_one_in_an_entry(nodes: list[Path]
     assert (found.kind, found.replicas, found.segment) == (DifferenceKind.BLANK, ("n0",), f"{SEGMENT_BYTES:020d}")
     assert found.field.startswith("blank byte")
     assert found.index == header(nodes[1], found.index).index
+
+
+@pytest.mark.parametrize(("at", "field"), [(0, "blank magic"), (4, "blank length")])
+def test_a_flipped_bit_in_the_head_of_a_blank_is_named(nodes: list[Path], at: int, field: str) -> None:
+    """By the field, with what each replica has there: a wrong length is another one's damage than a wrong magic."""
+    begin = walk(segment(nodes[0], 0).read_bytes(), "entry").end
+    flip(segment(nodes[0], 0), begin + at)
+
+    (found,) = audit(nodes)
+
+    assert (found.kind, found.replicas, found.field) == (DifferenceKind.BLANK, ("n0",), field)
+    assert found.values["n1"] == str(-1 if at == 0 else SEGMENT_BYTES - begin)
 
 
 def test_missing_files_are_told_once_and_hide_nothing_else(nodes: list[Path]) -> None:

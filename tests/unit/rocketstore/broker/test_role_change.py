@@ -432,7 +432,7 @@ def test_a_stop_makes_a_slave_of_a_master(bench: Bench) -> None:
 
 
 def test_a_stop_does_not_wait_for_what_never_comes() -> None:
-    """A promotion without a quorum, and a service that cannot be stopped."""
+    """A promotion without a quorum, and a service that cannot be stopped: that is tried once."""
     bench = Bench()
     bench.broker.commit(3)
     bench.lead()
@@ -442,3 +442,4 @@ def test_a_stop_does_not_wait_for_what_never_comes() -> None:
     bench.roles.shutdown()
 
     assert not bench.roles._thread.is_alive()
+    assert bench.broker.failures["stop"] == 999

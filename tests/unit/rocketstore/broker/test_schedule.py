@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError
-from rocketstore.broker.schedule import BATCH, RETRY_MS_MAX, ScheduleService
+from rocketstore.broker.schedule import BATCH, RETRY_MS, RETRY_MS_MAX, ScheduleService
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import LOOPBACK, HostAddress, Message
@@ -189,6 +189,23 @@ def test_progress_advances_only_after_success_and_a_refused_put_is_repeated(brok
 
     assert broker.bodies() == [b""]
     assert broker.schedule.progress()[1] == (1, 1)
+
+
+def test_each_run_of_refusals_is_told_once_and_begins_with_the_shortest_pause(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A delivery between them says that the store takes messages again."""
+    broker.schedule.start()
+    for run in (1, 2):
+        broker.send(1)
+        broker.store.refusals = [BUSY, BUSY, BUSY]
+        broker.advance(LEVEL_1_MS)
+        for wait_ms in (RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS):
+            assert len(broker.bodies()) == run - 1
+            broker.advance(wait_ms)
+
+        assert len(broker.bodies()) == run
+        assert caplog.text.count("was refused") == run
 
 
 def test_a_put_whose_outcome_is_unknown_is_repeated(broker: Broker) -> None:

@@ -268,6 +268,7 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
             ImmediateSender(),  # type: ignore[arg-type]
             lambda _data: SendCall(1, [], True, 0),
             ResultEncoder(STORE_HOST),
+            1 << 20,
         )
         serving = asyncio.create_task(stream.run(stop))
         for _ in range(2 * STREAM_REQUESTS_PENDING_MAX):

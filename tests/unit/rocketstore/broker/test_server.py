@@ -17,9 +17,13 @@ from grpc_health.v1 import health_pb2
 from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
 from dledger.errors import AppendsNotServedError, ConfigError, DirectoryLockedError
+from dledger.rpc.options import request_bytes_for
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.client import Producer
+from rocketstore.client.errors import MessageRefusedError
+from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
@@ -275,3 +279,13 @@ def test_a_directory_with_the_other_modes_messages_is_refused(tmp_path: Path) ->
 
         with running(own) as server:
             assert b"kept" in pull(server).records
+
+
+def test_a_producer_learns_how_much_the_broker_takes(tmp_path: Path) -> None:
+    """What gRPC would end the stream for is refused by the producer, and the next message is sent."""
+    limit = request_bytes_for(plain(tmp_path).store.max_message_size)
+    with running(plain(tmp_path)) as server, Producer(server.address, body_bytes_max=2 * limit) as producer:
+        with pytest.raises(MessageRefusedError, match=f"at most {limit}") as caught:
+            producer.send(Message("T", bytes(limit)))
+        assert caught.value.outcome == "not_applied"
+        assert producer.send(Message("T", b"small")).queue_offset == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, pack_units, parse_units, unit_columns
+from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, pack_unit, pack_units, parse_units, unit_columns
 from rocketstore.types import QueueUnit
 from tests.unit.rocketstore.heads import head
 
@@ -29,3 +29,12 @@ def test_columns_tell_fillers_from_units() -> None:
     assert offsets.tolist() == [1 << 40, 2 << 40, 0]
     assert sizes.tolist() == [125, 1, 0x7FFFFFFF]
     assert fillers.tolist() == [False, False, True]
+
+
+def test_a_unit_that_only_resembles_a_filler_is_none() -> None:
+    """Damage of one field: as a filler it would pass for a place that never had a message."""
+    others = (FILLER._replace(offset=1 << 40), FILLER._replace(size=125), FILLER._replace(tags_code=1))
+
+    _, _, fillers = unit_columns(b"".join(map(pack_unit, (FILLER, *others))))
+
+    assert fillers.tolist() == [True, False, False, False]

@@ -23,6 +23,7 @@ from rocketstore.message.record import (
     place_record,
     record_length,
     store_timestamp_at,
+    stored_at,
 )
 from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, NEGATIVE_BODY, golden_message, golden_message_v6
 
@@ -222,6 +223,25 @@ def test_a_flipped_bit_anywhere_is_read_or_refused_but_never_another_error(bit: 
     record[bit // 8] ^= 1 << bit % 8
 
     _decode_or_refuse(bytes(record))
+
+
+def test_a_topics_length_is_signed() -> None:
+    """Of two bytes in version 2, as RocketMQ reads it; all else of this record would fit a topic of 32 KiB."""
+    longest, too_long = long_topic_record(b"t" * 0x7FFF), long_topic_record(b"t" * 0x8000)
+
+    assert len(decode_record(longest).topic) == 0x7FFF
+    with pytest.raises(CorruptRecordError, match="the topic's length, -32768, does not fit"):
+        decode_record(too_long)
+
+
+def test_the_time_of_storing_is_read_from_the_first_bytes_of_a_record_and_of_nothing_else() -> None:
+    """The bodies of a log's entries may be anything of any length; what is behind an IPv6 host stands later."""
+    record = encode_record(golden_message_v6())
+
+    assert stored_at(record[:76]) == golden_message_v6().store_timestamp
+    assert stored_at(GOLDEN_V4) == golden_message().store_timestamp
+    assert [stored_at(record[:length]) for length in range(76)] == [None] * 76
+    assert stored_at(bytes(100)) is None
 
 
 @given(st.binary(max_size=200))

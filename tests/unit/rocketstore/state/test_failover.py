@@ -71,7 +71,10 @@ def test_a_new_master_publishes_the_full_state_once(add_member: AddMember) -> No
 
 
 def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember, clock: ManualClock) -> None:
-    """After a second, and later each time: making it takes long, and what refused it may go on doing so."""
+    """After a second, and later each time: making it takes long, and what refused it may go on doing so.
+
+    Once it was stored, the next one that is refused is tried again as soon as the first.
+    """
     first, second = add_member("1"), add_member("2")
     first.promote()
     put_topic(first, "T")
@@ -88,6 +91,13 @@ def test_a_full_state_that_was_refused_is_published_again(add_member: AddMember,
         clock.now_ms += 1
         second.settle()
     assert end(second) == before + 1
+
+    second.store.refusals.append(broker_state._SLAVE)  # the next one, long after
+    clock.now_ms += second.settings.full_interval_ms
+    second.settle()
+    clock.now_ms += 1000
+    second.settle()
+    assert end(second) == before + 2
 
 
 def test_a_full_state_is_written_in_several_batches(add_member: AddMember, monkeypatch: pytest.MonkeyPatch) -> None:

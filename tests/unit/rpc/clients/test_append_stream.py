@@ -55,7 +55,9 @@ def test_a_stream_whose_answers_cannot_be_written_ends() -> None:
         done = AppendedBatch(Term(1), LogIndex(1), LogIndex(1), (0,))
         fakes: tuple[Any, Any, Any] = (_Context(), _Quota(), _Connection())  # only what the stream uses of them
         context, quota, connection = fakes
-        stream = AppendStream(context, LoopBridge(), lambda _append, answered: answered(done), quota, connection)
+        stream = AppendStream(
+            context, LoopBridge(), lambda _append, answered: answered(done), quota, connection, 1 << 20
+        )
         await asyncio.wait_for(stream.run(), 10)
 
     with pytest.raises(RuntimeError, match="a bug"):

@@ -1,0 +1,92 @@
+"""How soon the leader's end of a push connection tries again; no connection is made."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dledger.config import Member, ServerConfig
+from dledger.core.messages import Envelope, PushKind, PushResponse
+from dledger.errors import InvalidRequestError, ResponseCode
+from dledger.rpc import options
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.peers import codec
+from dledger.rpc.peers.control_link import Introduction, Refusals
+from dledger.rpc.peers.identity import PeerIdentity
+from dledger.rpc.peers.push_frames import FrameType
+from dledger.rpc.peers.push_link import PushLink
+from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
+from tests.support.receiver import RecordingReceiver
+
+N0, N1 = NodeId("n0"), NodeId("n1")
+FIRST_S, LONGEST_S = options.RECONNECT_MS_MIN / 1000, options.RECONNECT_MS_MAX / 1000
+
+
+async def a_bridge() -> LoopBridge:
+    """To a loop that is over: nothing is posted."""
+    return LoopBridge()
+
+
+def a_link() -> PushLink:
+    """From n0 to n1."""
+    members = (Member(N0, "127.0.0.1", 1), Member(N1, "127.0.0.1", 2))
+    config = ServerConfig(node_id=N0, members=members, client_port=0, cluster_id="c")
+    return PushLink(
+        PeerIdentity.of(config),
+        members[1],
+        RecordingReceiver(),
+        asyncio.run(a_bridge()),
+        introduction=Introduction("", lambda _peer, _address: None, Refusals(N0, N1)),
+        queue_pushes_max=1,
+    )
+
+
+def answer(link: PushLink) -> None:
+    """n1 answers a push."""
+    at = LogIndex(1)
+    response = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 7)
+    link.on_frame(FrameType.PUSH_ANSWER, codec.encode(Envelope("c", "default", N1, N0, response)))
+
+
+def consent(link: PushLink) -> None:
+    """n1 agrees to talk."""
+    said = codec.encode_handshake_answer(codec.HandshakeAnswer(ResponseCode.SUCCESS))
+    assert link.on_frame(FrameType.HANDSHAKE_ANSWER, said)
+
+
+def pauses(link: PushLink, count: int) -> list[float]:
+    """How long it waits after so many further broken connections."""
+    return [link._backoff.pause() for _ in range(count)]
+
+
+def test_a_peer_that_has_answered_is_called_again_soon() -> None:
+    """However often its connection broke before: followers restart, and the group waits for them."""
+    link = a_link()
+    assert pauses(link, 3) == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+
+    answer(link)
+
+    assert pauses(link, 1) == [FIRST_S]
+
+
+def test_a_peer_that_agrees_to_talk_and_answers_nothing_is_called_less_and_less_often() -> None:
+    """It may hang up on every push: only an answer shows that it takes them."""
+    link = a_link()
+    pauses(link, 2)
+
+    consent(link)
+
+    assert pauses(link, 1) == [4 * FIRST_S]
+
+
+def test_a_peer_that_refuses_is_called_seldom_until_it_answers() -> None:
+    """Another configuration, cluster or certificate needs a person, who is told; the peer need not hear it often."""
+    link = a_link()
+
+    link.on_refusal(InvalidRequestError("another cluster"))
+    refused = pauses(link, 2)
+    consent(link)
+    agreed = pauses(link, 1)
+    answer(link)
+
+    assert (refused, agreed) == ([LONGEST_S, LONGEST_S], [LONGEST_S])
+    assert pauses(link, 1) == [FIRST_S]
