@@ -206,7 +206,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """How a server protects what is said to it. With TLS it speaks nothing else, to peers and clients alike.
+    """How a server protects its traffic. With TLS it accepts nothing else, from peers and clients alike.
 
     The three main paths are given together. The files may be replaced at any time: new connections use the new ones.
     """
@@ -252,7 +252,7 @@ class SecurityConfig:
 
 
 def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> list[str]:
-    """What is wrong with plaintext at these addresses (``host:port`` or hosts): nothing if all are of this machine."""
+    """Problems of plaintext at these addresses (``host:port`` or hosts): none if all are on this machine."""
     remote = [one for one in dict.fromkeys(addresses) if not is_loopback(one)]
     if not remote:
         return []
@@ -263,13 +263,13 @@ def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> l
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, or the host of ``host:port``, is certainly this machine and seen from nowhere else.
+    """Whether a host, or the host of ``host:port``, is certainly this machine and visible from nowhere else.
 
-    Of names only ``localhost``: what ends with ``.localhost`` many machines ask a name server for.
+    Of names only ``localhost``: many machines ask a name server for names ending in ``.localhost``.
     """
     kind, _, path = address.partition(":")
     if kind in ("unix", "unix-abstract") and path:
-        return not path.isdigit()  # else a host of that name
+        return not path.isdigit()  # otherwise a host of that name
     has_port = address.count(":") == 1 or (address.startswith("[") and not address.endswith("]"))
     host = host_of(address) if has_port else without_brackets(address)
     if host.removesuffix(".").lower() == "localhost":
@@ -282,7 +282,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """Who may do what; not checked unless ``acl_enable`` is on."""
+    """Access control; off unless ``acl_enable`` is on."""
 
     acl_enable: bool = False
     """Whether clients need an access key with permission for each operation; everything else is denied."""
