@@ -47,7 +47,7 @@ class CommitLog(Protocol):
 
     def listen(self, advanced: Callable[[], None]) -> None:
         """Register ``advanced``, called after ``max_offset`` has grown, on any thread; it must be cheap. Before
-        ``start``. As with ``keep_from``, whoever asks is made of the log.
+        ``start``. Like ``keep_from``, this exists because the caller is constructed with the log.
         """
 
     @property
