@@ -38,7 +38,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @broker_options
 def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show the committed offsets of groups, and their lag."""
+    """Show the committed offsets of groups, and how many messages remain."""
     with closing(target.admin()) as admin:
         groups = admin.groups() if group is None else [group]
         found = {}
@@ -83,8 +83,8 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --to 30m              half an hour back
   dledger consumer reset-offset -g billing -t orders --queue 3 --offset 1200
 
-Running consumers of this project continue from there at their next commit, within 5 seconds by default. Stop other
-clients first.""",
+Running consumers continue from there after their next commit, within 5 seconds by default. Clients other than this
+project's may not: stop them first.""",
 )
 @click.option("-g", "--group", required=True)
 @click.option("-t", "--topic", required=True)
@@ -102,7 +102,7 @@ def reset_offset(
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
-    """Move a group's offsets, forwards or backwards."""
+    """Move a group's position back or forward."""
     if (moment is None) == (offset is None):
         raise click.UsageError("give either --to or --offset")
     if offset is not None and queue is None:

@@ -220,9 +220,9 @@ Examples:
   dledger message consume -t orders -g billing --follow      new messages for the group, until Ctrl-C
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
 
-Without --group, no position is kept. With one, the printed messages are committed at the end, and the next run
-continues after them; --from applies only to a group without offsets. Two consumers of one group do not share its
-queues: each receives every message, unless --queue assigns different ones. Without a terminal, prints bodies only."""
+Without --group no position is kept. With one, the printed messages are committed at the end, and the next run
+continues after them; --from applies only to a group without an offset. Two consumers of one group do not share its
+queues: each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")

@@ -50,9 +50,9 @@ Examples:
   dledger verify /data/broker-a -c broker.conf           also queues, key index and state of a broker, plain or not
   dledger verify /var/lib/dledger --json | jq .problems
 
-Read-only, for stopped nodes and brokers (the very end of a running one may look torn). Bytes that an unclean stop left
-after the last flush are not damage: the next start cuts them. Exit code 1 if something is damaged or differs; each line
-names the file and the offset.""",
+Reads only; meant for stopped nodes and brokers (of a running one the very end may look torn). What an unclean stop
+left after the last flush is not damage: the next start cuts it. Exit code 1 when something is damaged or differs; each
+line names the file and the offset.""",
 )
 @click.argument(
     "directories",

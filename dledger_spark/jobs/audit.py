@@ -358,9 +358,9 @@ def command(
 ) -> AuditOptions:
     """Compare the committed logs of two or more replicas, byte for byte.
 
-    DIR is a node's directory (dledger-n0), or a broker's that contains one; the nodes may be running. With --bootstrap,
-    each node of a running group digests its own disk, and only differing blocks are fetched. The comparison ends at the
-    lowest commit index known to any replica; each pair is compared from the later of the two starts.
+    DIR is a node's directory (dledger-n0), or a broker's that has one in it; the nodes may run meanwhile. With
+    --bootstrap each node of a running group digests its own disk, and only blocks that differ are fetched. Logs are
+    compared up to the lowest known commit index of all replicas; each pair from the first entry that both keep.
     """
     connection: dict[str, str] = {}
     if bootstrap is not None:

@@ -289,8 +289,8 @@ def command(
 ) -> RebuildOptions:
     """Rebuild consume queues and the key index from a broker's log.
 
-    DIR is the broker's storePathRootDir. The broker must be stopped, except for --verify and --out. Only records known
-    to be committed are used; the broker builds the rest itself when it starts.
+    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only entries known to
+    be committed are used; the broker builds the rest itself when started.
     """
     store = settings_for(root, conf_file)
     return RebuildOptions(root, store, out, parts or (PARTS if store.message_index_enable else (QUEUES,)), verify)
