@@ -1,0 +1,321 @@
+"""One remoting connection: frames in and out, and requests of ours to the other side. Everything on the loop's thread.
+
+Either side may ask at any time, answers come in any order, and an ``opaque`` belongs to whoever asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
+
+from dledger.records import record
+from rocketstore.remoting.errors import FrameError
+from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, cut, encode, frame_length
+
+_LOG = logging.getLogger(__name__)
+
+REQUESTS_MAX: Final = 1024
+"""Requests of one connection that may be under way; then nothing more is read from it until some are answered."""
+REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes of their bodies, likewise."""
+CALLS_MAX: Final = 1024
+"""Requests of ours that may wait for the answer of one other side."""
+UNSENT_BYTES_HIGH: Final = 16 * 1024 * 1024
+"""From so many bytes that the other side has not taken, nothing more is read from it."""
+UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""At so many it is hung up on: answers to what was read before still come."""
+_OPAQUE_MASK: Final = (1 << 31) - 1
+
+
+class DisconnectedError(Exception):
+    """Raised when the connection ended before the answer came: whether the request was carried out is unknown."""
+
+
+class TooManyCallsError(Exception):
+    """Raised when too many requests of ours wait already: the request was not sent."""
+
+
+@record(frozen=True, slots=True)
+class Place:
+    """A client's address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
+
+
+class ReceiveRoom:
+    """Bytes received and not done with, of all connections together and by host.
+
+    Who has too many may go on once some of its requests are over. If none is under way, its frame is never complete.
+    """
+
+    def __init__(self, bytes_max: int, host_bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._host_bytes_max = host_bytes_max
+        self._bytes = 0
+        self._by_host: dict[str, int] = {}
+
+    def change(self, host: str, more: int) -> None:
+        """Note ``more`` bytes (negative: fewer)."""
+        self._bytes += more
+        here = self._by_host.get(host, 0) + more
+        if here:
+            self._by_host[host] = here
+        else:
+            self._by_host.pop(host, None)
+
+    def is_over(self, host: str) -> bool:
+        """Whether nothing more shall be read from this host."""
+        return self._bytes > self._bytes_max or self._by_host.get(host, 0) > self._host_bytes_max
+
+
+class Owner(NamedTuple):
+    """What a connection tells the one it belongs to."""
+
+    opened: Callable[[RemotingConnection], None]
+    request: Callable[[RemotingConnection, Frame], None]
+    """A request has come: once it is over, the connection's ``done`` or ``let_go`` is called, once."""
+    closed: Callable[[RemotingConnection], None]
+
+
+class RemotingConnection(asyncio.Protocol):
+    """One connection, accepted or opened. ``room`` bounds what is received in part."""
+
+    def __init__(self, owner: Owner, room: ReceiveRoom) -> None:
+        self._owner = owner
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._needed = LENGTH_BYTES
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._under_way = 0
+        self._under_way_bytes = 0
+        self._taken: asyncio.Future[None] | None = None
+        self._paused = False
+        self._full = False
+        self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._opaque = 0
+        self.place = Place("", 0)
+        """Where the other side is."""
+        self.heard_at = self._loop.time()
+        """When the last byte came or went, by the loop's clock."""
+        self.partial_since: float | None = None
+        """Since when a frame has begun and not come to its end."""
+        self.is_closed = False
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins."""
+        self._transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_HIGH)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.place = Place(str(name[0]), int(name[1]))
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes: give each whole frame to whom it is for."""
+        self.heard_at = self._loop.time()
+        self._buffer += data
+        self._room.change(self.place.host, len(data))
+        try:
+            frames = self._frames()
+        except FrameError as error:
+            self.close(f"bytes that are no frame: {error}")
+            return
+        for frame in frames:
+            if self.is_closed:
+                return
+            if frame.is_response:
+                self._answered(frame)
+            else:
+                self._under_way += 1
+                self._under_way_bytes += len(frame.body)
+                self._room.change(self.place.host, len(frame.body))
+                self._owner.request(self, frame)
+        self._pause_or_resume()
+        if not self._under_way and self._room.is_over(self.place.host):
+            self.close(f"frames of {self.place.host} that are not complete take too much memory")
+
+    def _frames(self) -> list[Frame]:
+        buffer = self._buffer
+        if len(buffer) < self._needed:
+            return []
+        frames, end = cut(buffer)
+        if end:
+            del buffer[:end]
+            self._room.change(self.place.host, -end)
+        rest = len(buffer)
+        self._needed = LENGTH_BYTES + frame_length(memoryview(buffer)) if rest >= LENGTH_BYTES else LENGTH_BYTES
+        if not rest:
+            self.partial_since = None
+        elif end or self.partial_since is None:
+            self.partial_since = self.heard_at
+        return frames
+
+    def eof_received(self) -> bool:
+        """The other side sends nothing more: then it takes no answers either, as RocketMQ's own programs."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The end, whoever wanted it."""
+        self._end(str(error) if error is not None else "the other side hung up")
+
+    def pause_writing(self) -> None:
+        """Too much is unsent."""
+        self._full = True
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        """The other side has taken some."""
+        self._full = False
+        self.heard_at = self._loop.time()
+        self._tell_taken()
+        self._pause_or_resume()
+
+    # -- answers and requests ------------------------------------------------------------------------------------------
+
+    def done(self, request: Frame, answer: Frame | None) -> None:
+        """A request is over; ``answer`` it, if it wants an answer. Raises ``FrameError``: the answer is too long."""
+        try:
+            if answer is not None and not request.is_oneway:
+                self.send(encode(answer))
+        finally:
+            self.let_go(request)
+
+    def let_go(self, request: Frame) -> None:
+        """A request that was taken is over, and was answered by ``send`` if it wanted an answer."""
+        self._under_way -= 1
+        self._under_way_bytes -= len(request.body)
+        self._room.change(self.place.host, -len(request.body))
+        if self._paused:
+            self._pause_or_resume()
+
+    async def drained(self) -> None:
+        """Return once the other side has taken nearly all that was sent, or is gone."""
+        self._flush()
+        while self._full and not self.is_closed:
+            if self._taken is None:
+                self._taken = self._loop.create_future()
+            await asyncio.shield(self._taken)
+
+    def send(self, *parts: bytes) -> None:
+        """Send the bytes of a frame, with everything else of this turn of the loop."""
+        if self.is_closed or self._transport is None:
+            return
+        self._out.extend(parts)
+        self._out_bytes += sum(map(len, parts))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        elif self._out_bytes > UNSENT_BYTES_HIGH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self.is_closed or self._transport is None or not out:
+            return
+        self._transport.write(b"".join(out))
+        self.heard_at = self._loop.time()
+        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self.close(f"it does not take its answers: {self._transport.get_write_buffer_size()} bytes wait")
+
+    async def call(self, request: Frame, timeout_s: float) -> Frame:
+        """Ask the other side; its ``opaque`` is ours to choose.
+
+        Raises ``TimeoutError``, ``DisconnectedError`` and ``TooManyCallsError``.
+        """
+        if self.is_closed:
+            raise DisconnectedError(f"the connection to {self.place} has ended")
+        if len(self._calls) >= CALLS_MAX:
+            raise TooManyCallsError(f"{len(self._calls)} requests wait for an answer of {self.place} already")
+        opaque = self._next_opaque()
+        answered: asyncio.Future[Frame] = self._loop.create_future()
+        self._calls[opaque] = answered
+        try:
+            self.send(encode(request._replace(opaque=opaque)))
+            async with asyncio.timeout(timeout_s):
+                return await answered
+        finally:
+            del self._calls[opaque]
+
+    def tell(self, request: Frame) -> bool:
+        """Send a request that wants no answer. False if the other side does not take what it has been sent."""
+        if self.is_closed or self._full:
+            return False
+        self.send(encode(request._replace(opaque=self._next_opaque(), flag=FLAG_ONEWAY)))
+        return True
+
+    def _next_opaque(self) -> int:
+        while True:
+            self._opaque = (self._opaque + 1) & _OPAQUE_MASK
+            if self._opaque not in self._calls:
+                return self._opaque
+
+    def _answered(self, frame: Frame) -> None:
+        waiting = self._calls.get(frame.opaque)
+        if waiting is not None and not waiting.done():  # else it came too late
+            waiting.set_result(frame)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """Hang up at once. Idempotent."""
+        if not self.is_closed:
+            _LOG.info("hung up on %s: %s", self.place, reason)
+            self._end(reason)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def finish(self) -> None:
+        """Hang up once what has been sent is taken. Idempotent."""
+        if not self.is_closed:
+            self._flush()
+            self._end("closed")
+            if self._transport is not None:
+                self._transport.close()
+
+    def _end(self, reason: str) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._room.change(self.place.host, -len(self._buffer))
+        self._buffer.clear()
+        self._out.clear()
+        self._tell_taken()
+        for waiting in self._calls.values():
+            if not waiting.done():
+                waiting.set_exception(DisconnectedError(f"the connection to {self.place} ended: {reason}"))
+        self._owner.closed(self)
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is not None and not taken.done():
+            taken.set_result(None)
+
+    def _pause_or_resume(self) -> None:
+        must = self._full or (
+            self._under_way > 0
+            and (
+                self._under_way >= REQUESTS_MAX
+                or self._under_way_bytes >= REQUEST_BYTES_MAX
+                or self._room.is_over(self.place.host)
+            )
+        )
+        if must == self._paused or self._transport is None or self.is_closed:
+            return
+        self._paused = must
+        if must:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()

@@ -1,0 +1,17 @@
+"""What can be wrong with what came over a remoting connection, one class for each different reaction."""
+
+from __future__ import annotations
+
+from rocketstore.remoting.codes import ResponseCode
+
+
+class FrameError(Exception):
+    """Raised for bytes that are no frame: nothing after them can be trusted, so the connection is closed."""
+
+
+class RequestError(Exception):
+    """Raised when a request cannot be carried out: it is answered with ``code`` and the message as its remark."""
+
+    def __init__(self, message: str, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> None:
+        super().__init__(message)
+        self.code = code

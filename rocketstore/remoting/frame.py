@@ -1,0 +1,289 @@
+"""Frames: what one request or response is on the wire. Pure: bytes in, frames out, and back.
+
+``[length i32][kind u8 | header length u24][header][body]``, big-endian; the length does not count itself. The header is
+JSON or RocketMQ's binary form, and every frame says which: an answer uses the form of its request.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
+from rocketstore.remoting.errors import FrameError
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""RocketMQ's ``frameMaxLength``: a whole frame, its length field included."""
+HEADER_BYTES_MAX: Final = 1024 * 1024
+"""Ours: a property string of 32,767 characters, each escaped in JSON, takes less than a fifth of it."""
+FIELDS_MAX: Final = 256
+"""Ours: fields of one header."""
+LENGTH_BYTES: Final = 4
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+_PREFIX: Final = struct.Struct(">iI")
+_FIXED: Final = struct.Struct(">hBhiii")
+"""Of a binary header: code, language, version, opaque, flag, length of the remark."""
+_INT32: Final = struct.Struct(">i")
+_INT16: Final = struct.Struct(">h")
+_HEADER_LENGTH_BITS: Final = 24
+_HEADER_LENGTH_MASK: Final = (1 << _HEADER_LENGTH_BITS) - 1
+_INT32_MIN: Final = -(1 << 31)
+_INT32_MAX: Final = (1 << 31) - 1
+_INT16_MAX: Final = (1 << 15) - 1
+_ESCAPED_SURROGATE: Final = rb"\ud"
+_NO_FIELDS: Final[Mapping[str, str]] = {}
+
+
+class HeaderForm(IntEnum):
+    """How a header is written; the numbers are the wire's."""
+
+    JSON = 0
+    BINARY = 1
+
+
+class Frame(NamedTuple):
+    """One request or response. ``fields`` is the header's ``extFields``: texts, and none where a value is null."""
+
+    code: int
+    opaque: int
+    fields: Mapping[str, str] = _NO_FIELDS
+    body: bytes = b""
+    flag: int = 0
+    remark: str = ""
+    version: int = VERSION
+    language: int = Language.PYTHON
+    form: HeaderForm = HeaderForm.JSON
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request of ours."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether its sender wants no answer."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def answer(
+        self, code: int = 0, remark: str = "", fields: Mapping[str, str] = _NO_FIELDS, body: bytes = b""
+    ) -> Frame:
+        """The response to this request, in the form of its header."""
+        return Frame(code, self.opaque, fields, body, FLAG_RESPONSE, remark, form=self.form)
+
+
+def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
+    """All whole frames from ``begin`` on, and where the rest begins. Raises ``FrameError``."""
+    frames: list[Frame] = []
+    available = len(buffer)
+    view = memoryview(buffer)
+    try:
+        while available - begin >= LENGTH_BYTES:
+            length = frame_length(view, begin)
+            end = begin + LENGTH_BYTES + length
+            if end > available:
+                break
+            frames.append(decode(view[begin:end]))
+            begin = end
+    finally:
+        view.release()
+    return frames, begin
+
+
+def frame_length(data: memoryview, begin: int = 0) -> int:
+    """What the first four bytes say, checked as early as it can be. Raises ``FrameError``."""
+    (length,) = _INT32.unpack_from(data, begin)
+    if not LENGTH_BYTES <= length <= FRAME_BYTES_MAX - LENGTH_BYTES:
+        raise FrameError(f"a frame of {length} bytes: {LENGTH_BYTES} to {FRAME_BYTES_MAX - LENGTH_BYTES} are allowed")
+    return int(length)
+
+
+def decode(data: memoryview) -> Frame:
+    """One frame, its length included. Raises ``FrameError``."""
+    _, word = _PREFIX.unpack_from(data)
+    kind, header_bytes = word >> _HEADER_LENGTH_BITS, word & _HEADER_LENGTH_MASK
+    body_begin = _PREFIX.size + header_bytes
+    if body_begin > len(data):
+        raise FrameError(f"a header of {header_bytes} bytes in a frame of {len(data)} bytes")
+    if header_bytes > HEADER_BYTES_MAX:
+        raise FrameError(f"a header of {header_bytes} bytes: at most {HEADER_BYTES_MAX} are allowed")
+    header, body = bytes(data[_PREFIX.size : body_begin]), bytes(data[body_begin:])
+    if kind == HeaderForm.JSON:
+        return _from_json(header, body)
+    if kind == HeaderForm.BINARY:
+        return _from_binary(header, body)
+    raise FrameError(f"unknown kind of header {kind}")
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame as bytes. Raises ``FrameError`` if it would be longer than a receiver takes."""
+    return head_of(frame, len(frame.body)) + frame.body
+
+
+def head_of(frame: Frame, body_bytes: int) -> bytes:
+    """All of a frame that stands before its body, for those who write the body themselves. Raises ``FrameError``."""
+    header = _to_json(frame) if frame.form is HeaderForm.JSON else _to_binary(frame)
+    length = LENGTH_BYTES + len(header) + body_bytes
+    if length > FRAME_BYTES_MAX - LENGTH_BYTES or len(header) > HEADER_BYTES_MAX:
+        raise FrameError(
+            f"a frame of {length} bytes with a header of {len(header)}: at most "
+            f"{FRAME_BYTES_MAX - LENGTH_BYTES} and {HEADER_BYTES_MAX} are allowed"
+        )
+    return _PREFIX.pack(length, frame.form << _HEADER_LENGTH_BITS | len(header)) + header
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def _from_json(header: bytes, body: bytes) -> Frame:
+    try:
+        values = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise FrameError("a header that is not JSON") from error
+    if type(values) is not dict:
+        raise FrameError("a JSON header that is not an object")
+    if _ESCAPED_SURROGATE in header.lower():
+        values = _encodable(values)
+    remark, language = values.get("remark"), values.get("language")
+    return Frame(
+        _number(values, "code"),
+        _number(values, "opaque"),
+        _json_fields(values.get("extFields")),
+        body,
+        _number(values, "flag"),
+        remark if type(remark) is str else "",
+        _number(values, "version"),
+        LANGUAGES.get(language, Language.OTHER) if type(language) is str else Language.OTHER,
+    )
+
+
+def _encodable(values: dict[str, Any]) -> dict[str, Any]:
+    """With question marks for halves of surrogate pairs, as Java writes them: no text of ours can hold one."""
+    text = json.dumps(values, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    found: dict[str, Any] = json.loads(text.replace("\N{REPLACEMENT CHARACTER}", "?"))
+    return found
+
+
+def _number(values: Mapping[str, Any], name: str) -> int:  # Any: whatever JSON holds
+    found = values.get(name, 0)
+    if type(found) is not int or not _INT32_MIN <= found <= _INT32_MAX:
+        raise FrameError(f"a header whose {name} is not a number of 32 bits")
+    return found
+
+
+def _json_fields(found: object) -> Mapping[str, str]:
+    if found is None:
+        return _NO_FIELDS
+    if type(found) is not dict:
+        raise FrameError("a header whose extFields is not an object")
+    if len(found) > FIELDS_MAX:
+        raise FrameError(f"a header with {len(found)} fields: at most {FIELDS_MAX} are allowed")
+    fields: dict[str, str] = found
+    for value in fields.values():
+        if type(value) is not str:
+            return _texts(fields)
+    return fields
+
+
+def _texts(fields: Mapping[str, object]) -> dict[str, str]:
+    """The C++ client writes numbers as numbers; a null is no field."""
+    texts: dict[str, str] = {}
+    for name, value in fields.items():
+        if type(value) is str:
+            texts[name] = value
+        elif value is True or value is False:
+            texts[name] = "true" if value else "false"
+        elif type(value) in (int, float):
+            texts[name] = str(value)
+        elif value is not None:
+            raise FrameError(f"a header whose field {name[:64]!r} is neither a text nor a number")
+    return texts
+
+
+def _to_json(frame: Frame) -> bytes:
+    """Members in the order that Java writes them, nulls left out."""
+    values: dict[str, object] = {"code": frame.code}
+    if frame.fields or frame.is_response:  # Java's clients look into an answer's fields whether they need one or not
+        values["extFields"] = frame.fields
+    values["flag"] = frame.flag
+    values["language"] = Language(frame.language).name
+    values["opaque"] = frame.opaque
+    if frame.remark:
+        values["remark"] = frame.remark
+    values["serializeTypeCurrentRPC"] = "JSON"
+    values["version"] = frame.version
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+# -- RocketMQ's binary form --------------------------------------------------------------------------------------------
+
+
+def _from_binary(header: bytes, body: bytes) -> Frame:
+    try:
+        code, language, version, opaque, flag, remark_bytes = _FIXED.unpack_from(header)
+        at = _FIXED.size
+        remark, at = _text(header, at, remark_bytes)
+        (fields_bytes,) = _INT32.unpack_from(header, at)
+        at += _INT32.size
+    except struct.error as error:
+        raise FrameError("a binary header that ends too early") from error
+    if not 0 <= fields_bytes <= len(header) - at:
+        raise FrameError(f"a binary header whose fields take {fields_bytes} of {len(header) - at} bytes")
+    return Frame(
+        code,
+        opaque,
+        _binary_fields(header, at, at + fields_bytes),
+        body,
+        flag,
+        remark,
+        version,
+        language if language <= Language.RUST else Language.OTHER,
+        HeaderForm.BINARY,
+    )
+
+
+def _binary_fields(header: bytes, at: int, end: int) -> Mapping[str, str]:
+    """A value of length 0 is null; of a field that comes twice, as after Java's signing hook, the last counts."""
+    fields: dict[str, str] = {}
+    try:
+        while at < end:
+            (size,) = _INT16.unpack_from(header, at)
+            name, at = _text(header, at + _INT16.size, size)
+            (size,) = _INT32.unpack_from(header, at)
+            value, at = _text(header, at + _INT32.size, size)
+            if value:
+                fields[name] = value
+                if len(fields) > FIELDS_MAX:
+                    raise FrameError(f"a header with more than {FIELDS_MAX} fields")
+    except struct.error as error:
+        raise FrameError("a binary header whose fields end too early") from error
+    if at != end:
+        raise FrameError("a binary header whose last field is longer than its fields")
+    return fields
+
+
+def _text(header: bytes, at: int, size: int) -> tuple[str, int]:
+    end = at + size
+    if size < 0 or end > len(header):
+        raise FrameError(f"a binary header with a text of {size} bytes at {at} of {len(header)}")
+    try:
+        return header[at:end].decode(), end
+    except UnicodeDecodeError as error:
+        raise FrameError(f"a binary header whose text at {at} is not UTF-8") from error
+
+
+def _to_binary(frame: Frame) -> bytes:
+    if not -_INT16_MAX <= frame.code <= _INT16_MAX or not -_INT16_MAX <= frame.version <= _INT16_MAX:
+        raise FrameError(f"code {frame.code} and version {frame.version} do not fit a binary header")
+    fields = bytearray()
+    for name, value in frame.fields.items():
+        key, content = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if len(key) > _INT16_MAX:
+            raise FrameError(f"a field's name of {len(key)} bytes does not fit a binary header")
+        fields += _INT16.pack(len(key)) + key + _INT32.pack(len(content)) + content
+    remark = frame.remark.encode("utf-8", "replace")
+    fixed = _FIXED.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
+    return fixed + remark + _INT32.pack(len(fields)) + fields

@@ -1,0 +1,570 @@
+"""The fields of each request and response, by code: one class per header, read from and written to texts.
+
+A name on the wire is the attribute's in camel case, or what ``Named`` says; sends have a form with names of one letter,
+``Short``. A field without a default is required.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from dledger.records import record
+from rocketstore.remoting.errors import RequestError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class _Bits(NamedTuple):
+    width: int
+
+
+class Named(NamedTuple):
+    """The name of a field on the wire, where it is not the attribute's in camel case."""
+
+    name: str
+
+
+class Short(NamedTuple):
+    """The one-letter name that a field has in SEND_MESSAGE_V2 and its like."""
+
+    name: str
+
+
+Int32 = Annotated[int, _Bits(32)]
+Int64 = Annotated[int, _Bits(64)]
+_H = TypeVar("_H", bound="DataclassInstance")
+_DIGITS: Final = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+class _Field(NamedTuple):
+    name: str
+    wire: str
+    kind: type
+    bits: int
+    required: bool
+
+
+@cache
+def _plan(kind: type[Any], short: bool) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(one, hints[one.name], short) for one in dataclasses.fields(kind))
+
+
+def _field(one: dataclasses.Field[Any], hint: Any, short: bool) -> _Field:  # noqa: ANN401  # whatever type a field has
+    wire, bits = _camel(one.name), 0
+    if get_origin(hint) is Annotated:  # nested ones come as one
+        hint, *notes = get_args(hint)
+        for note in notes:
+            if isinstance(note, Named) or (isinstance(note, Short) and short):
+                wire = note.name
+            elif isinstance(note, _Bits):
+                bits = note.width
+    return _Field(one.name, wire, hint, bits, one.default is dataclasses.MISSING)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def read_header(kind: type[_H], fields: Mapping[str, str], *, short: bool = False) -> _H:
+    """The header of a request or answer. Raises ``RequestError`` where a field is missing or has a wrong value."""
+    values: dict[str, object] = {}
+    for one in _plan(kind, short):
+        text = fields.get(one.wire)
+        if text is None:
+            if one.required:
+                raise RequestError(f"the custom field <{one.wire}> is null")
+            continue
+        values[one.name] = _value(one, text)
+    return kind(**values)
+
+
+def _value(one: _Field, text: str) -> object:
+    if one.kind is str:
+        return text
+    if one.kind is bool:
+        return text.lower() == "true"
+    limit = 1 << (one.bits - 1)
+    if _DIGITS.fullmatch(text) is None or not -limit <= (number := int(text)) < limit:
+        raise RequestError(f"the field <{one.wire}> must be a whole number of {one.bits} bits, not {text[:64]!r}")
+    return number
+
+
+def write_header(header: DataclassInstance, *, short: bool = False) -> dict[str, str]:
+    """The fields of a header as texts, without those that have their default."""
+    fields: dict[str, str] = {}
+    for one, plain in zip(_plan(type(header), short), dataclasses.fields(header), strict=True):
+        value = getattr(header, one.name)
+        if not one.required and value == plain.default:
+            continue
+        fields[one.wire] = ("true" if value else "false") if one.kind is bool else str(value)
+    return fields
+
+
+# One class per header. The docstring names the requests (or answers) that carry it.
+
+
+@record(frozen=True, slots=True)
+class SendHeader:
+    """SEND_MESSAGE, SEND_REPLY_MESSAGE; short: SEND_MESSAGE_V2, SEND_BATCH_MESSAGE, SEND_REPLY_MESSAGE_V2."""
+
+    producer_group: Annotated[str, Short("a")]
+    topic: Annotated[str, Short("b")]
+    default_topic: Annotated[str, Short("c")]
+    default_topic_queue_nums: Annotated[Int32, Short("d")]
+    queue_id: Annotated[Int32, Short("e")]
+    sys_flag: Annotated[Int32, Short("f")]
+    born_timestamp: Annotated[Int64, Short("g")]
+    flag: Annotated[Int32, Short("h")]
+    properties: Annotated[str, Short("i")] = ""
+    reconsume_times: Annotated[Int32, Short("j")] = 0
+    unit_mode: Annotated[bool, Short("k")] = False
+    max_reconsume_times: Annotated[Int32, Short("l")] = -1
+    batch: Annotated[bool, Short("m")] = False
+
+
+@record(frozen=True, slots=True)
+class SendAnswer:
+    """Answer to a send: ``msg_id`` is the offset id."""
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str = ""
+
+
+@record(frozen=True, slots=True)
+class PullHeader:
+    """PULL_MESSAGE."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str = ""
+    expression_type: str = ""
+
+
+@record(frozen=True, slots=True)
+class PullAnswer:
+    """Answer to PULL_MESSAGE, whatever its code."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+
+
+@record(frozen=True, slots=True)
+class QueueHeader:
+    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME."""
+
+    topic: str
+    queue_id: Int32
+
+
+@record(frozen=True, slots=True)
+class GroupQueueHeader:
+    """QUERY_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+
+
+@record(frozen=True, slots=True)
+class UpdateOffsetHeader:
+    """UPDATE_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+
+
+@record(frozen=True, slots=True)
+class OffsetByTimeHeader:
+    """SEARCH_OFFSET_BY_TIMESTAMP."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+
+
+@record(frozen=True, slots=True)
+class OffsetAnswer:
+    """Answer of the requests for an offset."""
+
+    offset: Int64
+
+
+@record(frozen=True, slots=True)
+class TimestampAnswer:
+    """Answer to GET_EARLIEST_MSG_STORETIME."""
+
+    timestamp: Int64
+
+
+@record(frozen=True, slots=True)
+class QueryMessageHeader:
+    """QUERY_MESSAGE."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+
+
+@record(frozen=True, slots=True)
+class QueryMessageAnswer:
+    """Answer to QUERY_MESSAGE."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
+
+
+@record(frozen=True, slots=True)
+class ViewMessageHeader:
+    """VIEW_MESSAGE_BY_ID."""
+
+    offset: Int64
+
+
+@record(frozen=True, slots=True)
+class SendBackHeader:
+    """CONSUMER_SEND_MSG_BACK; a negative ``max_reconsume_times``: the group's."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str = ""
+    origin_topic: str = ""
+    unit_mode: bool = False
+    max_reconsume_times: Int32 = -1
+
+
+@record(frozen=True, slots=True)
+class EndTransactionHeader:
+    """END_TRANSACTION."""
+
+    producer_group: str
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
+    msg_id: str
+    from_transaction_check: bool = False
+    transaction_id: str = ""
+
+
+@record(frozen=True, slots=True)
+class CheckTransactionHeader:
+    """CHECK_TRANSACTION_STATE."""
+
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    msg_id: str = ""
+    transaction_id: str = ""
+    offset_msg_id: str = ""
+
+
+@record(frozen=True, slots=True)
+class UnregisterClientHeader:
+    """UNREGISTER_CLIENT."""
+
+    client_id: Annotated[str, Named("clientID")]
+    producer_group: str = ""
+    consumer_group: str = ""
+
+
+@record(frozen=True, slots=True)
+class GroupHeader:
+    """GET_CONSUMER_LIST_BY_GROUP, NOTIFY_CONSUMER_IDS_CHANGED, GET_CONSUMER_CONNECTION_LIST."""
+
+    consumer_group: str
+
+
+@record(frozen=True, slots=True)
+class ProducerGroupHeader:
+    """GET_PRODUCER_CONNECTION_LIST."""
+
+    producer_group: str
+
+
+@record(frozen=True, slots=True)
+class ResetClientOffsetHeader:
+    """RESET_CONSUMER_CLIENT_OFFSET, INVOKE_BROKER_TO_RESET_OFFSET."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool
+
+
+@record(frozen=True, slots=True)
+class ConsumerStatusHeader:
+    """GET_CONSUMER_STATUS_FROM_CLIENT, INVOKE_BROKER_TO_GET_CONSUMER_STATUS."""
+
+    topic: str
+    group: str
+    client_addr: str = ""
+
+
+@record(frozen=True, slots=True)
+class RunningInfoHeader:
+    """GET_CONSUMER_RUNNING_INFO."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+@record(frozen=True, slots=True)
+class ConsumeDirectlyHeader:
+    """CONSUME_MESSAGE_DIRECTLY."""
+
+    consumer_group: str
+    client_id: str = ""
+    msg_id: str = ""
+    broker_name: str = ""
+
+
+@record(frozen=True, slots=True)
+class PushReplyHeader:
+    """PUSH_REPLY_MESSAGE_TO_CLIENT."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    born_host: str
+    store_host: str
+    store_timestamp: Int64
+    properties: str = ""
+    reconsume_times: Int32 = 0
+    unit_mode: bool = False
+
+
+@record(frozen=True, slots=True)
+class PutTopicHeader:
+    """UPDATE_AND_CREATE_TOPIC."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    order: bool
+    topic_sys_flag: Int32 = 0
+
+
+@record(frozen=True, slots=True)
+class TopicHeader:
+    """DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_STATS_INFO, QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    topic: str
+    cluster_name: str = ""
+
+
+@record(frozen=True, slots=True)
+class DeleteGroupHeader:
+    """DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    remove_offset: bool = False
+
+
+@record(frozen=True, slots=True)
+class ConsumeStatsHeader:
+    """GET_CONSUME_STATS."""
+
+    consumer_group: str
+    topic: str = ""
+
+
+@record(frozen=True, slots=True)
+class BrokerConsumeStatsHeader:
+    """GET_BROKER_CONSUME_STATS."""
+
+    is_order: bool
+
+
+@record(frozen=True, slots=True)
+class ConsumeTimeSpanHeader:
+    """QUERY_CONSUME_TIME_SPAN."""
+
+    topic: str
+    group: str
+
+
+@record(frozen=True, slots=True)
+class CorrectionOffsetHeader:
+    """QUERY_CORRECTION_OFFSET."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str = ""
+
+
+@record(frozen=True, slots=True)
+class CloneOffsetHeader:
+    """CLONE_GROUP_OFFSET."""
+
+    src_group: str
+    dest_group: str
+    topic: str = ""
+    offline: bool = False
+
+
+@record(frozen=True, slots=True)
+class StatsDataHeader:
+    """VIEW_BROKER_STATS_DATA."""
+
+    stats_name: str
+    stats_key: str
+
+
+@record(frozen=True, slots=True)
+class ConsumeQueueHeader:
+    """QUERY_CONSUME_QUEUE."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str = ""
+
+
+@record(frozen=True, slots=True)
+class ResumeCheckHeader:
+    """RESUME_CHECK_HALF_MESSAGE."""
+
+    msg_id: str = ""
+
+
+@record(frozen=True, slots=True)
+class VersionAnswer:
+    """Answer to GET_BROKER_CONFIG: ``version`` is the data version as JSON."""
+
+    version: str
+
+
+@record(frozen=True, slots=True)
+class RegisterBrokerHeader:
+    """REGISTER_BROKER; ``body_crc32`` 0: not checked."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Int64
+    compressed: bool = False
+    body_crc32: Int32 = 0
+
+
+@record(frozen=True, slots=True)
+class RegisterBrokerAnswer:
+    """Answer to REGISTER_BROKER."""
+
+    ha_server_addr: str = ""
+    master_addr: str = ""
+
+
+@record(frozen=True, slots=True)
+class BrokerHeader:
+    """UNREGISTER_BROKER, QUERY_DATA_VERSION."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+@record(frozen=True, slots=True)
+class DataVersionAnswer:
+    """Answer to QUERY_DATA_VERSION."""
+
+    changed: bool
+
+
+@record(frozen=True, slots=True)
+class RouteHeader:
+    """GET_ROUTEINFO_BY_TOPIC."""
+
+    topic: str
+    accept_standard_json_only: bool = False
+
+
+@record(frozen=True, slots=True)
+class BrokerNameHeader:
+    """WIPE_WRITE_PERM_OF_BROKER, ADD_WRITE_PERM_OF_BROKER."""
+
+    broker_name: str
+
+
+@record(frozen=True, slots=True)
+class WipedAnswer:
+    """Answer to WIPE_WRITE_PERM_OF_BROKER."""
+
+    wipe_topic_count: Int32
+
+
+@record(frozen=True, slots=True)
+class AddedAnswer:
+    """Answer to ADD_WRITE_PERM_OF_BROKER."""
+
+    add_topic_count: Int32
+
+
+@record(frozen=True, slots=True)
+class ClusterHeader:
+    """GET_TOPICS_BY_CLUSTER."""
+
+    cluster: str
+
+
+@record(frozen=True, slots=True)
+class KeyHeader:
+    """GET_KV_CONFIG, DELETE_KV_CONFIG."""
+
+    namespace: str
+    key: str
+
+
+@record(frozen=True, slots=True)
+class KeyValueHeader:
+    """PUT_KV_CONFIG."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+@record(frozen=True, slots=True)
+class ValueAnswer:
+    """Answer to GET_KV_CONFIG."""
+
+    value: str = ""
+
+
+@record(frozen=True, slots=True)
+class NamespaceHeader:
+    """GET_KVLIST_BY_NAMESPACE."""
+
+    namespace: str

@@ -1,0 +1,195 @@
+"""Serves remoting connections: finds the handler of each request, bounds what is under way, answers what goes wrong.
+
+Knows nothing of brokers or name servers: they give it their handlers, by request code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from dledger.records import record
+from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.connection import Owner, Place, ReceiveRoom, RemotingConnection
+from rocketstore.remoting.errors import FrameError, RequestError
+from rocketstore.remoting.frame import Frame, encode
+
+_LOG = logging.getLogger(__name__)
+
+IDLE_S_MAX: Final = 120.0
+"""RocketMQ's: a connection on which nothing came or went for so long is closed."""
+PARTIAL_S_MAX: Final = 30.0
+"""How long one frame may take to arrive."""
+SCAN_INTERVAL_S: Final = 10.0
+_BUSY: Final = "[OVERLOAD] this server has too much to do, try again later"
+
+Answer = Frame | None
+Handler = Callable[[RemotingConnection, Frame], Awaitable[Answer]]
+"""Answers a request; None: it has been, or will be, answered otherwise. May raise ``RequestError``."""
+Direct = Callable[[RemotingConnection, Frame], None]
+"""Takes a request at once, without a task of its own; calls ``done`` or ``let_go`` of the connection itself."""
+
+
+@record(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of one server."""
+
+    connections_max: int
+    host_connections_max: int
+    requests_max: int
+    """Requests under way of all connections together, besides those that are taken directly."""
+    request_s_max: float
+    """How long the handling of a request may take."""
+    receive_bytes_max: int
+    host_receive_bytes_max: int
+
+
+@record(frozen=True, slots=True)
+class Handlers:
+    """What a server can do, by request code. ``code_of`` says which answer an error of the handlers gets, if any."""
+
+    direct: Mapping[int, Direct]
+    awaited: Mapping[int, Handler]
+    closed: Callable[[RemotingConnection], None]
+    code_of: Callable[[Exception], ResponseCode | None]
+
+
+class RemotingServer:
+    """Give each accepted connection a ``protocol()``. Everything on the loop's thread."""
+
+    def __init__(self, name: str, handlers: Handlers, limits: ServerLimits) -> None:
+        self._name = name
+        self._handlers = handlers
+        self._limits = limits
+        self._room = ReceiveRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
+        self._owner = Owner(self._admit, self._take, self._forget)
+        self._connections: set[RemotingConnection] = set()
+        self._by_host: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scan: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    @property
+    def requests_under_way(self) -> int:
+        """How many have a task of their own."""
+        return len(self._tasks)
+
+    def protocol(self) -> RemotingConnection:
+        """For one accepted connection."""
+        if self._scan is None and not self._is_closing:
+            self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
+        return RemotingConnection(self._owner, self._room)
+
+    async def close(self, grace_s: float) -> None:
+        """Take no more requests, let those under way end for ``grace_s``, then hang up."""
+        self._is_closing = True
+        if self._scan is not None:
+            self._scan.cancel()
+        if self._tasks and grace_s > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in tuple(self._connections):
+            connection.finish()
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, connection: RemotingConnection) -> None:
+        """A connection begins; one too many is hung up on at once."""
+        host, limits = connection.place.host, self._limits
+        self._connections.add(connection)
+        self._by_host[host] += 1
+        if self._is_closing:
+            connection.close("this server is stopping")
+        elif len(self._connections) > limits.connections_max:
+            connection.close(f"{limits.connections_max} connections are open, the most there may be")
+        elif self._by_host[host] > limits.host_connections_max:
+            connection.close(f"{host} has {limits.host_connections_max} connections, the most one host may have")
+
+    def _forget(self, connection: RemotingConnection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        host = connection.place.host
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            del self._by_host[host]
+        self._handlers.closed(connection)
+
+    def _look(self) -> None:
+        """Hang up on the silent, and on those that do not bring a frame to its end."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self._connections):
+            partial = connection.partial_since
+            if partial is not None and now - partial > PARTIAL_S_MAX:
+                connection.close(f"a frame has not come to its end within {PARTIAL_S_MAX:.0f} s")
+            elif now - connection.heard_at > IDLE_S_MAX:
+                connection.close(f"nothing came or went for {IDLE_S_MAX:.0f} s")
+        self._scan = loop.call_later(SCAN_INTERVAL_S, self._look)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _take(self, connection: RemotingConnection, frame: Frame) -> None:
+        direct = self._handlers.direct.get(frame.code)
+        if self._is_closing:
+            refusal = ResponseCode.SERVICE_NOT_AVAILABLE, "this server is stopping"
+        elif direct is not None:
+            try:
+                direct(connection, frame)
+            except Exception as error:  # noqa: BLE001  # one request must not end its connection
+                connection.done(frame, self._failed(connection.place, frame, error))
+            return
+        elif (handler := self._handlers.awaited.get(frame.code)) is None:
+            refusal = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
+        elif len(self._tasks) >= self._limits.requests_max:
+            refusal = ResponseCode.SYSTEM_BUSY, _BUSY
+        else:
+            task = asyncio.get_running_loop().create_task(self._handle(handler, connection, frame))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        connection.done(frame, frame.answer(*refusal))
+
+    async def _handle(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
+        answer: Answer = None
+        try:
+            async with asyncio.timeout(self._limits.request_s_max):
+                answer = await handler(connection, frame)
+        except TimeoutError:
+            answer = frame.answer(
+                ResponseCode.SYSTEM_ERROR, f"not answered within {self._limits.request_s_max:g} s: it may still be done"
+            )
+        except asyncio.CancelledError:
+            answer = frame.answer(ResponseCode.SERVICE_NOT_AVAILABLE, "this server is stopping: it may still be done")
+            raise
+        except Exception as error:  # noqa: BLE001  # one request must not end its connection
+            answer = self._failed(connection.place, frame, error)
+        finally:
+            self._finish(connection, frame, answer)
+
+    def _finish(self, connection: RemotingConnection, frame: Frame, answer: Answer) -> None:
+        try:
+            connection.done(frame, answer)
+        except FrameError as error:  # it does not fit into a frame: an error of this side
+            refusal = frame.answer(ResponseCode.SYSTEM_ERROR, f"the answer is too long: {error}")
+            connection.send(encode(refusal))
+
+    def _failed(self, place: Place, frame: Frame, error: Exception) -> Frame:
+        if isinstance(error, RequestError):
+            return frame.answer(error.code, str(error))
+        code = self._handlers.code_of(error)
+        if code is not None:
+            return frame.answer(code, str(error))
+        _LOG.error("%s: request %d of %s failed", self._name, frame.code, place, exc_info=error)
+        return frame.answer(ResponseCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")
