@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
 from rocketstore.remoting.errors import FrameError
+from rocketstore.remoting.fastjson import strict
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's ``frameMaxLength``: a whole frame, its length field included."""
@@ -34,7 +35,7 @@ _HEADER_LENGTH_MASK: Final = (1 << _HEADER_LENGTH_BITS) - 1
 _INT32_MIN: Final = -(1 << 31)
 _INT32_MAX: Final = (1 << 31) - 1
 _INT16_MAX: Final = (1 << 15) - 1
-_ESCAPED_SURROGATE: Final = rb"\ud"
+_LANGUAGES: Final = tuple(Language)
 _NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
@@ -55,7 +56,7 @@ class Frame(NamedTuple):
     flag: int = 0
     remark: str = ""
     version: int = VERSION
-    language: int = Language.PYTHON
+    language: Language = Language.PYTHON
     form: HeaderForm = HeaderForm.JSON
 
     @property
@@ -140,13 +141,11 @@ def head_of(frame: Frame, body_bytes: int) -> bytes:
 
 def _from_json(header: bytes, body: bytes) -> Frame:
     try:
-        values = json.loads(header)
+        values = strict(header.decode())
     except (ValueError, RecursionError) as error:
         raise FrameError("a header that is not JSON") from error
     if type(values) is not dict:
         raise FrameError("a JSON header that is not an object")
-    if _ESCAPED_SURROGATE in header.lower():
-        values = _encodable(values)
     remark, language = values.get("remark"), values.get("language")
     return Frame(
         _number(values, "code"),
@@ -158,13 +157,6 @@ def _from_json(header: bytes, body: bytes) -> Frame:
         _number(values, "version"),
         LANGUAGES.get(language, Language.OTHER) if type(language) is str else Language.OTHER,
     )
-
-
-def _encodable(values: dict[str, Any]) -> dict[str, Any]:
-    """With question marks for halves of surrogate pairs, as Java writes them: no text of ours can hold one."""
-    text = json.dumps(values, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    found: dict[str, Any] = json.loads(text.replace("\N{REPLACEMENT CHARACTER}", "?"))
-    return found
 
 
 def _number(values: Mapping[str, Any], name: str) -> int:  # Any: whatever JSON holds
@@ -209,7 +201,7 @@ def _to_json(frame: Frame) -> bytes:
     if frame.fields or frame.is_response:  # Java's clients look into an answer's fields whether they need one or not
         values["extFields"] = frame.fields
     values["flag"] = frame.flag
-    values["language"] = Language(frame.language).name
+    values["language"] = frame.language.name
     values["opaque"] = frame.opaque
     if frame.remark:
         values["remark"] = frame.remark
@@ -240,7 +232,7 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
         flag,
         remark,
         version,
-        language if language <= Language.RUST else Language.OTHER,
+        _LANGUAGES[language] if language < len(_LANGUAGES) else Language.OTHER,
         HeaderForm.BINARY,
     )
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class _Bits(NamedTuple):
+class Bits(NamedTuple):
+    """How wide a number is on the wire."""
+
     width: int
 
 
@@ -35,8 +37,8 @@ class Short(NamedTuple):
     name: str
 
 
-Int32 = Annotated[int, _Bits(32)]
-Int64 = Annotated[int, _Bits(64)]
+Int32 = Annotated[int, Bits(32)]
+Int64 = Annotated[int, Bits(64)]
 _H = TypeVar("_H", bound="DataclassInstance")
 _DIGITS: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
@@ -56,18 +58,19 @@ def _plan(kind: type[Any], short: bool) -> tuple[_Field, ...]:
 
 
 def _field(one: dataclasses.Field[Any], hint: Any, short: bool) -> _Field:  # noqa: ANN401  # whatever type a field has
-    wire, bits = _camel(one.name), 0
+    wire, bits = camel(one.name), 0
     if get_origin(hint) is Annotated:  # nested ones come as one
         hint, *notes = get_args(hint)
         for note in notes:
             if isinstance(note, Named) or (isinstance(note, Short) and short):
                 wire = note.name
-            elif isinstance(note, _Bits):
+            elif isinstance(note, Bits):
                 bits = note.width
     return _Field(one.name, wire, hint, bits, one.default is dataclasses.MISSING)
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """An attribute's name as Java writes it."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 

@@ -1,0 +1,166 @@
+"""What clients say of themselves, and what is told about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import IntEnum
+from typing import Annotated, Final
+
+from dledger.records import record
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.body import AtMost, Body, NullableText
+from rocketstore.remoting.codes import Language
+from rocketstore.remoting.headers import Int32, Int64, Named
+
+GROUPS_MAX: Final = 4096
+"""Of one client: a program rarely has ten, and every heartbeat names all."""
+SUBSCRIPTIONS_MAX: Final = 16_384
+"""Of one group: topics that one consumer takes part in."""
+TAGS_MAX: Final = 16_384
+"""Of one subscription: the tags of an expression of 64 KiB."""
+
+
+class ConsumeType(IntEnum):
+    """Whether a consumer pulls by itself; the numbers are what the C++ client writes, as with the two below."""
+
+    CONSUME_ACTIVELY = 0
+    CONSUME_PASSIVELY = 1
+
+
+class MessageModel(IntEnum):
+    """Whether each consumer of a group gets all messages, or its share."""
+
+    BROADCASTING = 0
+    CLUSTERING = 1
+
+
+class ConsumeFromWhere(IntEnum):
+    """Where a group without offsets begins."""
+
+    CONSUME_FROM_LAST_OFFSET = 0
+    CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = 1
+    CONSUME_FROM_MIN_OFFSET = 2
+    CONSUME_FROM_MAX_OFFSET = 3
+    CONSUME_FROM_FIRST_OFFSET = 4
+    CONSUME_FROM_TIMESTAMP = 5
+
+
+@record(frozen=True, slots=True)
+class SubscriptionData(Body):
+    """One topic of a consumer group. ``code_set`` has the hashes of the tags, both empty for all messages."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: Annotated[tuple[str, ...], AtMost(TAGS_MAX)] = ()
+    code_set: Annotated[tuple[Int32, ...], AtMost(TAGS_MAX)] = ()
+    sub_version: Int64 = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+@record(frozen=True, slots=True)
+class ProducerData(Body):
+    """A producer group that a client is in."""
+
+    group_name: str
+
+
+@record(frozen=True, slots=True)
+class ConsumerData(Body):
+    """A consumer group that a client is in."""
+
+    group_name: str
+    consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    subscription_data_set: Annotated[tuple[SubscriptionData, ...], AtMost(SUBSCRIPTIONS_MAX)] = ()
+    unit_mode: bool = False
+
+
+@record(frozen=True, slots=True)
+class HeartbeatData(Body):
+    """HEART_BEAT."""
+
+    client_id: Annotated[str, Named("clientID")]
+    producer_data_set: Annotated[tuple[ProducerData, ...], AtMost(GROUPS_MAX)] = ()
+    consumer_data_set: Annotated[tuple[ConsumerData, ...], AtMost(GROUPS_MAX)] = ()
+
+
+@record(frozen=True, slots=True)
+class CheckClientBody(Body):
+    """CHECK_CLIENT_CONFIG."""
+
+    client_id: str
+    group: str
+    subscription_data: SubscriptionData
+    namespace: NullableText = ""
+
+
+@record(frozen=True, slots=True)
+class ConsumerIdList(Body):
+    """Answer to GET_CONSUMER_LIST_BY_GROUP."""
+
+    consumer_id_list: tuple[str, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class LockQueuesBody(Body):
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+
+    client_id: str
+    consumer_group: str
+    mq_set: tuple[MessageQueue, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class LockedQueuesBody(Body):
+    """Answer to LOCK_BATCH_MQ: those that the client has now."""
+
+    locked: Annotated[tuple[MessageQueue, ...], Named("lockOKMQSet")] = ()
+
+
+@record(frozen=True, slots=True)
+class ClientConnection(Body):
+    """A client in the lists below."""
+
+    client_id: str
+    client_addr: str
+    language: Language
+    version: Int32
+
+
+@record(frozen=True, slots=True)
+class ConsumerConnectionList(Body):
+    """Answer to GET_CONSUMER_CONNECTION_LIST."""
+
+    connection_set: tuple[ClientConnection, ...] = ()
+    subscription_table: Mapping[str, SubscriptionData] = field(default_factory=dict)
+    consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+
+
+@record(frozen=True, slots=True)
+class ProducerConnectionList(Body):
+    """Answer to GET_PRODUCER_CONNECTION_LIST."""
+
+    connection_set: tuple[ClientConnection, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class ProducerInfo(Body):
+    """A producer in the table below; ``remote_ip`` is Java's ``/ip:port``."""
+
+    client_id: str
+    remote_ip: Annotated[str, Named("remoteIP")]
+    language: Language
+    version: Int32
+    last_update_timestamp: Int64
+
+
+@record(frozen=True, slots=True)
+class ProducerTable(Body):
+    """Answer to GET_ALL_PRODUCER_INFO, by group."""
+
+    data: Mapping[str, tuple[ProducerInfo, ...]] = field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""Subscription groups and their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from dledger.records import record
+from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.body import Body
+from rocketstore.remoting.headers import Int32, Int64
+
+
+@record(frozen=True, slots=True)
+class SubscriptionGroupConfig(Body):
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: Int32 = 1
+    retry_max_times: Int32 = 16
+    broker_id: Int64 = 0
+    which_broker_when_consume_slowly: Int64 = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+@record(frozen=True, slots=True)
+class SubscriptionGroupTable(Body):
+    """Answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+
+    data_version: DataVersion = DataVersion()
+    subscription_group_table: Mapping[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+
+@record(frozen=True, slots=True)
+class GroupList(Body):
+    """Answer to QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    group_list: tuple[str, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class ConsumerOffsetTable(Body):
+    """Answer to GET_ALL_CONSUMER_OFFSET: offsets by queue, by ``topic@group``."""
+
+    offset_table: Mapping[str, Mapping[Int32, Int64]] = field(default_factory=dict)
+
+
+@record(frozen=True, slots=True)
+class DelayOffsetTable(Body):
+    """Answer to GET_ALL_DELAY_OFFSET: offsets by delay level."""
+
+    offset_table: Mapping[Int32, Int64] = field(default_factory=dict)
+
+
+@record(frozen=True, slots=True)
+class CorrectionOffsets(Body):
+    """Answer to QUERY_CORRECTION_OFFSET: offsets by queue."""
+
+    correction_offsets: Mapping[Int32, Int64] = field(default_factory=dict)

@@ -1,0 +1,177 @@
+"""A broker's topics, and how it registers them with a name server."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Annotated, Final, Self
+
+from dledger.records import record
+from rocketstore.remoting.body import ITEMS_MAX, AtMost, Body, read
+from rocketstore.remoting.codes import VERSION_REGISTER_BODY
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.fastjson import dumps, loads
+from rocketstore.remoting.frame import FRAME_BYTES_MAX
+from rocketstore.remoting.headers import Int32, Int64
+
+FILTER_SERVERS_MAX: Final = 1024
+"""Each is a process beside one broker; nobody runs them since RocketMQ 4.3."""
+_LENGTH: Final = struct.Struct(">i")
+_PARTS_OF_TOPIC: Final = 5
+_LEVEL: Final = 9
+_CRC_MASK: Final = (1 << 31) - 1
+
+
+@record(frozen=True, slots=True)
+class DataVersion(Body):
+    """Tells whether a table changed; of two, no order is defined."""
+
+    counter: Int64 = 0
+    timestamp: Int64 = 0
+
+
+@record(frozen=True, slots=True)
+class TopicConfigData(Body):
+    """A topic's settings, as brokers exchange them."""
+
+    topic_name: str
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
+    perm: Int32 = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: Int32 = 0
+    order: bool = False
+
+
+@record(frozen=True, slots=True)
+class TopicConfigTable(Body):
+    """Answer to GET_ALL_TOPIC_CONFIG: all topics of a broker by name. In a registration it may have some of them."""
+
+    data_version: DataVersion = DataVersion()
+    topic_config_table: Mapping[str, TopicConfigData] = field(default_factory=dict)
+
+
+@record(frozen=True, slots=True)
+class _FilterServers(Body):
+    filter_server_list: Annotated[tuple[str, ...], AtMost(FILTER_SERVERS_MAX)]
+
+
+@record(frozen=True, slots=True)
+class RegisterBrokerBody(Body):
+    """What REGISTER_BROKER carries."""
+
+    topic_config_serialize_wrapper: TopicConfigTable = TopicConfigTable()
+    filter_server_list: Annotated[tuple[str, ...], AtMost(FILTER_SERVERS_MAX)] = ()
+
+    @property
+    def topics(self) -> TopicConfigTable:
+        """The topics, under a shorter name."""
+        return self.topic_config_serialize_wrapper
+
+    @classmethod
+    def of_request(cls, body: bytes, *, compressed: bool, version: int, crc32: int) -> Self:
+        """As ``compressed``, ``version`` and ``crc32`` of the request's header say. Raises ``RequestError``."""
+        if crc32 not in (0, body_crc32(body)):
+            raise RequestError("crc32 not match")
+        if not body:
+            return cls()
+        if version < VERSION_REGISTER_BODY:
+            return cls(TopicConfigTable.decode(body))
+        return cls.decode_compressed(body) if compressed else cls.decode(body)
+
+    def encode_compressed(self) -> bytes:
+        """RocketMQ's own compact form; it has no room for ``order`` and ``topic_sys_flag``."""
+        topics = self.topics.topic_config_table.values()
+        parts = [
+            _block(self.topics.data_version.encode()),
+            _LENGTH.pack(len(topics)),
+            *[_block(_line(topic).encode()) for topic in topics],
+            _block(dumps(list(self.filter_server_list))),
+        ]
+        return zlib.compress(b"".join(parts), _LEVEL)
+
+    @classmethod
+    def decode_compressed(cls, data: bytes) -> Self:
+        """Raises ``RequestError``."""
+        blocks = _Blocks(_inflated(data))
+        version = DataVersion.decode(blocks.block())
+        count = blocks.number()
+        if not 0 <= count <= ITEMS_MAX:
+            raise RequestError(f"malformed registration: {count} topics, {ITEMS_MAX} are allowed")
+        table = {topic.topic_name: topic for topic in blocks.topics(count)}
+        filters = read(_FilterServers, {"filterServerList": loads(blocks.block())})
+        return cls(TopicConfigTable(version, table), filters.filter_server_list)
+
+
+def body_crc32(body: bytes) -> int:
+    """What a registration's ``bodyCrc32`` says of its body, as sent."""
+    return zlib.crc32(body) & _CRC_MASK
+
+
+def _block(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _line(topic: TopicConfigData) -> str:
+    numbers = f"{topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
+    return f"{topic.topic_name} {numbers} {topic.topic_filter_type}"
+
+
+def _inflated(data: bytes) -> bytes:
+    """At most what a frame may hold without compression."""
+    inflater = zlib.decompressobj()
+    try:
+        found = inflater.decompress(data, FRAME_BYTES_MAX)
+    except zlib.error as error:
+        raise RequestError("malformed registration: not zlib") from error
+    if not inflater.eof:
+        raise RequestError(f"malformed registration: cut short, or longer than {FRAME_BYTES_MAX} bytes uncompressed")
+    return found
+
+
+class _Blocks:
+    """Numbers, and bytes with their length before them."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def number(self) -> int:
+        return _LENGTH.unpack(self._take(_LENGTH.size))[0]  # type: ignore[no-any-return]  # struct says nothing
+
+    def block(self) -> bytes:
+        return self._take(self.number())
+
+    def topics(self, count: int) -> Iterator[TopicConfigData]:
+        for _ in range(count):
+            try:
+                parts = self.block().decode().split(" ")
+            except UnicodeDecodeError as error:
+                raise RequestError("malformed registration: a topic that is not UTF-8") from error
+            if len(parts) != _PARTS_OF_TOPIC:
+                raise RequestError(f"malformed registration: a topic of {len(parts)} parts, not {_PARTS_OF_TOPIC}")
+            yield _topic(parts)
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if count < 0 or end > len(self._data):
+            raise RequestError(f"malformed registration: {count} bytes at {self._at} of {len(self._data)}")
+        found = self._data[self._at : end]
+        self._at = end
+        return found
+
+
+def _topic(parts: list[str]) -> TopicConfigData:
+    name, read_queues, write_queues, perm, filter_type = parts
+    return read(
+        TopicConfigData,
+        {
+            "topicName": name,
+            "readQueueNums": read_queues,
+            "writeQueueNums": write_queues,
+            "perm": perm,
+            "topicFilterType": filter_type,
+        },
+    )
