@@ -36,7 +36,7 @@ public final class ClientMain {
     for (int number = 0; number < count; number++) {
       byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
       SendResult result = producer.send(new Message(topic, body));
-      System.out.println(result.getSendStatus() + " " + result.getMessageQueue().getBrokerName());
+      System.out.println("> " + result.getSendStatus() + " " + result.getMessageQueue().getBrokerName());
     }
     producer.shutdown();
   }
@@ -63,6 +63,6 @@ public final class ClientMain {
       throw new IllegalStateException("received " + found + " of " + count + " messages");
     }
     consumer.shutdown();
-    found.forEach(System.out::println);
+    found.forEach(number -> System.out.println("> " + number));
   }
 }
