@@ -20,6 +20,8 @@ from dledger.values import parse_boolean, parse_integer
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.types import TlsServerMode
 
+OF_THE_IMAGE: Final = frozenset({"store_path_root_dir", "metrics_host", "metrics_port"})
+"""Set in the container image, for its brokers."""
 UNUSED: Final = frozenset(
     {
         "clusterTest",
@@ -75,6 +77,7 @@ def _targets() -> dict[str, SettingTarget]:
         **own,
         **{camel(name): target for name, target in own.items()},
         "bindAddress": own["listen_host"],
+        "bind_host": own["listen_host"],
         "tls.server.mode": own["tls_server_mode"],
         **{name: one for name, one in dledger_settings.TARGETS.items() if one.setting in _SECURITY},
     }
@@ -82,7 +85,7 @@ def _targets() -> dict[str, SettingTarget]:
 
 TARGETS: Final = _targets()
 _VOCABULARY: Final = Vocabulary(
-    TARGETS, UNUSED, {name for name in TARGETS if name.islower()}, dledger_settings.OTHERS_VARIABLES
+    TARGETS, UNUSED | OF_THE_IMAGE, {name for name in TARGETS if name.islower()}, dledger_settings.OTHERS_VARIABLES
 )
 
 
@@ -105,7 +108,7 @@ def load_name_server_settings(
     problems = [setting_sources.with_sources(one, readings.chosen, {}) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    return config, tuple(readings.unused)
+    return config, tuple(one for one in readings.unused if one.partition(" ")[0] not in OF_THE_IMAGE)
 
 
 def shown(config: NameServerConfig) -> Iterator[tuple[str, str]]:
