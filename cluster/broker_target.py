@@ -31,7 +31,7 @@ class BrokerTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
-    # # Imported in the methods, so that --help does not load gRPC.
+    # Imported in the methods, so that --help does not load gRPC.
 
     def admin(self) -> Admin:
         """An admin client; the caller closes it, like the other clients."""

@@ -69,7 +69,7 @@ def main(context: click.Context) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
-    # # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
+    # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
 
 

@@ -68,7 +68,7 @@ def run(make: Callable[[], ServerT], ready: Callable[[ServerT], str], *, until_s
         sys.stdout.flush()
     code = server.wait() or 0
     if code:
-        # # A failed node must exit at once: its other threads may be waiting for a disk that never responds.
+        # A failed node must exit at once: its other threads may be waiting for a disk that never responds.
         _log.critical("exiting immediately with code %d: %s", code, server.fatal, extra={"event": "failed"})
         logging.shutdown()
         os._exit(code)

@@ -1,6 +1,6 @@
-"""Pauses between attempts, for what waits in its own way: for a due time, an event, or as a coroutine.
+"""Pauses between attempts, for callers that wait in their own way: for a due time, an event, or as a coroutine.
 
-Whoever can block uses tenacity's ``Retrying`` itself; the pauses are tenacity's here, too.
+Callers that may block use tenacity's ``Retrying`` itself; the pauses here are tenacity's, too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Backoff:
         return pause
 
     def succeeded(self) -> None:
-        """The next pause is the shortest one again."""
+        """Reset the pause to the shortest one."""
         self._state.attempt_number = 1
         self._hurried = True
 
     def calm_down(self) -> None:
-        """All pauses are the longest one until something succeeds."""
+        """Use the longest pause until the next success."""
         self._hurried = False

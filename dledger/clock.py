@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """The machine's, in milliseconds; ``monotonic_ms`` drives timers, ``wall_ms`` (Unix time) never does."""
+    """The machine's clocks, in milliseconds; ``monotonic_ms`` drives timers, ``wall_ms`` (Unix time) never does."""
 
     def monotonic_ms(self) -> int:
         """Milliseconds since an arbitrary start; never goes back."""

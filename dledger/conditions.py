@@ -1,9 +1,9 @@
-"""What is wrong with a node or a broker at this moment: named conditions that begin and end.
+"""The present problems of a node or a broker: named conditions that begin and end.
 
-One ``Conditions`` per node; a replicated broker shares its node's. Whoever notices something sets a condition, and
-clears it once it is over. ``dledger status``, the metric ``dledger_condition``, its alerts and the console's events
-show what is set here; nothing decides anything by it. Thread-safe and cheap enough for hot paths, also under the node's
-lock. The core imports no threads, so it tells its driver instead (by its state, or by a ``RoleReason``).
+One ``Conditions`` per node; a replicated broker shares its node's. The code that notices a problem sets a condition,
+and clears it once it is over. ``dledger status``, the metric ``dledger_condition``, its alerts and the console's events
+show the conditions; nothing is decided by them. Thread-safe and cheap enough for hot paths, also under the node's lock.
+The core imports no threads, so it informs its driver instead (by its state, or by a ``RoleReason``).
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from dledger.records import record
 _log = logging.getLogger("dledger")
 
 CONDITIONS_MAX: Final = 64
-"""Of one node at a time; what is raised beyond it is only logged."""
+"""The limit of simultaneous conditions of a node; further ones are only logged."""
 TEXT_MAX: Final = 500
 LIMIT_TOLD_MS: Final = 60_000
-"""How long a limit that has refused something counts as reached."""
+"""How long a limit counts as reached after it refused something."""
 _SETTING: Final = re.compile(r"\(([a-z]+_[a-z_]+)[,)]")
 
 
 class ConditionKind(StrEnum):
-    """What can be the matter. Values are on the wire, in the metric's label and in log lines."""
+    """The kinds of problems. Values are on the wire, in the metric's label and in log lines."""
 
     NO_STANDING = "no_standing"
     """Its vote and its acknowledgements do not count: its memory is new, or in doubt."""
     FENCED = "fenced"
-    """It is kept from serving: its history is not the group's."""
+    """It does not serve: its history is not the group's."""
     DIVERGED = "diverged"
     """A digest of its committed log differs from its leader's."""
     DAMAGED = "damaged"
-    """Stored bytes do not check out, or a file is missing. The subject is the file."""
+    """Stored bytes are damaged, or a file is missing. The subject is the file."""
     REPAIRING = "repairing"
     """It fetches from its peers what was damaged, missing or outdated."""
     STUCK_LEADER = "stuck_leader"
     """It leads, or did a moment ago, without making progress."""
     DISK_FULL = "disk_full"
-    """It takes no entries: there is no room."""
+    """It accepts no entries for lack of space."""
     MISNUMBERED = "misnumbered"
     """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
     subject. Holds until the broker is started again."""
     AT_LIMIT = "at_limit"
-    """A bounded resource is at its bound, and requests are refused for it. The subject is the resource."""
+    """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 
 
 @record(frozen=True, slots=True)
 class Condition:
-    """One thing that is the matter, since ``since_ms`` (Unix time).
+    """One present problem, since ``since_ms`` (Unix time).
 
-    ``kind`` is a ``ConditionKind``, or a word of a later version when another node tells it. ``subject`` tells several
-    conditions of a kind apart: a file, a resource, a peer.
+    ``kind`` is a ``ConditionKind``, or a later version's word in another node's report. ``subject`` distinguishes
+    conditions of one kind: a file, a resource, a peer.
     """
 
     kind: str
@@ -83,9 +83,9 @@ class Conditions:
         self._left_out = False
 
     def set(self, kind: ConditionKind, message: str, *, subject: str = "", for_ms: int | None = None) -> None:
-        """Say that it holds: it begins, or goes on with a new message.
+        """Begin a condition, or continue it with a new message.
 
-        ``for_ms``: it ends by itself unless it is set again within that time (for limits, which nobody clears).
+        ``for_ms``: it ends by itself unless it is set again within that time (for limits, which are never cleared).
         """
         until_ms = None if for_ms is None else self._clock.monotonic_ms() + for_ms
         message, key = _text(message), (kind.value, _text(subject))
@@ -106,17 +106,17 @@ class Conditions:
         self._say(kind, key[1], message, began=True)
 
     def limit(self, why: str) -> None:
-        """Say that something was refused because a bounded resource is at its bound.
+        """Record that something was refused because a bounded resource is at its limit.
 
-        ``why`` is the refusal's text; the resource is the setting that it names last in brackets.
+        ``why`` is the refusal's text; the resource is the setting that it names last in parentheses.
         """
         named = _SETTING.findall(why)
         self.set(ConditionKind.AT_LIMIT, why, subject=named[-1] if named else "requests", for_ms=LIMIT_TOLD_MS)
 
     def clear(self, kind: ConditionKind, subject: str = "") -> None:
-        """It holds no longer; nothing if it did not."""
+        """End a condition; does nothing if it does not hold."""
         key = (kind.value, _text(subject))
-        if key not in self._held:  # one look at a dict: clearing what does not hold costs nothing
+        if key not in self._held:  # one dict lookup: clearing what does not hold costs nothing
             return
         with self._lock:
             held = self._held.pop(key, None)
@@ -125,7 +125,7 @@ class Conditions:
             self._over(held)
 
     def clear_kind(self, kind: ConditionKind) -> None:
-        """None of this kind holds any longer, whatever its subject."""
+        """End all conditions of this kind, whatever their subjects."""
         for one in self.now():
             if one.kind == kind:
                 self.clear(kind, one.subject)
@@ -135,7 +135,7 @@ class Conditions:
         return any(one.kind == kind and subject in (None, one.subject) for one in self.now())
 
     def now(self) -> tuple[Condition, ...]:
-        """What holds, oldest first; what has run out ends here."""
+        """The present conditions, oldest first; ends the expired ones."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             over = [key for key, held in self._held.items() if held.until_ms is not None and held.until_ms <= now_ms]
@@ -159,5 +159,5 @@ class Conditions:
 
 
 def _text(given: str) -> str:
-    """Bounded, and UTF-8 whatever a file is called."""
+    """Bounded, and valid UTF-8 whatever a file is called."""
     return given[:TEXT_MAX].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Values of flags, read as ``dledger.values`` reads them; their limits are click's own, and shown in the help."""
+"""Types of command-line flags, parsed by ``dledger.values``; their limits are click's, and shown in the help."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Size(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A finite number: click's own ranges let NaN through, which is beyond every bound."""
+    """A finite number: click's own ranges accept NaN, which is beyond every bound."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
@@ -52,7 +52,7 @@ def _seconds(text: str) -> float:
     try:
         return values.parse_duration_ms(text, unit="s") / 1000
     except ValueError:
-        if (seconds := _finite(text)) is None:  # it may be 1e-3
+        if (seconds := _finite(text)) is None:  # it may be in the form 1e-3
             raise
         return seconds
 

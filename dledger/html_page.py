@@ -1,4 +1,4 @@
-"""Reports as one HTML file each: what all of them share. They need no network and no other file.
+"""Common parts of reports in one HTML file each, which need no network and no other file.
 
 Colours follow the reader's light or dark theme; a report adds its own styles, and a script if it has one.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 CHART_WIDTH: Final = 1000
-"""Of a chart's own units; the page scales it."""
+"""In a chart's own units; the page scales it."""
 
 _CSS: Final = """\
 :root {
@@ -55,7 +55,7 @@ svg text { fill: var(--quiet); }
 
 
 def document(title: str, css: str, body: Iterable[str], script: str = "") -> str:
-    """The whole file. ``body``: elements, of which empty ones are left out."""
+    """The whole file. ``body``: elements; empty ones are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -66,7 +66,7 @@ def document(title: str, css: str, body: Iterable[str], script: str = "") -> str
 
 
 def write(text: str, path: Path) -> None:
-    """Write a document, whole or not at all; to what is not a file, such as /dev/stdout, as it is."""
+    """Write a document, whole or not at all; what is not a file, such as /dev/stdout, is written directly."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
@@ -76,28 +76,28 @@ def write(text: str, path: Path) -> None:
 
 
 def paragraph(words: str, kind: str = "quiet") -> str:
-    """Nothing for no words."""
+    """A paragraph; nothing for an empty text."""
     return f'<p class="{kind}">{escape(words)}</p>' if words else ""
 
 
 def banner(words: str, kind: str = "bad", items: Sequence[str] = ()) -> str:
-    """What is to be seen first, and its parts."""
+    """The most important message, and its parts."""
     listed = f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in items)}</ul>" if items else ""
     return f'<div class="banner {kind}" role="status">{escape(words)}{listed}</div>'
 
 
 def tile(name: str, value: str, kind: str = "") -> str:
-    """One figure; several stand in ``tiles``."""
+    """One figure, for ``tiles``."""
     return f'<div class="{f"tile {kind}".strip()}"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
 
 
 def tiles(parts: Iterable[str]) -> str:
-    """Figures beside each other."""
+    """Figures side by side."""
     return f'<div class="tiles">{"".join(parts)}</div>'
 
 
 def table(columns: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
-    """``columns``: a name, and whether it holds numbers. ``rows``: as ``row`` makes them."""
+    """``columns``: a name, and whether it holds numbers. ``rows``: made by ``row``."""
     head = "".join(f'<th scope="col"{_kind(is_number)}>{escape(name)}</th>' for name, is_number in columns)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -113,7 +113,7 @@ def cell(words: str, *, is_number: bool = False) -> str:
 
 
 def svg(number: int, height: float, names: tuple[str, str], body: str, data: str = "") -> str:
-    """A chart of ``CHART_WIDTH``. ``names``: its title, and what it shows in a sentence for those who cannot see it.
+    """A chart of ``CHART_WIDTH``. ``names``: its title, and a sentence that describes it for screen readers.
 
     ``number`` makes its ids unique on the page; ``data``: further attributes, for a script.
     """

@@ -1,8 +1,8 @@
-"""What the hot paths tell whoever measures: one call per batch, push or flush, never one per entry.
+"""Measuring points of the hot paths: one call per batch, push or flush, never one per entry.
 
 ``Instruments`` does nothing; ``cluster.metrics`` overrides it. Calls come from any thread, also under the node's lock
-or the store's flush lock, so they must be quick, must not block and must not raise. What can be read from the state of
-a node when somebody looks (indexes, lags, what is pending) is found by ``DLedgerServer.measure`` instead.
+or the store's flush lock, so they must be quick, must not block and must not raise. Figures that can be read from a
+node's state on demand (indexes, lags, pending entries) come from ``DLedgerServer.measure`` instead.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ AppendDone = Callable[[AppendedBatch | DLedgerError], None]
 
 
 class Instruments:
-    """Takes every figure and forgets it."""
+    """Ignores every measurement."""
 
     def wrote(self, entries: int, size_bytes: int, *, as_leader: bool) -> None:
         """A batch is in the log, not yet flushed: the leader's own, or a run that a follower took from its leader."""
 
     def timed(self, done: AppendDone) -> AppendDone:
-        """Wrap what an append of the leader is answered with, when it comes: how long it takes, and with what."""
+        """Wrap the completion of a leader's append, to measure its duration and result."""
         return done
 
     def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
-        """``peer`` has told that it holds a push (durably, unless it flushes asynchronously) so long after it went."""
+        """``peer`` acknowledged a push (durably, unless it flushes asynchronously) after this time."""
 
     def flushed(self, size_bytes: int, took_s: float) -> None:
-        """What was written is durable now."""
+        """Written bytes have become durable."""
 
 
 SILENT: Final = Instruments()
-"""For a node that nobody measures."""
+"""For nodes without measurements."""

@@ -1,4 +1,4 @@
-"""The names that RocketMQ's brokers and DLedger give their settings, and what they are called here."""
+"""The names of settings in RocketMQ's brokers and DLedger, and their names here."""
 
 from __future__ import annotations
 
@@ -112,4 +112,4 @@ putThreadPoolQueueCapacity writeBufferHighWaterMark writeBufferLowWaterMark
 """
 
 UNUSED: Final = frozenset(_UNUSED_TEXT.split())
-"""Names that mean something to RocketMQ or DLedger and change nothing here (yet)."""
+"""Names that RocketMQ or DLedger know and that change nothing here (yet)."""

@@ -1,7 +1,7 @@
-"""Where the fields of stored structures are. A layout lists them once; whatever packs or reads them is made from it.
+"""The field layouts of stored structures. A layout lists its fields once; packing and reading code derive from it.
 
-The log's own layouts are here, below everything else, because limits depend on their sizes; what the fields mean is in
-``dledger.store.format``. Only whoever asks for a table loads numpy.
+The log's own layouts are here, below everything else, because limits depend on their sizes; ``dledger.store.format``
+explains the fields. numpy is loaded only for tables.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _CODES: Final = {"i1": "b", "u1": "B", "i2": "h", "i4": "i", "u4": "I", "i8": "q
 
 @record(frozen=True, slots=True)
 class RecordLayout:
-    """Fields in the order in which they are stored: big-endian, without gaps.
+    """Fields in stored order: big-endian, without gaps.
 
-    Each is a name and a kind: a number's sign and bytes, such as ``"i4"``, or ``"V"`` and how many bytes.
+    Each is a name and a kind: a number's sign and bytes, such as ``"i4"``, or ``"V"`` and a number of bytes.
     """
 
     fields: tuple[tuple[str, str], ...]
 
     @property
     def size(self) -> int:
-        """How many bytes a structure has."""
+        """The bytes of a structure."""
         return sum(_width(kind) for _, kind in self.fields)
 
     def at(self, name: str) -> int:
@@ -41,19 +41,19 @@ class RecordLayout:
         return self.at(name) + _width(dict(self.fields)[name])
 
     def without(self, name: str) -> RecordLayout:
-        """The same without a field, closed up."""
+        """The same without one field, closed up."""
         return RecordLayout(tuple(field for field in self.fields if field[0] != name))
 
     def prefixed(self, prefix: str) -> RecordLayout:
-        """The same with other names."""
+        """The same with prefixed names."""
         return RecordLayout(tuple((prefix + name, kind) for name, kind in self.fields))
 
     def followed_by(self, other: RecordLayout) -> RecordLayout:
-        """One structure directly behind the other."""
+        """One structure directly after the other."""
         return RecordLayout(self.fields + other.fields)
 
     def struct(self, *names: str) -> Struct:
-        """What packs a structure, or reads it: of whole ones these fields, in stored order, or all of them."""
+        """Packs or reads whole structures, for these fields in stored order, or all of them."""
         wanted = names or tuple(name for name, _ in self.fields)
         if tuple(name for name, _ in self.fields if name in wanted) != wanted:
             raise ValueError(f"{wanted} are not fields in the order in which they are stored")
@@ -61,7 +61,7 @@ class RecordLayout:
         return Struct(">" + "".join(codes))
 
     def part(self, *names: str) -> Struct:
-        """What packs or reads fields alone that stand next to each other."""
+        """Packs or reads adjacent fields alone."""
         first = [name for name, _ in self.fields].index(names[0])
         fields = self.fields[first : first + len(names)]
         if tuple(name for name, _ in fields) != names:
@@ -96,10 +96,10 @@ ENTRY: Final = RecordLayout(
         ("body_length", "i4"),
     )
 )
-"""The header of an entry, which its body follows."""
+"""The header of an entry, before its body."""
 INDEX_UNIT: Final = RecordLayout((("magic", "i4"), ("position", "i8"), ("size", "i4"), ("index", "i8"), ("term", "i8")))
 BLANK_HEAD: Final = RecordLayout((("magic", "i4"), ("size", "i4")))
-"""How a blank begins; an entry begins alike."""
+"""The start of a blank; an entry starts alike."""
 ENTRY_HEADER_BYTES: Final = ENTRY.size
 INDEX_UNIT_BYTES: Final = INDEX_UNIT.size
 MIN_BLANK_BYTES: Final = BLANK_HEAD.size

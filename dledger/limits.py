@@ -1,6 +1,6 @@
-"""What the number in a field may be, written beside its type: ``queues: Annotated[int, Range(1, 65536)] = 8``.
+"""Limits of the numbers in fields, written beside the type: ``queues: Annotated[int, Range(1, 65536)] = 8``.
 
-Validation, its messages and the generated reference all read these; what holds between fields is code.
+Validation, its messages and the generated reference all read them; relations between fields are code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Final, get_type_hints
 
 
 class Unit(StrEnum):
-    """What a field counts, and so how its text is read and its value shown."""
+    """What a field counts, which determines how its text is read and its value shown."""
 
     BYTES = "bytes"
     MS = "ms"
@@ -24,9 +24,9 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``low`` to ``high``, both included, unless ``above`` is given: then above that.
+    """From ``low`` to ``high``, both included; with ``above``, from above that.
 
-    ``or_zero``: 0 is allowed too, and switches off what the field limits. Of a tuple it is meant for each item.
+    ``or_zero``: 0 is allowed too, and switches the limit off. For a tuple, it applies to each item.
     """
 
     low: float | None = None
@@ -36,7 +36,7 @@ class Range:
     multiple_of: int = 0
 
     def allows(self, value: float) -> bool:
-        """Whether a value is one of these; NaN never is."""
+        """Whether a value is in range; NaN never is."""
         if self.or_zero and value == 0:
             return True
         return (
@@ -61,7 +61,7 @@ class Range:
 
 
 def _number(value: object) -> float:
-    """NaN, which is in no range, for what is none."""
+    """The number; NaN, which is in no range, for anything else."""
     if isinstance(value, int | float):
         return value
     return float(value) if isinstance(value, Real) else nan
@@ -69,7 +69,7 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FieldLimits:
-    """What stands beside one field's type."""
+    """The limits beside one field's type."""
 
     range: Range | None = None
     unit: Unit | None = None
@@ -84,13 +84,13 @@ class FieldLimits:
         return f"{';'.join(map(str, given))} must be {self.range.text(self.unit)}"
 
     def problem(self, name: str, value: object) -> str:
-        """The same of a field of this name."""
+        """The same for a field of this name."""
         complaint = self.complaint(value)
         return f"{name}={complaint}" if complaint else ""
 
 
 _KNOWN: Final[dict[type, Mapping[str, FieldLimits]]] = {}
-"""Working them out takes longer than a record may take that is made for every sender."""
+"""Cached: computing them takes too long for a record that is created per sender."""
 
 
 def limits_of(record: type) -> Mapping[str, FieldLimits]:
@@ -117,7 +117,7 @@ _SIZE_WORDS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 <
 
 
 def size_text(size: int) -> str:
-    """A number of bytes as people say it, where that is exact."""
+    """A number of bytes with a unit, if that is exact."""
     for unit, word in _SIZE_WORDS:
         if size >= unit and size % unit == 0:
             return f"{size // unit} {word}"

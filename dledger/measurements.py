@@ -1,4 +1,4 @@
-"""What can be told of a node when somebody looks: more than its status, and nothing that costs it while nobody does."""
+"""A node's figures on demand: more than its status, at no cost unless requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dledger.types import NodeId, Position
 
 @dataclass(frozen=True, slots=True)
 class PeerMeasurements:
-    """One follower as its leader sees it; ``lag_bytes`` are log bytes that it does not hold for sure."""
+    """One follower as its leader sees it; ``lag_bytes`` are log bytes that it is not known to hold."""
 
     status: PeerStatus
     lag_bytes: int
@@ -26,12 +26,12 @@ class NodeMeasurements:
     committed_position: Position
     flushed_position: Position
     pre_votes: int
-    """How often it asked whether it would be elected, since it started; ``elections``: how often it campaigned."""
+    """Pre-votes since it started; ``elections``: its campaigns."""
     elections: int
     dropped_messages: dict[NodeId, int]
-    """How many found no way to each peer, since it started."""
+    """Undeliverable messages per peer since it started."""
     producers: int
-    """How many it remembers as leader; ``repeated_entries``: how many of their entries came again since it started."""
+    """Producers remembered as leader; ``repeated_entries``: their entries received again since it started."""
     repeated_entries: int
     disk_used_ratio: float
-    """Of the fuller one of the disks that new segments need; -1 before it was looked at."""
+    """Of the fuller one of the disks that new segments need; -1 before the first measurement."""

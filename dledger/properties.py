@@ -1,6 +1,6 @@
-"""Java ``.properties`` text, as RocketMQ's ``.conf`` files use it. Pure: text in, properties out.
+"""Java ``.properties`` text, as in RocketMQ's ``.conf`` files. Pure: text in, properties out.
 
-By hand, because Python's own parsers are for INI files: other escapes, sections, and no line numbers.
+Hand-written, because Python's own parsers are for INI files: other escapes, sections, and no line numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Property:
 
 
 def decode(raw: bytes) -> str:
-    """UTF-8 (a byte order mark is dropped) if it is that, else latin-1, which every byte string is."""
+    """Decode UTF-8 (dropping a byte order mark) or, if it is invalid, latin-1, which accepts all bytes."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -36,7 +36,7 @@ def decode(raw: bytes) -> str:
 def parse(text: str) -> list[Property]:
     """Every property in the order of the text; blanks at the end of a value are dropped (in Java they break numbers).
 
-    Raises ``ConfigError`` naming every line with an escape that is none.
+    Raises ``ConfigError`` naming every line with an invalid escape.
     """
     found: list[Property] = []
     problems: list[str] = []
@@ -52,7 +52,7 @@ def parse(text: str) -> list[Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank lines; a line that ends in an odd number of ``\\`` goes on in the next one."""
+    """Lines without comments and blank lines; one that ends in an odd number of ``\\`` continues on the next."""
     pending = ""
     start = 0
     for number, natural in enumerate(re.split(r"\r\n|\n|\r", text), start=1):

@@ -1,9 +1,9 @@
-"""Records: values that nobody changes, made a thousand times a second.
+"""Records: immutable values, created thousands of times a second.
 
-A frozen dataclass sets each field through ``object.__setattr__``, so that making one costs four times as much as making
-one that is not frozen, and an append makes some sixty. ``record`` takes what ``dataclass`` takes, and to mypy it is
-``dataclass``: an assignment to a field is refused there, where every line of the project is checked. At run time it is
-not; equality, order and hash are those of a frozen one.
+A frozen dataclass sets each field through ``object.__setattr__``, which makes creation four times as expensive, and an
+append creates some sixty. ``record`` takes the arguments of ``dataclass``, and to mypy it is ``dataclass``: mypy, which
+checks every line of the project, refuses assignments to fields. At run time they are possible; equality, order and hash
+are those of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def record(*, frozen: bool, slots: bool, order: bool = False) -> Callable[[type[_Class]], type[_Class]]:
-        """As ``dataclass``, but that ``frozen`` is left to mypy."""
+        """``dataclass``, except that ``frozen`` is left to mypy."""
         return dataclasses.dataclass(slots=slots, order=order, unsafe_hash=frozen)
 
 

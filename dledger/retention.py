@@ -1,4 +1,6 @@
-"""What leaves a node's log: what has expired, unless followers, producers or the application still need it."""
+"""What retention removes from a node's log: expired entries, unless followers, producers or the application need
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from dledger.types import NO_INDEX, LogIndex
 
 
 class Retention:
-    """Of one node; one thread."""
+    """The retention of one node; for one thread."""
 
     def __init__(self, config: ServerConfig, node: Node, log: FileStore, driver: NodeDriver) -> None:
         self._config = config
@@ -26,7 +28,7 @@ class Retention:
         self._log = log
         self._driver = driver
         self._needed: tuple[LogIndex, LogIndex | None] = (NO_INDEX, None)
-        """As of which commit index it last asked what the table of producers needs, and the answer."""
+        """The commit index at which it last determined what the producer table needs, and the result."""
         self._wanted: Callable[[], int | None] = lambda: None
         self._held_back: Callable[[int], None] = lambda _end: None
 
@@ -35,7 +37,7 @@ class Retention:
         self._wanted, self._held_back = wanted, held_back
 
     def clean(self) -> Room:
-        """Remove what may go; gives what room there was before."""
+        """Remove what may go; returns the disk space measured before."""
         room, keep_from = self._log.measure_room(), self._wanted()
         kept: list[int] = []
         if self._driver.call(lambda now_ms: self._retire(now_ms, room, keep_from, kept.append)):
@@ -47,7 +49,7 @@ class Retention:
     def _retire(
         self, now_ms: int, room: Room, keep_from: int | None, held_back: Callable[[int], None]
     ) -> tuple[Path, ...]:
-        """Let go what has expired, but what a new leader needs to know the producers: that is written anew first."""
+        """Retire expired segments; what a new leader needs to rebuild the producer table is first written again."""
         node, log = self._node, self._log
         blocked = False
 
@@ -62,7 +64,7 @@ class Retention:
 
         try:
             retired = log.retire(protected_index(node, now_ms), room, may_go, keep_from, held_back)
-        except CorruptLogError as damage:  # what vouches for the rest, or for producers: nothing goes
+        except CorruptLogError as damage:  # in what verifies the rest, or in producer records: remove nothing
             node.state.outbox.damage.append(damage)
             return ()
         if blocked:
@@ -71,9 +73,9 @@ class Retention:
 
 
 def protected_index(node: Node, now_ms: int) -> LogIndex:
-    """Entries above this index must not expire: not committed, or still needed by a follower that is alive.
+    """Entries above this index must not expire: not committed, or still needed by a live follower.
 
-    Alive as check-quorum has it. One that only restarts needs recent entries, which do not expire.
+    Live in the sense of check-quorum. One that only restarts needs recent entries, which do not expire.
     """
     state = node.state
     leader = state.role

@@ -1,4 +1,4 @@
-"""One node, wired: store, core, threads, transports. The only module in which they all meet."""
+"""One complete node: store, core, threads, transports. The only module in which they all meet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
@@ -38,6 +38,7 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.records import record
 from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
@@ -60,7 +61,7 @@ from dledger.runtime.push_times import PushTimes
 from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
-from dledger.store.bulk_reader import BulkReader
+from dledger.store.bulk_reader import StoreTime
 from dledger.store.cleaner import Room
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
@@ -76,11 +77,25 @@ _log = logging.getLogger("dledger")
 Result = TypeVar("Result")
 
 
+@record(frozen=True, slots=True)
+class BodyFormat:
+    """The format of an application's entry bodies, as far as a node must know it."""
+
+    wrap_noop: Wrap | None = None
+    """Makes the bodies of NOOPs, in a log whose readers take every body for one of their records."""
+    store_time: StoreTime | None = None
+    """The store time of a body; None: entries have no times."""
+
+
+OPAQUE: Final = BodyFormat()
+"""Bodies of any format."""
+
+
 class DLedgerServer:
     """A member of a group, from its directory to its two ports. Use ``start``, ``wait`` and ``stop``.
 
-    Implements ``rpc.ports.Receiver`` (what peers send) and ``rpc.ports.LogNode`` (what clients ask). Raises from the
-    constructor, before a port is open: ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``,
+    Implements ``rpc.ports.Receiver`` (messages of peers) and ``rpc.ports.LogNode`` (requests of clients). Raises from
+    the constructor, before a port is open: ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``,
     ``CorruptLogError`` (``repair=True`` sets a damaged log aside and fetches it again from the peers).
     """
 
@@ -91,7 +106,9 @@ class DLedgerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
+        bodies: BodyFormat = OPAQUE,
     ) -> None:
+        self.bodies: Final = bodies
         self._config = config.check()
         self._instruments = instruments
         measured = instruments is not SILENT
@@ -102,13 +119,14 @@ class DLedgerServer:
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
-        """What is the matter with this node; whoever notices something says so here."""
+        """The present problems of this node, set by the code that notices them."""
         self._stopped = threading.Event()
-        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
+        self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
         self._supervisor = Supervisor(lambda _error: self._stopped.set())
         self._access = AccessControl.of(self._config.access, name=self._config.node_id, clock=self._clock)
         self.log = self._open_log(repair=repair)
-        self.log.bulk.check = self._refuse_if_fenced
+        self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
+        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         self._lines = NodeLines(config.node_id)
         try:
             self._wire()
@@ -117,14 +135,14 @@ class DLedgerServer:
             raise
 
     def _open_log(self, *, repair: bool) -> FileStore:
-        """Open the log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; a sound
-        one is kept, or a forgotten flag could empty it.
+        """Open the log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; an
+        intact one is kept, because otherwise a forgotten flag could empty it.
 
         1. All nodes of a group are started with ``repair``, because one of them needed it once.
-        2. Were every log set aside, a quorum would be empty, and so take itself for a new group.
+        2. If every log were set aside, a quorum would be empty, and so take itself for a new group.
 
-        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found by a
-        read only, which advises ``--repair``; an opening that does not look there would keep it.
+        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found only by
+        a read, which advises ``--repair``; an opening that does not check that part would keep it.
         """
         config = self._config
         verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
@@ -168,6 +186,7 @@ class DLedgerServer:
             run=MemberRun(boot_id=secrets.randbits(62), countersign=1 + secrets.randbits(62)),
             now_ms=now_ms,
             remembered=read_remembered(self.log.directory),
+            wrap_noop=self.bodies.wrap_noop,
         )
         self._remembered = RememberedFile(FileSystem(), self.log.directory)
         self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
@@ -185,7 +204,7 @@ class DLedgerServer:
             send=self._send,
             on_role_change=self._roles.publish,
             on_commit=self._publish_commit,
-            # Where nobody can repair the log, a part of the core that meets damage ends the node.
+            # If the log cannot be repaired from peers, a part of the core that finds damage ends the node.
             on_damage=self._watch.note_damage if config.peers and config.store.auto_repair else self._supervisor.report,
             on_fenced=self._tell_fenced,
         )
@@ -195,7 +214,7 @@ class DLedgerServer:
         self._commit_listeners: tuple[Callable[[NodeEvent], None], ...] = ()
         self._roles.listen(self._lines.role_changed)
         self._roles.listen(self._note_lost_leadership)
-        self._transport: GrpcTransport | None = None  # from `start` on: peers are told the client port in use
+        self._transport: GrpcTransport | None = None  # from `start` on: peers get the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
         self._retention = Retention(config, self._node, self.log, self._driver)
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
@@ -205,7 +224,7 @@ class DLedgerServer:
             Worker(f"dledger-clean-{name}", self._clean, self._clock, self._supervisor),
             self._scrub,
         ]
-        self.log.on_damage(self._watch.note_damage)
+        self.log.on_damage(self._watch.note_damage)  # only now: the watch reads and mends the log that calls it
         for damage in self.log.damage_at_start:
             self._node.state.whole = False
             self._watch.note_damage(damage)
@@ -215,7 +234,7 @@ class DLedgerServer:
             )
 
     def _make_watch(self, peers: PeerLogClient) -> LogWatch:
-        """What looks after the log."""
+        """The log's background verification and repair."""
         store, quorum = self._config.store, len(self._config.members) // 2 + 1
         settings = WatchSettings(store.scrub_bytes_per_s, store.auto_repair, quorum)
         name, log = self._config.node_id, WatchedStore(self.log)
@@ -232,7 +251,7 @@ class DLedgerServer:
         )
 
     def _become_whole(self) -> None:
-        """Whatever a peer could mend is mended: from now on this member counts again, if its memory is worth it."""
+        """Everything that a peer can mend is mended: this member counts again from now on, if its memory is valid."""
 
         def count(_now_ms: int) -> None:
             self._node.state.whole = True
@@ -246,7 +265,7 @@ class DLedgerServer:
         return self._node.state.fenced
 
     def _fence(self, reason: str) -> None:
-        """Most members hold another history: what this one holds is read by nobody, and it counts for nothing."""
+        """Most members hold another history: nothing here may be read, and this member counts for nothing."""
         self._driver.call(lambda now_ms: self._node.state.fence(reason, now_ms))
 
     def _tell_fenced(self, reason: str) -> None:
@@ -270,23 +289,20 @@ class DLedgerServer:
         """Run ``hook`` on every batch this node appends as leader; only before ``start``."""
         self.log.add_batch_hook(hook)
 
-    def wrap_noops(self, wrap: Wrap) -> None:
-        """Make the bodies of NOOPs by ``wrap``, from what they shall tell; only before ``start``."""
-        self._node.noops.wrap = wrap
-
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None]) -> None:
-        """Remove nothing from the position on that ``wanted`` gives (None: no limit); only before ``start``.
+        """Remove nothing from the position returned by ``wanted`` on (None: no limit); only before ``start``.
 
-        It may wait for the disk. ``held_back``, which must be fast, is told up to where more would have been removed.
+        ``wanted`` may wait for the disk. ``held_back``, which must be fast, gets the position up to which more would
+        have been removed.
         """
         self._retention.keep_from(wanted, held_back)
 
     def add_role_change_handler(self, handler: RoleChangeHandler) -> None:
-        """Tell ``handler`` about role changes; only before ``start``."""
+        """Notify ``handler`` of role changes; only before ``start``."""
         self._roles.add_handler(handler)
 
     def start(self) -> DLedgerServer:
-        """Open both ports and take part in the group; nothing if it was stopped. Raises ``ConfigError``: port taken."""
+        """Open both ports and join the group; does nothing after a stop. Raises ``ConfigError`` if a port is taken."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
@@ -295,7 +311,9 @@ class DLedgerServer:
                 self._clients.start()
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
-                self._node.elector.client_address = self.client_address
+                self._node.elector.client_address = (
+                    self.client_address
+                )  # only now, because any free port may be configured
                 self._transport = GrpcTransport(
                     self._config,
                     client_address=self.client_address,
@@ -321,9 +339,10 @@ class DLedgerServer:
         return EXIT_FATAL if self._supervisor.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a leader first hands over (``graceful``), then ports, threads and store are closed. Idempotent.
+        """Stop: a leader first transfers leadership (``graceful``), then ports, threads and store are closed.
+        Idempotent.
 
-        A store that cannot be closed well makes the stop a failure: see ``wait`` and ``fatal``.
+        If the store cannot be closed properly, the stop counts as a failure: see ``wait`` and ``fatal``.
         """
         with self._life_lock:
             if graceful and self._supervisor.fatal is None and not self._stopped.is_set():
@@ -344,7 +363,7 @@ class DLedgerServer:
             self._stopped.set()
 
     def _step_down(self) -> None:
-        """Hand leadership to the most caught-up peer, or give up after the transfer's own time limit."""
+        """Transfer leadership to the most up-to-date peer, or give up after the transfer's own time limit."""
         if not self._node.state.peers or not self._driver.look(lambda node: isinstance(node.state.role, Leader)):
             return
         finished = threading.Event()
@@ -358,22 +377,22 @@ class DLedgerServer:
 
     @property
     def client_address(self) -> str:
-        """Where clients reach this node."""
+        """The node's address for clients."""
         return self._config.advertised_client_address or self._clients.address
 
     @property
     def config(self) -> ServerConfig:
-        """What it was made with."""
+        """The configuration it was created with."""
         return self._config
 
     @property
     def bridge(self) -> LoopBridge:
-        """The way to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
+        """The bridge to the event loop that serves clients, from ``start`` to ``stop``: others may serve there, too."""
         return self._clients.bridge
 
     @property
     def guard(self) -> AccessGuard | None:
-        """Who may do what, for another server on ``bridge``; None: everybody everything."""
+        """Access control, for another server on ``bridge``; None: everything is allowed."""
         return None if self._access is None else self._access.guard
 
     @property
@@ -383,7 +402,7 @@ class DLedgerServer:
 
     @property
     def connections(self) -> Connections:
-        """The connections of clients, from ``start`` on, for that other server's to be watched, too."""
+        """The client connections, from ``start`` on, for that other server to have its own watched, too."""
         return self._clients.connections
 
     # -- background work -----------------------------------------------------------------------------------------
@@ -408,7 +427,7 @@ class DLedgerServer:
         return self._clock.monotonic_ms() + self._config.store.clean_interval_ms
 
     def _look_after_conditions(self, room: Room) -> None:
-        """Those that can be told from the node's state; the others end by themselves in time, or are cleared."""
+        """Set the conditions that follow from the node's state; others expire, or are cleared."""
         conditions = self.conditions
         if self.log.disk_full:
             used = f"appends are refused: the disk is full ({max(0.0, room.ratio):.0%} used)"
@@ -447,7 +466,7 @@ class DLedgerServer:
         keeper.refresh()
         return self._clock.monotonic_ms() + _TLS_INTERVAL_MS
 
-    # -- Receiver: what peers send -------------------------------------------------------------------------------
+    # -- Receiver: messages of peers -----------------------------------------------------------------------------
 
     def request(self, envelope: Envelope) -> Envelope:
         """Answer a vote or heartbeat request, once the hard state is durable."""
@@ -476,13 +495,13 @@ class DLedgerServer:
         )
 
     def _is_isolated(self, size: int) -> bool:
-        """Whether a push stands alone: then nothing is gained by gathering, handing over costs time."""
+        """Whether a push stands alone: then gathering gains nothing, and passing it to another thread costs time."""
         now_ms = self._clock.monotonic_ms()
         pause_ms, self._last_push_ms = now_ms - self._last_push_ms, now_ms
         return size <= _ISOLATED_PUSH_BYTES and pause_ms >= _ISOLATED_PUSH_PAUSE_MS
 
     def connection_lost(self, peer: NodeId) -> None:
-        """The push connection towards ``peer`` broke."""
+        """The push connection to ``peer`` broke."""
         if self._push_times is not None:
             self._push_times.lost(peer)
         self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
@@ -494,7 +513,7 @@ class DLedgerServer:
         if self._transport is not None:
             self._transport.send(Envelope(self._cluster_id, config.group, config.node_id, target, message))
 
-    # -- LogNode: what clients ask -------------------------------------------------------------------------------
+    # -- LogNode: requests of clients ----------------------------------------------------------------------------
 
     def submit_append(
         self,
@@ -512,9 +531,9 @@ class DLedgerServer:
         done: Callable[[AppendedBatch | DLedgerError], None],
         producer: ProducerBatch | None = None,
     ) -> None:
-        """Append what ``prepared`` makes under the node's lock; everything else is as with ``submit_append``.
+        """Append a batch made by ``prepared`` under the node's lock; otherwise like ``submit_append``.
 
-        ``producer`` must say how many entries there are (``ProducerBatch.count``).
+        ``producer`` must give the number of entries (``ProducerBatch.count``).
         """
         append = self._node.quorum_ack.append_prepared
         self._submit(lambda answer, now_ms: append(prepared, now_ms, answer, producer), self._instruments.timed(done))
@@ -536,11 +555,6 @@ class DLedgerServer:
         self._refuse_if_fenced()
         return self.log.read_range(first_index, last_index, max_bytes)
 
-    @property
-    def bulk(self) -> BulkReader:
-        """See ``LogNode.bulk``; its reads raise ``FencedError``."""
-        return self.log.bulk
-
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """See ``LogNode.subscribe``."""
         with self._listeners_lock:
@@ -559,7 +573,7 @@ class DLedgerServer:
         return self._driver.look(self._status)
 
     def measure(self) -> NodeMeasurements:
-        """What metrics show besides what ``Instruments`` were told. Holds the node's lock as briefly as ``status``."""
+        """The figures for metrics beyond those of ``Instruments``. Holds the node's lock as briefly as ``status``."""
         status, pending_bytes, elector, producers = self._driver.look(
             lambda node: (self._status(node), node.quorum_ack.pending_bytes, node.elector, _producers(node))
         )
@@ -586,10 +600,10 @@ class DLedgerServer:
         action: Callable[[Callable[[Result | DLedgerError], None], int], object],
         done: Callable[[Result | DLedgerError], None],
     ) -> None:
-        """Have the core do ``action``, which takes what its answer goes to and the time.
+        """Run the core's ``action``, which takes the receiver of its answer and the time.
 
-        The core's leader hints, which know ids only, are completed with the address clients need. ``done`` is called
-        once: a node that fails while it carries out a request refuses it, and answers it again when it stops.
+        The core's leader hints, which contain ids only, are completed with client addresses. ``done`` is called once: a
+        node that fails while it carries out a request refuses it, and answers it again when it stops.
         """
         left = [done]
 
@@ -675,7 +689,7 @@ class DLedgerServer:
 
 
 _STUCK_TOLD_MS = 60_000
-"""How long status and metrics tell that a leader made no progress."""
+"""How long status and metrics report that a leader made no progress."""
 _WARM_INTERVAL_MS = 20
 _REMEMBER_INTERVAL_MS = 1000
 _TLS_INTERVAL_MS = 2000

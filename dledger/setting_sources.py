@@ -1,7 +1,7 @@
-"""Reading settings by name from flags, the environment and a properties file, whatever they are settings of.
+"""Reads settings by name from flags, the environment and a properties file, for any set of settings.
 
-A ``Vocabulary`` says which names exist and how their texts are read; ``read`` takes the sources from the weakest to the
-strongest and keeps, per setting, the last good value and where it stood. Everything wrong is collected, nothing raised.
+A ``Vocabulary`` defines the names and how their texts are read; ``read`` takes the sources from the weakest to the
+strongest and keeps, per setting, the last good value and its source. All problems are collected, none raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENVIRONMENT_PREFIX: Final = "DLEDGER_"
 
 @dataclass(frozen=True, slots=True)
 class SettingTarget:
-    """What a known name sets, and how its text is read."""
+    """The setting behind a known name, and the parser of its text."""
 
     setting: str
     parse: Callable[[str], object]
@@ -31,7 +31,7 @@ class SettingTarget:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting as some source has it: the name used there, its text and where it stands."""
+    """One setting in a source: the name used there, its text and its place."""
 
     name: str
     text: str
@@ -40,17 +40,17 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The value of a setting, and what gave it."""
+    """The value of a setting, and its source."""
 
     value: object
     given: Given
 
 
 class Vocabulary:
-    """The names that exist: those with a target, and those that are understood but set nothing.
+    """The known names: those with a target, and those that are recognized but set nothing.
 
-    ``own`` are the names that the environment's hints propose. ``variables`` are other programs' (or the command
-    line's) variables that begin like ours.
+    ``own`` are the names proposed in hints for the environment. ``variables`` are variables of other programs (or of
+    the command line) with the same prefix.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Vocabulary:
         return name in self.targets or name in self.unused
 
     def unfold(self, short: str) -> str | None:
-        """The name meant by a variable's name without its prefix."""
+        """The name behind a variable's name without its prefix."""
         return short.lower() if short.lower() in self.own else self._folded.get(_fold(short))
 
     def hint(self, name: str, candidates: Iterable[str] | None = None) -> str:
@@ -86,7 +86,7 @@ def _fold(name: str) -> str:
 
 
 class Readings:
-    """What the sources said: ``chosen`` values by setting, names that set nothing in ``unused``, and ``problems``."""
+    """The result of reading: ``chosen`` values by setting, names that set nothing in ``unused``, and ``problems``."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, Chosen] = {}
@@ -130,7 +130,7 @@ def _file_layer(vocabulary: Vocabulary, file: Path | None, problems: list[str]) 
 
 
 _SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
-"""What Kubernetes puts into every container for a service called ``dledger…``; not meant for us."""
+"""Variables that Kubernetes sets in every container for a service called ``dledger…``; not ours."""
 
 
 def _environment_layer(vocabulary: Vocabulary, environ: Mapping[str, str], problems: list[str]) -> list[Given]:
@@ -183,7 +183,7 @@ def _take(vocabulary: Vocabulary, layer: Iterable[Given], readings: Readings) ->
 
 
 def with_sources(problem: str, chosen: Mapping[str, Chosen], spoken_of_as: Mapping[str, tuple[str, ...]]) -> str:
-    """The problem, and where the settings that it speaks of were given."""
+    """The problem, with the sources of the settings that it names."""
     places = [
         f"{one.given.name} from {one.given.source}"
         for setting, one in sorted(chosen.items())

@@ -1,9 +1,8 @@
-"""Where a node's configuration comes from: flags, then the environment, then a ``.conf`` file, then the defaults.
+"""Builds a node's configuration: from flags, then the environment, then a ``.conf`` file, then the defaults.
 
-The file is a Java properties file as RocketMQ brokers have it. A setting goes by our own name (every field of
+The file is a Java properties file like that of RocketMQ brokers. A setting can be given by our own name (every field of
 ``dledger.config``), by RocketMQ's (``dLegerPeers``) or by DLedger's (``peers``); the environment spells any of them as
-``DLEDGER_<NAME>``. Everything that is wrong is reported at once, each with the place it came from, and nothing is
-opened.
+``DLEDGER_<NAME>``. All problems are reported at once, each with its source, and nothing is opened.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from dledger.values import (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A checked configuration, and the settings that were understood but change nothing in this package."""
+    """A checked configuration, and the settings that were recognized but change nothing in this package."""
 
     config: ServerConfig
     unused: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     """Read and check everything. Raises ``ConfigError`` with every problem of every source."""
     readings = setting_sources.read(_VOCABULARY, file, environ, flags)
     config = build(readings.chosen)
-    if readings.problems:  # Relations between values are judged only once each value is known to be what was meant.
+    if readings.problems:  # Relations between values are checked only once every value is valid.
         raise ConfigError(readings.problems)
     problems = [setting_sources.with_sources(one, readings.chosen, SPOKEN_OF_AS) for one in config.problems()]
     if problems:
@@ -68,7 +67,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 
 
 def parse_flush_mode(text: str) -> FlushMode:
-    """``sync`` or ``async``, also as RocketMQ writes them. Raises ``ValueError``."""
+    """``sync`` or ``async``, also in RocketMQ's spelling. Raises ``ValueError``."""
     try:
         return FlushMode(text.lower().removesuffix("_flush"))
     except ValueError:
@@ -78,7 +77,7 @@ def parse_flush_mode(text: str) -> FlushMode:
 
 
 def parse_client_auth(text: str) -> ClientAuth:
-    """``require`` or ``none``, also as RocketMQ's switch writes them (true, false). Raises ``ValueError``."""
+    """``require`` or ``none``, also in the spelling of RocketMQ's switch (true, false). Raises ``ValueError``."""
     switch = {"true": "require", "false": "none"}
     try:
         return ClientAuth(switch.get(text.lower(), text.lower()))
@@ -171,7 +170,7 @@ def _own_targets() -> dict[str, SettingTarget]:
 _OWN: Final = _own_targets()
 
 _JAVA_TIMERS: Final = ("maxHeartBeatLeak", "minVoteIntervalMs", "maxVoteIntervalMs")
-"""Together with ``heartBeatTimeIntervalMs`` they say what ``election_timeout_ms_min/max`` say here (``_election``)."""
+"""Together with ``heartBeatTimeIntervalMs`` they determine ``election_timeout_ms_min/max`` (``_election``)."""
 
 TARGETS: Final = {
     **_OWN,
@@ -197,7 +196,7 @@ OTHERS_VARIABLES: Final = frozenset(
         "DLEDGER_TLS_KEY",
     }
 )
-"""Read by the command line before it asks for settings."""
+"""Read by the command line before it reads settings."""
 
 _VOCABULARY: Final = Vocabulary(TARGETS, UNUSED, OWN_NAMES, OTHERS_VARIABLES)
 
@@ -206,7 +205,7 @@ _VOCABULARY: Final = Vocabulary(TARGETS, UNUSED, OWN_NAMES, OTHERS_VARIABLES)
 
 
 def build(chosen: Mapping[str, Chosen]) -> ServerConfig:
-    """The configuration that the chosen values make, not yet checked; other settings among them are passed over."""
+    """The configuration of the chosen values, not yet checked; values of other settings are ignored."""
     values = {name: one.value for name, one in chosen.items()}
     values |= _election(chosen)
     values |= _disk(chosen)
@@ -219,7 +218,7 @@ def build(chosen: Mapping[str, Chosen]) -> ServerConfig:
 
 
 def _disk(chosen: Mapping[str, Chosen]) -> dict[str, object]:
-    """RocketMQ's check ratio may lie above the one for forced cleaning, which then counts in its place."""
+    """RocketMQ's check ratio may lie above the one for forced cleaning, which then replaces it."""
     check = chosen.get("disk_check_ratio")
     if check is None or check.given.name != "diskMaxUsedSpaceRatio":
         return {}
@@ -230,7 +229,7 @@ def _disk(chosen: Mapping[str, Chosen]) -> dict[str, object]:
 
 
 def _election(chosen: Mapping[str, Chosen]) -> dict[str, object]:
-    """Election timeouts that mean what DLedger's timers mean, for those that are not given by our own names.
+    """Election timeouts equivalent to DLedger's timers, unless given by our own names.
 
     A Java follower campaigns after ``maxHeartBeatLeak`` missed heartbeats plus a random part of the span between
     ``minVoteIntervalMs`` and ``maxVoteIntervalMs``.
@@ -264,4 +263,4 @@ SPOKEN_OF_AS = {
     "minVoteIntervalMs": ("election_timeout_ms_max",),
     "maxVoteIntervalMs": ("election_timeout_ms_max",),
 }
-"""How ``ServerConfig.problems`` mentions settings that it does not call by name."""
+"""How ``ServerConfig.problems`` mentions settings other than by their names."""

@@ -1,4 +1,4 @@
-"""The words everything else is written in: identifiers, roles and the entry itself.
+"""The basic vocabulary: identifiers, roles and the entry itself.
 
 Nothing here does anything; the module imports nothing of the project but ``records`` and ``layout``. Indexes and terms
 are signed 64-bit integers on disk and on the wire; the first index is 0 and "none" is -1 (DLedger's convention, kept so
@@ -27,7 +27,7 @@ NO_TERM: Final = Term(-1)
 
 
 class Role(StrEnum):
-    """What a member is at this moment (Raft figure 4)."""
+    """The current role of a member (Raft figure 4)."""
 
     FOLLOWER = "FOLLOWER"
     CANDIDATE = "CANDIDATE"
@@ -49,12 +49,12 @@ Readers of the Java line before 0.4 know no other magic and take every body for 
 """
 
 Body = bytes | bytearray
-"""What an entry holds, as appenders give it; a ``bytearray`` may be changed in place by an append hook."""
+"""The content of an entry, as given by appenders; an append hook may change a ``bytearray`` in place."""
 
 
 @record(frozen=True, slots=True, order=True)
 class EntryId:
-    """Names one entry. Ordered as Raft's election restriction orders logs: by term, then by index (§5.4.1)."""
+    """Identifies one entry. Ordered as Raft's election restriction orders logs: by term, then by index (§5.4.1)."""
 
     term: Term
     index: LogIndex
@@ -66,10 +66,10 @@ NO_ENTRY: Final = EntryId(NO_TERM, NO_INDEX)
 
 @record(frozen=True, slots=True)
 class Entry:
-    """One entry as it is stored.
+    """One stored entry.
 
     ``position`` is the record's first byte; ``body`` starts 48 bytes later. ``body_crc`` and ``chain_crc`` are unsigned
-    CRC32C values (see ``dledger.store.format``). ``magic`` is what the entry means: a NOOP that is stored with magic 1
+    CRC32C values (see ``dledger.store.format``). ``magic`` is the entry's meaning: a NOOP stored with magic 1
     (``NOOP_CHANNEL``) is a NOOP here.
     """
 
@@ -90,7 +90,7 @@ class Entry:
 
 @record(frozen=True, slots=True)
 class Boundary:
-    """What is known of the entry just before the first one that a log still holds.
+    """The known facts about the entry just before the first one that a log still holds.
 
     An empty or complete log starts after ``GENESIS``. ``position`` is where the first kept entry starts (bytes);
     ``chain_crc`` seeds that entry's chain.
@@ -107,10 +107,10 @@ GENESIS: Final = Boundary(NO_INDEX, NO_TERM, Position(0), 0)
 
 @record(frozen=True, slots=True)
 class ProducerBatch:
-    """Who appends a batch, and the number of its first entry: what makes a repetition of it known.
+    """The producer of a batch, and the number of its first entry, by which repetitions are recognized.
 
-    ``sequence`` counts the producer's entries, from 0. ``count`` is how many there are; it need be given only with a
-    ``PreparedAppend``, which nobody may ask for its entries before it is known how many of them are new.
+    ``sequence`` counts the producer's entries, from 0. ``count`` is the number of entries; it is needed only with a
+    ``PreparedAppend``, which must not be asked for its entries before it is known how many of them are new.
     """
 
     producer: str
@@ -120,9 +120,9 @@ class ProducerBatch:
 
 @record(frozen=True, slots=True)
 class StoredRun:
-    """Entries of a producer that the log held before, at contiguous indexes.
+    """Entries of a producer that the log already held, at contiguous indexes.
 
-    ``first_index`` is 0 (no producer's entry is there) when it is not remembered where they are; then ``term`` is -1.
+    ``first_index`` is 0 (where no producer's entry is) when their place is not remembered; then ``term`` is -1.
     ``positions`` are where their records start; empty if that is not known (any more).
     """
 
@@ -134,9 +134,9 @@ class StoredRun:
 
 @record(frozen=True, slots=True)
 class AppendedBatch:
-    """Where a leader's batch went: contiguous indexes and one start position per entry.
+    """Where a leader's batch was written: contiguous indexes and one start position per entry.
 
-    ``duplicates``: the first entries of a producer's batch that were there before; the others are as above. If all
+    ``duplicates``: the first entries of a producer's batch, which were already there; the others are as above. If all
     were, there is nothing else: no positions, ``first_index`` 0 and ``last_index`` -1.
     """
 
@@ -149,9 +149,9 @@ class AppendedBatch:
 
 @record(frozen=True, slots=True)
 class LogBytes:
-    """Raw committed log bytes of one segment from ``position`` on, without its blank; empty if there is nothing more.
+    """Raw committed log bytes of one segment from ``position`` on, without its blank; empty at the end.
 
-    ``data`` starts with a record. Its last record may be cut: read on from where that one starts.
+    ``data`` starts with a record. Its last record may be cut: continue reading where that one starts.
     """
 
     position: Position
@@ -164,7 +164,8 @@ class LogChunk:
 
     ``data`` holds ``count`` records from the one of ``first_index`` on; its first byte is at ``position`` of the log,
     and at ``position - segment_base`` of its segment file. ``committed_index`` and ``begin_index`` (the first kept
-    entry) are what the node that gave it knew then. Nothing is verified but where the first and last record are.
+    entry) are those of the answering node at that time. The node has verified the entries; a client that receives them
+    does not.
     """
 
     first_index: LogIndex
@@ -177,13 +178,13 @@ class LogChunk:
 
     @property
     def end_index(self) -> LogIndex:
-        """Where to go on."""
+        """Where to continue."""
         return LogIndex(self.first_index + self.count)
 
 
 @record(frozen=True, slots=True)
 class LogPlace:
-    """An entry's index, and where its record begins in the log; the committed log's end for one that is not there."""
+    """An entry's index, and where its record begins in the log; the committed log's end for one that does not exist."""
 
     index: LogIndex
     position: Position
@@ -191,7 +192,7 @@ class LogPlace:
 
 @record(frozen=True, slots=True)
 class LogRange:
-    """The committed entries that a node has: from ``begin`` up to before ``end``."""
+    """The committed entries of a node: from ``begin`` to before ``end``."""
 
     begin: LogPlace
     end: LogPlace
@@ -215,10 +216,10 @@ class BlockDigest:
 
 @record(frozen=True, slots=True)
 class EntryRun:
-    """Contiguous raw log bytes holding whole entries, as one push carries them.
+    """Contiguous raw log bytes of whole entries, as one push carries them.
 
-    ``data`` starts with the record of ``first_index``, ends after the record of ``last_index``, lies in one segment
-    and holds no blank. ``previous`` and ``previous_chain_crc`` describe the entry before it (``NO_ENTRY`` and 0 at the
+    ``data`` starts with the record of ``first_index``, ends after the record of ``last_index``, lies in one segment and
+    holds no blank. ``previous`` and ``previous_chain_crc`` describe the entry before it (``NO_ENTRY`` and 0 at the
     start of the log). ``position`` is the absolute offset of the first byte.
     """
 
@@ -267,8 +268,8 @@ _ENTRY_CHAIN_CRC: Final = ENTRY.struct("chain_crc")
 class FlushMark:
     """How far a store is durable: every entry ≤ ``index``, and every change counted by ``sequence``.
 
-    ``sequence`` numbers the store's changes (appends, truncations, resets) of this process; it makes "my truncation is
-    durable" something that can be waited for.
+    ``sequence`` numbers this process's changes of the store (appends, truncations, resets), so that a caller can wait
+    for its truncation to be durable.
     """
 
     index: LogIndex
@@ -276,20 +277,20 @@ class FlushMark:
 
 
 class Standing(IntEnum):
-    """What a member's memory of its votes and acknowledgements is worth; the numbers are those on the wire.
+    """How reliable a member's memory of its votes and acknowledgements is; the numbers are those on the wire.
 
-    Without standing (``BLANK``, ``DOUBTFUL``) a member takes part but counts for nothing, except where everybody must
+    Without standing (``BLANK``, ``DOUBTFUL``) a member takes part but counts for nothing, except where all members must
     agree: see "Standing" in docs/protocol.md.
     """
 
     VOTER = 0
-    """It knows whatever it said."""
+    """It remembers everything it has stated."""
     FOUNDER = 1
-    """As ``VOTER``, of a group of which it is not known whether all members have standing yet."""
+    """Like ``VOTER``, in a group in which not all members are known to have standing yet."""
     DOUBTFUL = 2
-    """Its log or its votes may lack what it once said."""
+    """Its log or its votes may lack what it once stated."""
     BLANK = 3
-    """It began with an empty directory: it knows nothing of what an earlier life may have said."""
+    """It began with an empty directory: it does not know what an earlier life may have stated."""
 
     @property
     def counts(self) -> bool:
@@ -302,10 +303,10 @@ _WITH_STANDING: Final = (Standing.VOTER, Standing.FOUNDER)
 
 @record(frozen=True, slots=True)
 class HardState:
-    """What must be durable before a node speaks: its term, whom it voted for in it, and what its memory is worth.
+    """What must be durable before a node sends messages: its term, its vote in that term, and its standing.
 
     ``doubt`` tells people why it is ``DOUBTFUL``. ``fenced``: its history is not the group's, for the reason in
-    ``doubt``, and nothing of what it holds may be believed.
+    ``doubt``, and nothing that it holds may be believed.
     """
 
     term: Term = Term(0)
@@ -320,7 +321,7 @@ class HardState:
         return self.standing.counts
 
     def doubted(self, reason: str) -> HardState:
-        """The same without standing, because of ``reason``; a member that has none keeps what it is."""
+        """The same without standing, because of ``reason``; a member without standing is unchanged."""
         return HardState(self.term, self.vote, Standing.DOUBTFUL, reason) if self.voter else self
 
     def fence(self, reason: str) -> HardState:

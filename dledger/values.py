@@ -1,7 +1,7 @@
-"""How people write values, read the same everywhere: conf files, flags, the environment, Spark's options.
+"""Parsers of values, the same everywhere: conf files, flags, the environment, Spark's options.
 
-Each parser takes text without surrounding blanks and raises ``ValueError``, whose message names the text and what is
-understood.
+Each parser takes text without surrounding blanks and raises ``ValueError``, whose message names the text and the
+accepted forms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration_ms(text: str, unit: str = "ms") -> float:
-    """Milliseconds: ``500ms``, ``30s``, ``1.5h``. A bare number counts ``unit``; if that is empty, it is refused."""
+    """Milliseconds: ``500ms``, ``30s``, ``1.5h``. A bare number is in ``unit``; if that is empty, it is refused."""
     match = _DURATION.fullmatch(text)
     of = (match[2] or unit).lower() if match is not None else ""
     if match is None or not of:
@@ -68,7 +68,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_percentage(text: str) -> float:
-    """A number of percent, as a ratio."""
+    """A percentage, as a ratio."""
     return parse_number(text) / 100
 
 
@@ -90,7 +90,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def parse_address(text: str, port_min: int = 1) -> tuple[str, int]:
-    """``host:port``; an IPv6 host stands in brackets, or bare if what is left of the last colon is one."""
+    """``host:port``; an IPv6 host is in brackets, or bare if the part left of the last colon is one."""
     host, _, digits = text.rpartition(":")
     host = without_brackets(host)
     port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PORT_MAX)) else -1
@@ -118,7 +118,7 @@ def host_of(address: str) -> str:
 
 
 def without_brackets(host: str) -> str:
-    """An IPv6 host as sockets want it; any other as it is."""
+    """An IPv6 host in the form that sockets want; any other unchanged."""
     return host.removeprefix("[").removesuffix("]")
 
 

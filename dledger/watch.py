@@ -1,11 +1,11 @@
-"""Watchfulness of one node: its log is verified in the background, compared with the other members', and repaired.
+"""Background maintenance of one node's log: it is verified, compared with the other members' logs, and repaired.
 
-One thread (``dledger-scrub-<node>``), in this order: repair what is known to be damaged; every ``COMPARE_INTERVAL_MS``
-compare chain CRCs of committed entries with the peers; verify the next bytes of the log, at ``scrub_bytes_per_s``. It
-holds no lock of the node's, and whoever meets damage elsewhere (reads, look-ups, the core's parts) only tells it.
+One thread (``dledger-scrub-<node>``), in this order: repair known damage; every ``COMPARE_INTERVAL_MS`` compare chain
+CRCs of committed entries with the peers; verify the next bytes of the log, at ``scrub_bytes_per_s``. It holds no lock
+of the node's, and code that finds damage elsewhere (reads, lookups, the core's parts) only reports it.
 
-Comparing says who is wrong where checksums do not: two logs that both check out and differ are two histories. The one
-that most members do not share is fenced.
+Comparing finds errors that checksums cannot: two logs that are both intact and differ are two histories. The one that
+most members do not share is fenced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_COMPARE_MS: Final = 2_000
 RETRY_MS_MIN: Final = 500
 RETRY_MS_MAX: Final = 30_000
 STEP_BYTES: Final = 64 * 1024
-"""What is verified at once: about a millisecond's worth of the interpreter."""
+"""Bytes verified at once: about a millisecond of the interpreter's time."""
 _SAMPLES: Final = (0, 4, 8, 12, 16, 20, 24, 28, 32)
 """Peers are asked about the newest committed index rounded down to these powers of two: they may be behind."""
 
@@ -53,7 +53,7 @@ class _Damage:
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How much it does. ``quorum``: of how many members a majority consists."""
+    """How much it does. ``quorum``: the number of members in a majority."""
 
     scrub_bytes_per_s: int
     auto_repair: bool
@@ -61,7 +61,7 @@ class WatchSettings:
 
 
 class LogWatch:
-    """The work of the thread, and where damage is told."""
+    """The thread's work, and the receiver of damage reports."""
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
@@ -78,8 +78,8 @@ class LogWatch:
     ) -> None:
         """``wake`` makes the thread step soon.
 
-        ``on_diverged`` is called, each time it is found again, when most members hold another history than this one,
-        ``on_whole`` when no damage is left that a peer may still mend.
+        ``on_diverged`` is called whenever it finds that most members hold another history than this one, ``on_whole``
+        when no damage is left that a peer may still mend.
         """
         self._name = name
         self._own = log
@@ -98,17 +98,17 @@ class LogWatch:
         self._on_whole = on_whole
 
     def stop(self) -> None:
-        """End what is under way soon."""
+        """Abort what is in progress soon."""
         self._stopping = True
 
     @property
     def is_whole(self) -> bool:
-        """Whether no damage is known, or none that any member that answers could mend."""
+        """Whether no damage is known, or none that any answering member could mend."""
         with self._lock:
             return all(one.nobody_has_it for one in self._damaged.values())
 
     def note_damage(self, error: CorruptLogError) -> None:
-        """Damage was met; from any thread, also under the node's lock."""
+        """Record damage; from any thread, also under the node's lock."""
         base = self._own.base_of(error.path)
         if base is None:
             self._conditions.set(ConditionKind.DAMAGED, _where(error), subject=str(error.path), for_ms=2 * RETRY_MS_MAX)
@@ -124,12 +124,12 @@ class LogWatch:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def step(self) -> int | None:
-        """Do what is due; gives when there is more to do."""
+        """Do what is due; returns when there is more to do."""
         try:
             due = [self._repair_due(), self._compare(), self._scrub()]
         except ShutdownError:
             return None
-        except CorruptLogError as damage:  # met where the end of what can be verified was looked up
+        except CorruptLogError as damage:  # found at the end of what can be verified
             self.note_damage(damage)
             return self._clock.monotonic_ms() + RETRY_MS_MIN
         return min((one for one in due if one is not None), default=None)
@@ -217,7 +217,7 @@ class LogWatch:
                 self._conditions.clear(kind, str(one.path))
 
     def _not_repaired(self, base: int, damage: _Damage, tried: list[str], *, nobody_has_it: bool) -> None:
-        """Wait longer each time; forget what has gone by itself (retention, or a report that came late)."""
+        """Wait longer each time; drop damage that has disappeared (by retention, or a late report)."""
         found = self._own.find(base, self._pause)
         if found is None:
             self._repaired(base, damage, _NOTHING, self._name)

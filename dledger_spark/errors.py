@@ -1,4 +1,4 @@
-"""What can go wrong in the pipeline, one class per different reaction. Messages say what to do."""
+"""The pipeline's errors, one class per distinct reaction. Messages say what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dledger.errors import DLedgerError
 
 
 class PipelineError(DLedgerError):
-    """The base of every error of the pipeline. Pickles, since Spark carries it from worker to driver."""
+    """Base class of the pipeline's errors. Pickles, because Spark transfers it from worker to driver."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -16,24 +16,24 @@ class PipelineError(DLedgerError):
 
 
 class OptionError(PipelineError):
-    """Raised for options that are unknown, malformed or contradict each other; lists all problems."""
+    """Raised for unknown, malformed or contradictory options; lists all problems."""
 
 
 class SchemaError(PipelineError):
-    """Raised for a schema that asks for columns or types that there are not."""
+    """Raised for a schema with unknown columns or unsupported types."""
 
 
 class LogDirectoryError(PipelineError):
-    """Raised when a path is no log directory, or one whose committed part cannot be told."""
+    """Raised if a path is not a log directory, or its committed part is unknown."""
 
 
 class BrokenRecordError(PipelineError):
-    """Raised for bytes that are no whole, undamaged record; names the segment and the offset in it."""
+    """Raised for bytes that are not a complete, undamaged record; names the segment and the offset in it."""
 
 
 class DataLossError(PipelineError):
-    """Raised when a part of the log that was asked for is no longer there, unless ``failOnDataLoss=false``."""
+    """Raised if a requested part of the log no longer exists, unless ``failOnDataLoss=false``."""
 
 
 class JavaMissingError(PipelineError):
-    """Raised when there is no Java for Spark, or too old a one."""
+    """Raised if Java is missing or too old for Spark."""

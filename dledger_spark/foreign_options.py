@@ -1,6 +1,6 @@
-"""Options that other systems' sources and sinks have and this one has not: what to say instead.
+"""Options of other systems' sources and sinks that are not supported here, and their replacements.
 
-Someone who brings a job along from Kafka writes them in good faith; the nearest name of ours would mislead.
+Users who migrate a job from Kafka may write them; a hint at our most similar name would mislead.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PREFIXES: Final = {
     "kafka.sasl.": _SECURITY,
     "kafka.": "settings of Kafka's clients have no effect here: leave it out",
 }
-"""The first that fits counts."""
+"""The first match counts."""
 
 
 def instead_of(name: str) -> str | None:
-    """What to use in place of an option that another system has; None if none is known of that name."""
+    """The replacement for another system's option; None if the name is unknown."""
     lower = name.lower()
     return _INSTEAD.get(lower) or next((text for prefix, text in _PREFIXES.items() if lower.startswith(prefix)), None)

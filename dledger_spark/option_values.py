@@ -1,4 +1,4 @@
-"""Reading the text of one option of a kind that only Spark's options have; ``dledger.values`` reads all others."""
+"""Parsers for values that only Spark's options have; all others are in ``dledger.values``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 from dledger.values import split
 
 EARLIEST: Final = -2
-"""``startingOffsets=earliest``; Kafka's number for it."""
+"""``startingOffsets=earliest``, with Kafka's number."""
 LATEST: Final = -1
-"""``latest``; Kafka's number for it."""
+"""``latest``, with Kafka's number."""
 
 
 def text_value(text: str) -> str:
@@ -20,7 +20,7 @@ def text_value(text: str) -> str:
 
 
 def path_value(text: str) -> str:
-    """A local path; Spark's catalog hands over ``file:`` URIs."""
+    """A local path; Spark's catalog passes ``file:`` URIs."""
     for prefix in ("file://", "file:"):
         if text.startswith(prefix):
             return text[len(prefix) :]

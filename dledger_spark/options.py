@@ -1,10 +1,10 @@
 """The options of the format ``dledger``, parsed once, on the driver, into frozen records.
 
-Spark hands over whatever the user wrote and ignores what it does not know; here an unknown option is refused with the
-nearest name. Names are compared without regard to case, as Spark's are. All problems are reported at once.
+Spark passes on all options and ignores unknown ones; here an unknown option is an error that suggests the nearest name.
+Names are case-insensitive, as in Spark. All problems are reported at once.
 
-The tables ``READ_OPTIONS`` and ``WRITE_OPTIONS`` are all there is: name, parser, default, meaning. The documentation
-is compared with them by a test.
+The tables ``READ_OPTIONS`` and ``WRITE_OPTIONS`` define name, parser, default and meaning of every option. A test
+compares the documentation with them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SPLIT_BYTES_MIN: Final = 1024
 SPLIT_BYTES_MAX: Final = 1024 * MIB
 """Offsets within a split are 32 bits wide."""
 SPLITS_MAX: Final = 4096
-"""More tasks than this for one read cost more than they bring."""
+"""For one read, more tasks than this cost more than they gain."""
 GROUP_DEFAULT: Final = "default"
 BATCH_BYTES_DEFAULT: Final = MIB
 _BATCH_BYTES_MAX: Final = 16 * MIB
@@ -74,11 +74,11 @@ NOTHING_NAMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``attribute`` is the field of the options record that it fills."""
+    """One option. ``attribute`` is its field in the options record."""
 
     name: str
     attribute: str
-    parse: Callable[[str], Any]  # Any: each option has a type of its own
+    parse: Callable[[str], Any]  # Any: each option has its own type
     default: str
     meaning: str
     aliases: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Option:
 
     @property
     def row(self) -> str:
-        """Its line in the documentation's table."""
+        """Its row in the documentation's table."""
         limits = ""
         if self.allowed is not None:
             told = replace(self.allowed, high=None) if self.allowed.high == _INT64_MAX else self.allowed
@@ -107,7 +107,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read. Bytes and milliseconds; 0 where the table says "none"."""
+    """How to read. Bytes and milliseconds; 0 for "none" in the table."""
 
     path: str = ""
     servers: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class ReadOptions:
     topics: tuple[str, ...] = ()
     topic_pattern: str = ""
     starting: int | None = None
-    """A log index, ``EARLIEST`` or ``LATEST``; None: what is usual for a batch (earliest) or a stream (latest)."""
+    """A log index, ``EARLIEST`` or ``LATEST``; None: the default of a batch (earliest) or a stream (latest)."""
     ending: int = LATEST
     """A log index (exclusive), or ``LATEST``."""
     starting_ms: int | None = None
@@ -143,12 +143,12 @@ class ReadOptions:
 
     @property
     def is_live(self) -> bool:
-        """Whether a running group is read, not a directory."""
+        """Whether a running group is read instead of a directory."""
         return bool(self.servers)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """The record for what the user gave. Raises ``OptionError`` with every problem."""
+        """Parse the user's options. Raises ``OptionError`` with every problem."""
         values, security, problems = _parsed(options, READ_OPTIONS, WRITE_OPTIONS, "reads")
         if values.get("path") and values.get("servers"):
             problems.append("give either path (a directory) or bootstrap.servers (a running group), not both")
@@ -179,7 +179,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """The record for what the user gave. Raises ``OptionError`` with every problem."""
+        """Parse the user's options. Raises ``OptionError`` with every problem."""
         values, security, problems = _parsed(options, WRITE_OPTIONS, READ_OPTIONS, "writes")
         if not values.get("servers"):
             problems.append("option bootstrap.servers is missing: host:port of one or more nodes")
@@ -193,7 +193,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """What it takes to be let in, as text, so that it can travel to executors; files are read there."""
+    """TLS and access keys as text, so that they can be sent to executors, which read the files."""
 
     tls_ca: str = ""
     tls_certificate: str = ""
@@ -203,8 +203,8 @@ class SecurityOptions:
     secret_key: str = field(default="", repr=False)
 
     def client(self) -> ClientSecurity:
-        """What clients take. Raises ``OptionError`` if one of two things that belong together is missing."""
-        # Imported here: reading a directory, and planning, need no gRPC, and Spark starts processes for either.
+        """The client's settings. Raises ``OptionError`` if one of two related options is missing."""
+        # Imported here: reading a directory, and planning, do not need gRPC, and Spark starts processes for both.
         from dledger.client.security import ClientSecurity
         from dledger.rpc.tls import TlsFiles
 
@@ -221,7 +221,7 @@ class SecurityOptions:
 def _parsed(
     options: Mapping[str, str], table: Iterable[Option], other_table: Iterable[Option], doing: str
 ) -> tuple[dict[str, Any], SecurityOptions, list[str]]:
-    """The values given, by attribute; what concerns security; problems."""
+    """The given values by attribute; the security options; problems."""
     by_name = {name.lower(): one for one in (*table, *SECURITY_OPTIONS) for name in (one.name, *one.aliases)}
     elsewhere = {name.lower() for one in other_table for name in (one.name, *one.aliases)}
     values: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def _unknown(key: str, by_name: Mapping[str, Option], elsewhere: Iterable[str], 
 
 
 def unknown_option(key: str, names: Mapping[str, str]) -> str:
-    """Which options there are instead; ``names`` holds them as they are written, by all that they may be given as."""
+    """The error for an unknown option; ``names`` maps lower-case names and aliases to the documented names."""
     near = difflib.get_close_matches(key.lower(), names, n=_NEAREST, cutoff=0.5)
     meant = list(dict.fromkeys(names[one] for one in near))
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {', '.join(dict.fromkeys(names.values()))}"

@@ -1,4 +1,4 @@
-"""``python -m dledger_spark.packaging dledger.zip``: the packages that Spark's workers need, for ``--py-files``.
+"""``python -m dledger_spark.packaging dledger.zip``: packs the packages that Spark's workers need, for ``--py-files``.
 
 Pure Python only: numpy, pyarrow, grpcio, protobuf and crc32c must be installed where the workers run.
 """
@@ -16,7 +16,7 @@ _EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write_zip(path: Path) -> int:
-    """Write it, the same bytes for the same sources; gives how many files are in it."""
+    """Write the archive, reproducibly; returns the number of files in it."""
     half = path.with_name(f".{path.name}.tmp")
     files = sorted(file for name in PACKAGES for file in (_ROOT / name).rglob("*.py"))
     with zipfile.ZipFile(half, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -29,7 +29,7 @@ def write_zip(path: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Do it; the exit code."""
+    """Write the archive; returns the exit code."""
     if len(arguments) != 1 or not arguments[0].endswith(".zip"):
         sys.stderr.write("usage: python -m dledger_spark.packaging FILE.zip\n")
         return 2

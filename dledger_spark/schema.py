@@ -1,8 +1,8 @@
-"""The columns of the format ``dledger``: names, Spark's types, Arrow's types. And what users may ask for.
+"""The columns of the format ``dledger``: names, Spark types, Arrow types, and the validation of users' schemas.
 
-Spark hands a user's schema to the reader, so it is a projection: only its columns are computed, and bodies that nobody
-asked for are never touched. Spark wants exactly the Arrow types that it maps its own to; both stand here side by side.
-This module imports pyspark only inside functions: the decoder and its tests do without.
+Spark passes a user's schema to the reader, so it acts as a projection: only its columns are computed, and bodies that
+are not requested are never read. Spark requires exactly the Arrow types that it maps its own to; both are listed side
+by side. This module imports pyspark only inside functions: the decoder and its tests do not need it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ HEADERS: Final = pa.list_(
 
 @dataclass(frozen=True, slots=True)
 class SchemaColumn:
-    """One column. ``virtual``: computed only for those who name it in their schema."""
+    """One column. ``virtual``: computed only if a schema names it."""
 
     name: str
     ddl: str
     arrow: pa.DataType
     virtual: bool = False
     source: str = ""
-    """Of a column in Kafka's style: what it is in ours."""
+    """For a Kafka-style column: the corresponding column of ours."""
 
     def __hash__(self) -> int:
-        """By name: Arrow's types are slow to hash, and schemas are looked up by their columns for every batch."""
+        """By name: Arrow types are slow to hash, and schemas are looked up by their columns for every batch."""
         return hash(self.name)
 
 
@@ -83,11 +83,11 @@ KAFKA_COLUMNS: Final = (
 RAW_PROPERTIES: Final = SchemaColumn("properties", "string", pa.string())
 COLUMN_NAMES: Final = tuple(one.name for one in COLUMNS)
 BIG_COLUMNS: Final = frozenset({"body", "raw", "value"})
-"""What makes a row about as large as its record."""
+"""Columns that make a row about as large as its record."""
 
 
 def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tuple[SchemaColumn, ...]:
-    """Every column that there is in this style."""
+    """Every column available in this style."""
     if style == "kafka":
         return KAFKA_COLUMNS + tuple(one for one in COLUMNS if one.name != "topic")
     if properties == "raw":
@@ -98,7 +98,7 @@ def columns_of(style: SchemaStyle, properties: PropertiesFormat = "map") -> tupl
 def default_columns(
     style: SchemaStyle, properties: PropertiesFormat = "map", *, headers: bool = False, crc_column: bool = False
 ) -> tuple[SchemaColumn, ...]:
-    """The columns of a reader whose user gave no schema."""
+    """The columns of a reader without a user's schema."""
     if style == "kafka":
         chosen = tuple(one for one in KAFKA_COLUMNS if not one.virtual or (headers and one.name == "headers"))
     else:
@@ -109,18 +109,18 @@ def default_columns(
 
 
 def ddl_of(columns: Sequence[SchemaColumn]) -> str:
-    """The columns as Spark's DDL."""
+    """The columns in Spark's DDL."""
     return ", ".join(f"`{one.name}` {one.ddl}" for one in columns)
 
 
 def arrow_schema(columns: Sequence[SchemaColumn]) -> pa.Schema:
-    """The columns as Arrow's schema, exactly what Spark maps its own to."""
+    """The columns as an Arrow schema, with exactly the types that Spark maps its own to."""
     return pa.schema([pa.field(one.name, one.arrow) for one in columns])
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What is asked of a reader: columns of ours, under the names that Spark expects, and the Arrow schema of it."""
+    """The columns requested of a reader, under the names that Spark expects, and their Arrow schema."""
 
     columns: tuple[SchemaColumn, ...]
     schema: pa.Schema
@@ -132,9 +132,9 @@ class Projection:
 
 
 def projection_of(schema: StructType, style: SchemaStyle, properties: PropertiesFormat = "map") -> Projection:
-    """What a schema asks for; names match without regard to case, as in SQL.
+    """The projection for a schema; names are case-insensitive, as in SQL.
 
-    Raises ``SchemaError`` for a column or type that there is not; ``properties string`` means the stored string.
+    Raises ``SchemaError`` for an unknown column or wrong type; ``properties string`` means the stored string.
     """
     known = {one.name.lower(): one for one in columns_of(style, properties)}
     columns: list[SchemaColumn] = []

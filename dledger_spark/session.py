@@ -1,8 +1,8 @@
-"""Making a Spark session that suits the log. Whatever the user has set stays as it is.
+"""Creates a Spark session suited to the log. The user's settings always take precedence.
 
-Defaults are set on the builder only where neither the user's arguments nor an environment variable, nor Spark's own
-files (``spark-defaults.conf``, ``spark-submit --conf``) say anything else. Where there is a session already, only what
-may change while it runs is set, as far as its own settings do not hold it.
+Defaults are set on the builder only if neither the user's arguments, nor the environment, nor Spark's own files
+(``spark-defaults.conf``, ``spark-submit --conf``) set them. In an existing session, only settings that can change at
+runtime are set, unless the session already has them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ RUNTIME_DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
 }
-"""What may be set at any time."""
+"""Settings that can be changed at any time."""
 START_DEFAULTS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What counts only before the JVM starts."""
+"""Settings that must be set before the JVM starts."""
 LOCAL_DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""What suits a session in one process on one machine."""
+"""Settings for a session in one process on one machine."""
 _DEFAULT_MASTER: Final = "local[*]"
 _MANY: Final = 1 << 16
-"""More than the processors of a cluster."""
+"""More than the processors of any cluster."""
 _LOG4J: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -62,16 +62,16 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
-"""Errors only. The gateway's level is that of Python sessions, which would else announce warnings, and let them in."""
+"""Errors only. Python sessions set the level to that of the gateway, and would otherwise log warnings."""
 
 
 def spark_session(master: str | None = None, app_name: str = "dledger", **conf: object) -> SparkSession:
     """The running session, or a new one.
 
-    ``master``: as Spark's (``local[*]`` if nothing says otherwise); ``sc://…`` connects to a Spark Connect server,
-    as does ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here.
-    ``conf``: Spark's settings, with ``_`` for ``.`` where the name is no Python word, as
-    ``spark_session(**{"spark.driver.memory": "4g"})``. Raises ``JavaMissingError``, ``PipelineError``.
+    ``master``: as in Spark (default: ``local[*]``); ``sc://…`` connects to a Spark Connect server, as does
+    ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here. ``conf``: Spark settings, with ``_`` for ``.`` unless
+    the name is not a Python identifier, as in ``spark_session(**{"spark.driver.memory": "4g"})``. Raises
+    ``JavaMissingError``, ``PipelineError``.
     """
     return open_session(master, app_name, conf)
 
@@ -79,7 +79,7 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
 def open_session(
     master: str | None, app_name: str, conf: Mapping[str, object], defaults: Mapping[str, str] = START_DEFAULTS
 ) -> SparkSession:
-    """The same with other defaults for what counts only before the JVM starts. Raises as ``spark_session``."""
+    """The same with other defaults for settings that must be set before the JVM starts."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -96,7 +96,7 @@ def open_session(
         return _with_defaults(_remote_session(connect.getOrCreate, remote))
     if running is not None:
         return _with_defaults(builder.getOrCreate())
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started a JVM already
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has already started a JVM
     if submitted:
         _meet_the_jvm()
     said = known_settings(os.environ, settings)
@@ -112,8 +112,8 @@ def open_session(
 
 
 def _remote_session(make: Callable[[], SparkSession], remote: str | None) -> SparkSession:
-    """A session of Spark Connect. Raises ``PipelineError`` if its client lacks a package."""
-    if remote and remote.startswith("local"):  # a server of its own, in this machine's JVM
+    """A Spark Connect session. Raises ``PipelineError`` if its client lacks a package."""
+    if remote and remote.startswith("local"):  # start a server in this machine's JVM
         _prepare_environment(os.environ, remote)
         java_version(os.environ)
     try:
@@ -125,7 +125,7 @@ def _remote_session(make: Callable[[], SparkSession], remote: str | None) -> Spa
 
 
 def _started(make: Callable[[], SparkSession], master: str | None) -> SparkSession:
-    """The session of a JVM that starts now. Raises ``PipelineError`` if it ends at once."""
+    """A session with a new JVM. Raises ``PipelineError`` if it exits at once."""
     from pyspark.errors import PySparkRuntimeError
 
     try:
@@ -139,14 +139,14 @@ def _started(make: Callable[[], SparkSession], master: str | None) -> SparkSessi
 
 
 def _meet_the_jvm() -> None:
-    """Under ``spark-submit`` only its JVM knows the settings, first of all the master."""
+    """Under ``spark-submit``, only its JVM knows the settings, such as the master."""
     from pyspark import SparkContext
 
-    SparkContext._ensure_initialized()  # private, but what the builder does, too
+    SparkContext._ensure_initialized()  # private, but the builder calls it, too
 
 
 def _register_shipped(session: SparkSession) -> None:
-    """Spark looks for formats in what is installed, not in ``--py-files``."""
+    """Register the formats: Spark discovers them in installed packages, but not in ``--py-files``."""
     from dledger_spark.source.datasource import DLedgerDataSource
 
     session.dataSource.register(DLedgerDataSource)
@@ -155,7 +155,7 @@ def _register_shipped(session: SparkSession) -> None:
 def start_settings(
     master: str | None, said: Mapping[str, str], defaults: Mapping[str, str] = START_DEFAULTS
 ) -> dict[str, str]:
-    """What to tell the builder before the JVM starts, beyond what the user has ``said`` (``known_settings``)."""
+    """Settings to pass to the builder before the JVM starts, besides those the user ``said`` (``known_settings``)."""
     chosen_master = master or said.get("spark.master") or _DEFAULT_MASTER
     if chosen_master.startswith("local"):
         defaults = {**defaults, **LOCAL_DEFAULTS}
@@ -166,7 +166,7 @@ def start_settings(
 
 
 def known_settings(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """What the user has said, wherever: what comes later here wins with Spark, too."""
+    """The user's settings from all sources; later ones take precedence, as in Spark."""
     from pyspark import SparkConf
 
     environments_master = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
@@ -180,14 +180,14 @@ def known_settings(environment: Mapping[str, str], settings: Mapping[str, str]) 
 
 
 def _conf_directory(environment: Mapping[str, str]) -> Path:
-    """Where Spark looks for its files: an installed package may have some, as a distribution has."""
+    """Spark's configuration directory, also if Spark is an installed Python package."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME') or _find_spark_home()}/conf")
 
 
 def _files_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ``spark-defaults.conf`` says: the JVM reads it, but only after the builder's settings have won."""
+    """Settings in ``spark-defaults.conf``: the JVM reads them only after applying the builder's settings."""
     path = _conf_directory(environment) / "spark-defaults.conf"
     if not path.is_file():
         return {}
@@ -196,9 +196,9 @@ def _files_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _submit_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ``PYSPARK_SUBMIT_ARGS`` says of the master and of settings: ``--master local[2] --conf a=b pyspark-shell``.
+    """The master and settings in ``PYSPARK_SUBMIT_ARGS``: ``--master local[2] --conf a=b pyspark-shell``.
 
-    The JVM is started with it, and the builder's settings would win over it.
+    The JVM is started with them, but the builder's settings would take precedence.
     """
     found: dict[str, str] = {}
     words = iter(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
@@ -212,9 +212,9 @@ def _submit_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_defaults(session: SparkSession) -> SparkSession:
-    """Set what may be set while a session runs, where nobody has: not in a file, not as argument, not in the session.
+    """Set runtime defaults unless they are set in a file, by an argument or in the session.
 
-    A session's settings hold all of that, and not what Spark takes where nothing is set.
+    A session's settings include all of these, but not Spark's own defaults.
     """
     held = session.conf.getAll
     for name, value in RUNTIME_DEFAULTS.items():
@@ -224,7 +224,7 @@ def _with_defaults(session: SparkSession) -> SparkSession:
 
 
 def tasks_at_once(session: SparkSession) -> int:
-    """How many tasks run at a time, as far as Spark knows: into so many pieces it cuts what says nothing else."""
+    """How many tasks run at a time, as far as Spark knows: its default number of partitions."""
     if not is_remote(session):
         return session.sparkContext.defaultParallelism
     from pyspark.sql import functions as f
@@ -233,12 +233,12 @@ def tasks_at_once(session: SparkSession) -> int:
 
 
 def is_remote(session: SparkSession) -> bool:
-    """Whether the session is of Spark Connect: its context is at the server."""
+    """Whether it is a Spark Connect session, whose context is on the server."""
     return "connect" in type(session).__module__
 
 
 def _prepare_environment(environment: MutableMapping[str, str], master: str | None) -> None:
-    """What Spark reads from the environment when it starts: the interpreter of workers, loopback, quiet logs."""
+    """Set the environment that Spark reads at startup: the workers' interpreter, loopback, quiet logs."""
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master is None or master.startswith(("local", "spark://127.0.0.1:", "spark://localhost:")):
@@ -248,7 +248,7 @@ def _prepare_environment(environment: MutableMapping[str, str], master: str | No
 
 
 def _quiet_conf_directory() -> Path:
-    """A directory whose ``log4j2.properties`` lets errors through; the same one for all of a user's sessions."""
+    """A directory with a ``log4j2.properties`` that logs only errors; shared by all sessions of a user."""
     directory = Path(tempfile.gettempdir()) / f"dledger-spark-conf-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
@@ -261,7 +261,7 @@ def _quiet_conf_directory() -> Path:
 
 
 def java_version(environment: Mapping[str, str]) -> int:
-    """The major version of the Java that Spark will start. Raises ``JavaMissingError``."""
+    """The major version of the Java that Spark will use. Raises ``JavaMissingError``."""
     home = environment.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     if java is None or not os.access(java, os.X_OK):
@@ -271,7 +271,7 @@ def java_version(environment: Mapping[str, str]) -> int:
     match = _VERSION.search(said.stderr + said.stdout)
     if match is None:
         raise JavaMissingError(f"{java} -version does not report its version ({said.stderr.strip()[:200]}): {_INSTALL}")
-    version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # Java 8 calls itself 1.8
+    version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # Java 8 reports version 1.8
     if version < JAVA_VERSION_MIN:
         raise JavaMissingError(f"Spark needs Java {JAVA_VERSION_MIN} or newer; {java} is Java {version}: {_INSTALL}")
     return version

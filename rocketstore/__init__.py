@@ -1,1 +1,1 @@
-"""RocketMQ's message store and a broker over it, on a plain commit log or on a replicated one."""
+"""RocketMQ's message store, and a broker for it, on a plain or a replicated commit log."""

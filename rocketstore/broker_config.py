@@ -1,6 +1,6 @@
-"""Every setting of a broker, its default, its limits and its relations to the others. Pure: it reads no file.
+"""Every setting of a broker: defaults, limits and relations. Pure: it reads no files.
 
-Reading conf files, the environment and flags is ``rocketstore.settings``'s business.
+``rocketstore.settings`` reads conf files, the environment and flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dledger.limits import Bytes, Millis, Port, Positive, Range, out_of_range
 from dledger.values import address_text
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.types import BrokerRole
+from rocketstore.types import BrokerRole, TlsServerMode
 
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
@@ -25,11 +25,11 @@ GET_LIMITS: Final[dict[str, Any]] = {  # Any: for keyword arguments
     "max_transfer_count_on_message_in_disk": 4096,
     "max_transfer_bytes_on_message_in_disk": MIB,
 }
-"""RocketMQ's own (32 messages or 256 KiB, on disk 8 or 64 KiB) are for clients that pull without a pause between."""
+"""RocketMQ's defaults (32 messages or 256 KiB, from disk 8 or 64 KiB) suit clients that pull without pauses."""
 
 
 def _broker_store() -> MessageStoreConfig:
-    """The message store's defaults, except how much one get gives: here one answer takes the place of many."""
+    """The message store's defaults, except the size of one get, whose response replaces many of RocketMQ's."""
     return MessageStoreConfig(**GET_LIMITS)
 
 
@@ -50,7 +50,17 @@ class BrokerConfig:
     broker_id: int = 0
     """For a plain broker. In a DLedger broker the role decides: the leader is 0; as followers, n0 to n2 are 1 to 3."""
     listen_port: Port = 10911
-    """Port for clients; 0: any free port (plain broker only)."""
+    """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
+    grpc_port: Port = 0
+    """Further port for gRPC alone, a little faster than ``listen_port``; 0: none."""
+    vip_port: Annotated[int | None, Range(0, 65535)] = None
+    """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
+    0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
+    """
+    tls_server_mode: TlsServerMode | None = None
+    """Whether remoting clients use TLS if certificates are configured: ``enforcing`` (they must, like gRPC clients; the
+    default), ``permissive`` (they may; others send plaintext over the network), ``disabled`` (they must not).
+    """
     listen_host: str = ""
     """Address to listen on for clients; empty: in a DLedger broker, ``bind_host`` or the member's host; in a plain one,
     all addresses if other machines can reach ``broker_ip1``, otherwise loopback.
@@ -100,7 +110,7 @@ class BrokerConfig:
 
     @property
     def name(self) -> str:
-        """The broker's name; all members of a DLedger group have the same."""
+        """The broker's name, which all members of a DLedger group share."""
         return self.broker_name or (self.dledger.group if self.dledger is not None else "broker-a")
 
     @property
@@ -119,17 +129,25 @@ class BrokerConfig:
 
     @property
     def effective_security(self) -> SecurityConfig:
-        """What protects the broker's port."""
+        """The security settings of the broker's port."""
         return self.security if self.dledger is None else self.dledger.security
 
+    @property
+    def effective_limits(self) -> ConnectionLimits:
+        """How much of the broker its clients may use."""
+        return self.limits if self.dledger is None else self.dledger.limits
+
     def address(self, port: int) -> str:
-        """What clients connect to, given the port that is listened on."""
+        """The address for clients, given the port it listens on."""
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
         return address_text(host, port)
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self.store) + out_of_range(self) + _delay_problems(self.store)
+        found += self._further_port_problems()
+        if self.tls_server_mode is TlsServerMode.ENFORCING and not self.effective_security.has_tls:
+            found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
             found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]
@@ -147,7 +165,7 @@ class BrokerConfig:
         return found
 
     def _why_everywhere(self) -> str:
-        """What made it listen on every address, if it was not said."""
+        """Why it listens on every address, if no address was configured."""
         if self.listen_host or not self.broker_ip1:
             return ""
         return (
@@ -155,7 +173,7 @@ class BrokerConfig:
         )
 
     def _listen_problems(self, dledger: ServerConfig) -> list[str]:
-        """Plaintext for other machines, unless the node's own addresses have told of it already."""
+        """Plaintext for other machines, unless already reported for the node's own addresses."""
         told = [
             *(member.address for member in dledger.members),
             *filter(None, (dledger.bind_host, dledger.client_host)),
@@ -164,16 +182,35 @@ class BrokerConfig:
             return []
         return dledger.security.problems([self.listen_host])
 
+    def _further_port_problems(self) -> list[str]:
+        others = {self.listen_port: "listen_port"} if self.listen_port else {}
+        if self.dledger is not None and self.dledger.node_id in [one.node_id for one in self.dledger.members]:
+            others[self.dledger.self_member.port] = f"the peer port of {self.dledger.node_id}"
+            others[self._log_port(self.dledger)] = "dledger's client port"
+        found = []
+        for name, port in (("grpc_port", self.grpc_port), ("vip_port", self.vip_port)):
+            if port and port in others:
+                found.append(f"{name}={port} is also {others[port]}: change one of them")
+            elif port:
+                others[port] = name
+        return found
+
+    @staticmethod
+    def _log_port(dledger: ServerConfig) -> int:
+        if dledger.client_port is not None:
+            return dledger.client_port
+        return dledger.self_member.port + CLIENT_PORT_OFFSET
+
     def _port_problems(self, dledger: ServerConfig) -> list[str]:
         if dledger.node_id not in [member.node_id for member in dledger.members]:
-            return []  # told already
+            return []  # already reported
         if self.listen_port == 0:
             return [
                 "listen_port=0 works for plain brokers only: the members of a group announce their addresses to "
                 "each other"
             ]
         peer_port = dledger.self_member.port
-        client_port = dledger.client_port if dledger.client_port is not None else peer_port + CLIENT_PORT_OFFSET
+        client_port = self._log_port(dledger)
         if self.listen_port == peer_port:
             return [f"listen_port={self.listen_port} is also the peer port of {dledger.node_id}: change one of them"]
         if self.listen_port == client_port:

@@ -37,7 +37,7 @@ class FlushDiskType(StrEnum):
 
 
 class TlsServerMode(StrEnum):
-    """What remoting clients may use: no TLS, both, or only TLS."""
+    """What remoting clients may use: plaintext, both, or TLS."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-# # `cluster.certs` is imported in the commands because it needs an optional package.
+# `cluster.certs` is imported in the commands because it needs an optional package.
 
 
 @click.group(

@@ -218,7 +218,7 @@ def tail(
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1
-        # # A follower may not know yet that the last append was committed; without a leader, a follower's view must do.
+        # A follower may not know yet that the last append was committed; without a leader, a follower's view must do.
         read = partial(client.read, mode=ReadMode.LINEARIZABLE)
         if leader is None:
             read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)

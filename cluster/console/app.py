@@ -76,8 +76,6 @@ class Console:
             parts.catalog.snapshot,
             self._watch,
         )
-        parts.history.on_change = self.streams.hurry
-        parts.catalog.on_change = partial(self.streams.hurry, catalog=True)
         get = partial(Route, methods=["GET"])
         post = partial(Route, methods=["POST"])
         app = Starlette(

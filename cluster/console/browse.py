@@ -228,7 +228,7 @@ class EntryBrowser:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             start = max(last + 1 + index if index < 0 else index, begin)
-            # # Read from the same member: another one may not know yet that these entries are committed.
+            # Read from the same member: another one may not know yet that these entries are committed.
             read = partial(client.read, count=count, max_bytes=ANSWER_BYTES_MAX, address=status.client_address or None)
             entries = read(start) if start <= last else []
             while index < 0 and entries and entries[-1].index < last:  # halving limits how much is read in vain

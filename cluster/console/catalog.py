@@ -53,7 +53,13 @@ class GroupRow:
 class Catalog:
     """Thread-safe. ``on_change`` is called on the catalog's thread when something changed."""
 
-    def __init__(self, admin: Admin, applies: Callable[[], bool], interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        applies: Callable[[], bool],
+        on_change: Callable[[], None] = lambda: None,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self._admin = admin
         self._applies = applies
         self._interval_s = interval_s
@@ -66,7 +72,7 @@ class Catalog:
         self._error = ""
         self._loaded = False
         self._thread = threading.Thread(target=self._run, name="dledger-console-catalog", daemon=True)
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
 
     def start(self) -> None:
         """Start the thread."""
@@ -121,7 +127,7 @@ class Catalog:
             self._error = error
             self._loaded = self._loaded or not error
         if not self._stopping and _without_times(self.snapshot()) != _without_times(before):
-            self.on_change()
+            self._on_change()
 
     def _look(self) -> None:
         found = self._admin.topics()

@@ -98,7 +98,7 @@ class _Mark:
 class History:
     """Thread-safe. ``on_change`` is called outside the lock, on the thread that reported the change."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], on_change: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()  # guards all fields
         self._given = tuple(dict.fromkeys(addresses))[:NODES_MAX]
         self._lanes: dict[str, _Lane] = {}  # by node id
@@ -116,7 +116,7 @@ class History:
         self._seen_without_leader = False
         self._leader_seen_ms = 0
         self._lost_ms = 0
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         for address in self._given:
             self._strangers[address] = _Lane(address, address)
 
@@ -137,7 +137,7 @@ class History:
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
-            self.on_change()
+            self._on_change()
 
     def failed(self, address: str, error: Exception, now_ms: int, *, silent: bool) -> None:
         """Record that the node at ``address`` did not respond; ``silent``: it timed out, like a paused or slow one."""
@@ -154,13 +154,13 @@ class History:
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
         if changed:
-            self.on_change()
+            self._on_change()
 
     def tell(self, kind: str, node: str, text: str, now_ms: int) -> None:
         """Add an event about something the console did or noticed."""
         with self._lock:
             self._add_event(kind, node, 0, text, now_ms)
-        self.on_change()
+        self._on_change()
 
     # --- what it is asked --------------------------------------------------------------------------------------------
 

@@ -59,9 +59,14 @@ class ConsoleServer:
         pace: SamplePace | None = None,
     ) -> None:
         self._place = place or ListenAddress()
-        self._history = History(target.bootstrap)
+        # The console, which tells its pages, is made of both.
+        self._history = History(target.bootstrap, lambda: self._console.streams.hurry())
         self._sampler = Sampler(GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self._history, pace)
-        self._catalog = Catalog(brokers.admin(), lambda: self._history.kind in ("brokers", "broker"))
+        self._catalog = Catalog(
+            brokers.admin(),
+            lambda: self._history.kind in ("brokers", "broker"),
+            lambda: self._console.streams.hurry(catalog=True),
+        )
         self._messages = MessageBrowser(brokers.admin())
         parts = Parts(
             self._history,

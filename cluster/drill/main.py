@@ -45,7 +45,7 @@ MakeTarget = Callable[[Drill, DrillOptions], DrillTarget]
 
 def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reporting: Reporting) -> int:
     """Run the drills; returns 0 only if all passed. Raises ``NotPossibleError`` if they cannot run at all."""
-    # # Clients log their retries; the timeline already contains them.
+    # Clients log their retries; the timeline already contains them.
     logging.getLogger("rocketstore").addHandler(logging.NullHandler())
     results: list[DrillResult] = []
     failures: list[str] = []

@@ -122,7 +122,7 @@ def _role_events(seen: Iterable[SeenChange]) -> list[DrillEvent]:
     for one in seen:
         before = latest.get(one.node)
         latest[one.node] = one.view
-        # # A follower that only learns of a new term is no news.
+        # A follower that only learns of a new term is no news.
         if before is None or (before.role, before.is_master) == (one.view.role, one.view.is_master) == (
             "FOLLOWER",
             False,

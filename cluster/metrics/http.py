@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         page = self.server.pages.get(self.path.partition("?")[0])
         if self.server.is_local and not is_loopback(self.headers.get("Host", "localhost")):
-            # # A web page in a browser on this machine could rebind its name to this address and read the response.
+            # A web page in a browser on this machine could rebind its name to this address and read the response.
             status, kind, body = HTTPStatus.MISDIRECTED_REQUEST, _TEXT, _OTHER_NAME.encode()
         elif page is None:
             status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, ("try " + ", ".join(self.server.pages) + "\n").encode()

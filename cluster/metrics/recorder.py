@@ -33,7 +33,7 @@ class MetricsRecorder(Instruments):
         self.flush_latency_s = Histogram(LATENCY_BOUNDS_S)
         self.flush_bytes = Histogram(BYTES_BOUNDS)
         self.peers = {peer: PeerRecord() for peer in sorted(peers)}
-        # # A node writes its log on one thread at a time, so these need no lock.
+        # A node writes its log on one thread at a time, so these need no lock.
         self.received_entries = 0
         self.received_bytes = 0
         self._lock = threading.Lock()  # guards the counters below

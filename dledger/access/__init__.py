@@ -1,5 +1,5 @@
-"""Who may do what: accounts and their permissions, signed requests, what is remembered of them, and the audit log.
+"""Access control: accounts and permissions, signed requests, protection against replays, and the audit log.
 
-Nothing here knows gRPC: ``dledger.rpc.clients.access_gate`` puts it before the handlers of a server, and the clients
+Nothing here depends on gRPC: ``dledger.rpc.clients.access_gate`` puts it before a server's handlers, and the clients
 send what ``signing`` makes. The model and the file are those of RocketMQ's ``plain_acl.yml``.
 """

@@ -24,7 +24,7 @@ class AddressPattern:
     octets: tuple[frozenset[int], ...] = ()
 
     def matches(self, address: Address) -> bool:
-        """Whether it means this address."""
+        """Whether it includes this address."""
         if self.network is not None:
             return address.version == self.network.version and address in self.network
         if not self.octets:
@@ -66,7 +66,7 @@ def _octets(segment: str, text: str) -> frozenset[int]:
 
 
 def any_matches(patterns: Iterable[AddressPattern], address: Address | None) -> bool:
-    """Whether one of them means this address; an unknown one is meant by none."""
+    """Whether one of them includes this address; none includes an unknown one."""
     return address is not None and any(pattern.matches(address) for pattern in patterns)
 
 
@@ -83,7 +83,7 @@ def address_of(peer: str) -> Address | None:
 
 
 def parse_address(text: str) -> Address:
-    """An address without its zone; an IPv4 one that is written as IPv6 is that IPv4 one. Raises ``ValueError``."""
+    """An address without its zone; an IPv4 address written as IPv6 is returned as IPv4. Raises ``ValueError``."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
@@ -96,17 +96,17 @@ def peer_text(peer: str) -> str:
 
 
 def host_of(peer: str) -> str:
-    """The address in gRPC's name of a peer as text, without the port; of a Unix socket its kind."""
+    """The address in gRPC's name of a peer as text, without the port; for a Unix socket its kind."""
     address = address_of(peer)
     return str(address) if address is not None else peer.partition(":")[0]
 
 
 def place_of(peer: str) -> tuple[str, int]:
-    """The address and the port in gRPC's name of a peer; 0 where there is none."""
+    """The address and the port in gRPC's name of a peer; port 0 if there is none."""
     port = peer.rpartition(":")[2]
     return host_of(peer), int(port) if port.isdigit() else 0
 
 
 def plain_host(host: str) -> str:
-    """The address that a socket tells, written as ``host_of`` writes it."""
+    """A socket's address in the form of ``host_of``."""
     return str(parse_address(host))

@@ -1,10 +1,10 @@
-"""The audit log (logger ``dledger.audit``): who asked for what, from where, and whether it was allowed.
+"""The audit log (logger ``dledger.audit``): who requested what, from where, and whether it was allowed.
 
-Every change that an administrator may make, and refusals. One that repeats itself is written once per second, with how
-many were left out. Of different ones each source may have a few lines per second, and all together not many more, so
-that a client that makes up keys does not fill the disk; the others are counted. A source is an account, if that is
-proved, else an address. What clients say stands in quotes as JSON, so that no line can be forged. Secrets and
-signatures never get here.
+It records every change allowed to administrators, and refusals. A repeated refusal is written once per second, with the
+number of repetitions. Of different ones each source may have a few lines per second, and all together not many more, so
+that a client that makes up keys does not fill the disk; the others are counted. A source is an authenticated account,
+or an address. Text from clients is quoted as JSON, so that no line can be forged. Secrets and signatures never get
+here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Final
 _log = logging.getLogger("dledger.audit")
 
 SOURCE_LINES_MAX: Final = 10
-"""Different refusals of one source that are written per second."""
+"""Different refusals of one source written per second."""
 LINES_MAX: Final = 100
-"""Of all sources."""
+"""The same for all sources together."""
 SOURCES_MAX: Final = 32
-"""Sources whose further refusals are counted apart; the rest are counted as one."""
+"""Sources whose further refusals are counted separately; the rest are counted together."""
 _OTHERS: Final = "elsewhere"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:%|/@+?\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """What was asked for. ``resource`` is empty where the action says it all; an unproved ``caller`` ends in ``?``."""
+    """A request. ``resource`` is empty where the action suffices; an unauthenticated ``caller`` ends in ``?``."""
 
     caller: str
     peer: str
@@ -41,20 +41,20 @@ class AuditEvent:
 
 
 class AuditLog:
-    """Thread-safe. ``flush`` once per second writes what was left out."""
+    """Thread-safe. ``flush``, once per second, writes the counts of what was left out."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows, all of this second
+        self._lock = threading.Lock()  # guards the fields below, which cover the current second
         self._repeated: dict[AuditEvent, int] = {}
         self._lines: Counter[str] = Counter()  # by source
         self._left_out: Counter[str] = Counter()  # by address
 
     def allowed(self, event: AuditEvent) -> None:
-        """An administrator's change was let through."""
+        """Record a change allowed to an administrator."""
         _log.info("%s", _text(event, "allowed"), extra=_facts(event, "allowed"))
 
     def denied(self, event: AuditEvent) -> None:
-        """Something was refused."""
+        """Record a refusal."""
         # A peer's port changes with every connection; the address does not.
         host = event.peer.rpartition(":")[0]
         alike = AuditEvent(event.caller, host, event.action, event.resource, event.reason)
@@ -71,7 +71,7 @@ class AuditLog:
         _log.warning("%s", _text(event, "denied"), extra=_facts(event, "denied"))
 
     def flush(self) -> None:
-        """Write how often refusals were repeated since the last time."""
+        """Write how often refusals were repeated since the last call."""
         with self._lock:
             repeated, self._repeated = self._repeated, {}
             left_out, self._left_out = self._left_out, Counter()
@@ -91,7 +91,7 @@ def _text(event: AuditEvent, result: str) -> str:
 
 
 def _facts(event: AuditEvent, result: str) -> dict[str, object]:
-    """The same as fields of the log record, for logs as JSON."""
+    """The same as fields of the log record, for logs in JSON."""
     return {"event": "audit", **_words(event, result)}
 
 

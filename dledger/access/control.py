@@ -1,4 +1,4 @@
-"""Access control of one server, from its settings: the guard, and the rules file that it follows."""
+"""Access control of one server, built from its settings: the guard, and the rules file that it follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("dledger.access")
 
 
 class AccessControl:
-    """Made by ``of``; ``start`` once there is an event loop, ``close`` ends its thread."""
+    """Created by ``of``; ``start`` it once there is an event loop, ``close`` ends its thread."""
 
     def __init__(self, file: RulesFile, guard: AccessGuard, name: str) -> None:
         self.guard = guard

@@ -1,10 +1,10 @@
-"""Who calls, and whether he may: every decision about access, on the event loop of a server.
+"""Authenticates and authorizes every call, on a server's event loop.
 
-A call is admitted once (``admit``): its signature, time and nonce are checked, and it gets a ``Caller``. What it asks
-for is checked against the caller's account (``require``, or ``may`` on the hot path). When the rules change
-(``apply``), the callers of open streams get their new permissions, and whose key was revoked is ended.
+A call is admitted once (``admit``): its signature, time and nonce are checked, and it gets a ``Caller``. Its operations
+are checked against the caller's account (``require``, or ``may`` on the hot path). When the rules change (``apply``),
+the callers of open streams get their new permissions, and streams of revoked keys are ended.
 
-Deny by default: without an account there is nothing, and an account may do what its permissions name.
+Deny by default: nothing is allowed without an account, and an account may do only what its permissions name.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dledger.clock import Clock
 from dledger.errors import AccessDeniedError, PendingFullError
 
 _TRUSTED = "-"
-"""The access key of who needs none."""
+"""The access key of callers who need none."""
 
 
 class NotAuthenticatedError(AccessDeniedError):
-    """Raised when it is not proved who calls."""
+    """Raised when the caller is not authenticated."""
 
 
 class OtherAudienceError(NotAuthenticatedError):
@@ -38,18 +38,18 @@ class OtherAudienceError(NotAuthenticatedError):
 
 
 class SessionsFullError(PendingFullError):
-    """Raised when no further client can be remembered; nobody is forgotten instead."""
+    """Raised when no further client can be remembered; none is forgotten instead."""
 
 
 class ResourceKind(StrEnum):
-    """What permissions are given on."""
+    """What permissions apply to."""
 
     TOPIC = "topic"
     GROUP = "group"
 
 
 class Caller:
-    """Who makes a call. ``account`` is replaced when the rules change."""
+    """The caller of a call. ``account`` is replaced when the rules change."""
 
     __slots__ = ("account", "grpc_peer", "quota", "signed")
 
@@ -61,26 +61,26 @@ class Caller:
 
     @property
     def peer(self) -> str:
-        """Its address, for people."""
+        """The caller's address, for people."""
         return peer_text(self.grpc_peer)
 
     @property
     def name(self) -> str:
-        """For people: the access key, or the trusted address."""
+        """The access key or the trusted address, for people."""
         return self.account.access_key if self.account.access_key != _TRUSTED else "trusted-address"
 
     def may(self, kind: ResourceKind, name: str, needed: Permission) -> bool:
-        """Whether it has this permission: one look into a dictionary."""
+        """Whether the caller has this permission: one dictionary lookup."""
         account = self.account
         return bool((account.topic(name) if kind is ResourceKind.TOPIC else account.group(name)) & needed)
 
 
 class AccessGuard:
-    """Lives on the loop. ``name`` is for people; each process gets an ``audience`` of its own."""
+    """Lives on the loop. ``name`` is for people; each process gets its own ``audience``."""
 
     def __init__(self, rules: AccessRules, *, name: str, clock: Clock) -> None:
         self.audience = f"{name}.{secrets.token_hex(8)}"
-        """What requests to this process are signed for."""
+        """The audience for which requests to this process must be signed."""
         self.audit = AuditLog()
         self._rules = rules
         self._clock = clock
@@ -89,10 +89,10 @@ class AccessGuard:
 
     @property
     def rules(self) -> AccessRules:
-        """What holds now."""
+        """The current rules."""
         return self._rules
 
-    # --- who ----------------------------------------------------------------------------------------------------------
+    # --- authentication -----------------------------------------------------------------------------------------------
 
     def admit(
         self,
@@ -102,7 +102,7 @@ class AccessGuard:
         body: bytes | None,
         quotas: Quotas,
     ) -> Caller:
-        """Who makes this call (``body`` None: a stream of requests); ``quotas`` are those of the asked service.
+        """Authenticate a call (``body`` None: a stream of requests); ``quotas`` are those of the service called.
 
         Raises ``NotAuthenticatedError``, ``SessionsFullError``.
         """
@@ -110,14 +110,14 @@ class AccessGuard:
         try:
             account, proved = self._account(signed, peer, method, body)
         except OtherAudienceError:
-            raise  # the client does not know us yet: nothing to tell
+            raise  # the client does not know us yet: nothing to report
         except (NotAuthenticatedError, SessionsFullError) as error:
             self.audit.denied(AuditEvent(_claimed(signed), peer_text(peer), _action(method), "", str(error)))
             raise
         return Caller(account, peer, _quota_of(account, peer, quotas), signed=proved)
 
     def _account(self, signed: Signed, peer: str, method: str, body: bytes | None) -> tuple[Account, bool]:
-        """Whose call it is, and whether that is proved by a signature (else by the address)."""
+        """The call's account, and whether a signature proves it (otherwise the address)."""
         if not signed.access_key:
             if _is_among(self._rules.trusted, peer):
                 return _EVERYTHING, False
@@ -128,7 +128,7 @@ class AccessGuard:
         if account is None and _is_among(self._rules.trusted, peer):
             return _EVERYTHING, False
         secret = account.secret if account is not None else b""
-        # An unknown key costs the same as a wrong secret, and is told the same.
+        # An unknown key takes the same time as a wrong secret, and gets the same answer.
         genuine = signed.is_genuine(secret or _NOBODYS_SECRET, method, signing.digest_of(body))
         if account is None or not secret or not genuine:
             raise NotAuthenticatedError("unknown access key, or the signature does not match its secret")
@@ -161,50 +161,51 @@ class AccessGuard:
                 "replayed request: its signature was used before, or is older than ones accepted since"
             )
 
-    # --- whether ------------------------------------------------------------------------------------------------------
+    # --- authorization ------------------------------------------------------------------------------------------------
 
     def require(self, caller: Caller, action: str, kind: ResourceKind, name: str, needed: Permission) -> None:
-        """Raises ``AccessDeniedError`` unless the caller has the permission."""
+        """Raise ``AccessDeniedError`` unless the caller has the permission."""
         if caller.may(kind, name, needed):
             return
         raise self.denied(caller, action, f"{kind}:{name}", f"needs {permission_text(needed)} on {kind} {name}")
 
     def require_admin(self, caller: Caller, action: str, resource: str, *, changes: bool = True) -> None:
-        """Raises ``AccessDeniedError`` unless the caller is an administrator; what he ``changes`` is noted."""
+        """Raise ``AccessDeniedError`` unless the caller is an administrator; ``changes`` are recorded."""
         if not caller.account.admin:
             raise self.denied(caller, action, resource, "requires an account with admin: true")
         if changes:
             self.note(caller, action, resource)
 
     def note(self, caller: Caller, action: str, resource: str) -> None:
-        """A change that is allowed, for the audit log."""
+        """Record an allowed change in the audit log."""
         self.audit.allowed(AuditEvent(caller.name, caller.peer, action, resource))
 
     def denied(self, caller: Caller, action: str, resource: str, reason: str) -> AccessDeniedError:
-        """The error of a refusal, which is in the audit log then."""
+        """The error for a refusal, which it records in the audit log."""
         self.audit.denied(AuditEvent(caller.name, caller.peer, action, resource, reason))
         return AccessDeniedError(f"{caller.name} is not allowed to do this: {action} {reason}")
 
     def ended(self, caller: Caller, why: str) -> AccessDeniedError:
-        """The error of a stream that was open when the rules changed, which is in the audit log then."""
+        """The error for a stream ended by a change of the rules, which it records in the audit log."""
         self.audit.denied(AuditEvent(caller.name, caller.peer, "Stream", "", why))
         return AccessDeniedError(f"closed the stream of {caller.name}: {why}")
 
     # --- streams and changes ------------------------------------------------------------------------------------------
 
     def enter(self, caller: Caller, end: Callable[[str], None], still_allowed: Callable[[], bool]) -> None:
-        """A stream of this caller is open until ``leave``.
+        """Register an open stream of this caller until ``leave``.
 
-        ``end`` is told why when new rules revoke its key, or when ``still_allowed`` says no under them.
+        ``end`` is called with the reason when new rules revoke its key, or when ``still_allowed`` returns False under
+        them.
         """
         self._open[caller] = (end, still_allowed)
 
     def leave(self, caller: Caller) -> None:
-        """It has ended."""
+        """The stream has ended."""
         self._open.pop(caller, None)
 
     def apply(self, rules: AccessRules) -> None:
-        """Decide by these rules from now on, also on open streams."""
+        """Replace the rules, also for open streams."""
         self._rules = rules
         for caller, (end, still_allowed) in tuple(self._open.items()):
             if not self._is_known(caller):
@@ -213,12 +214,12 @@ class AccessGuard:
                 end("permission revoked")
 
     def renew(self, caller: Caller, action: str) -> None:
-        """Give a caller that waited its present account. Raises ``AccessDeniedError`` if there is none any more."""
+        """Give a caller that waited its current account. Raises ``AccessDeniedError`` if there is none any more."""
         if not self._is_known(caller):
             raise self.denied(caller, action, "", "any more: access key revoked")
 
     def _is_known(self, caller: Caller) -> bool:
-        """Whether the caller would be let in under the present rules; gives it its present account."""
+        """Whether the caller would be admitted under the current rules; updates its account."""
         before, peer = caller.account, caller.grpc_peer
         if before is _EVERYTHING:
             return _is_among(self._rules.trusted, peer)
@@ -232,19 +233,19 @@ class AccessGuard:
 
 
 _EVERYTHING = Account(_TRUSTED, b"", admin=True)
-"""Who calls from a globally white address: RocketMQ asks nothing of him."""
+"""The account of callers from a globally white-listed address, of whom RocketMQ requires nothing."""
 _NOBODYS_SECRET = secrets.token_bytes(32)
 
 
 def _quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
-    """That of the account; whoever needs none shares with those at the same address."""
+    """The account's quota; callers without an account share that of their address."""
     if account is _EVERYTHING:
         return quota_at(host_of(peer), peer, quotas)
     return quotas.of(account.access_key, account.access_key, peer)
 
 
 def quota_at(host: str, peer: str, quotas: Quotas) -> Quota:
-    """That of a connection of which only the address is known."""
+    """The quota of a connection known only by its address."""
     return quotas.of(f"@{host}", host, peer)
 
 
@@ -265,5 +266,5 @@ def _time(moment_ms: int) -> str:
 
 
 def _claimed(signed: Signed) -> str:
-    """Whose key it says it is, for the audit log."""
+    """The claimed access key, for the audit log."""
     return f"{signed.access_key[:128]}?" if signed.access_key else ""

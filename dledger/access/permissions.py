@@ -1,4 +1,4 @@
-"""What an account may do with a topic or a group, and how it is written."""
+"""Permissions of an account on a topic or a group, and their notation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import IntFlag
 from typing import Final
 
 RETRY_PREFIX: Final = "%RETRY%"
-"""RocketMQ's retry topic of a group; who may use it is said by the group's permission."""
+"""RocketMQ's retry topic of a group; the group's permission applies to it."""
 
 
 class Permission(IntFlag):
-    """RocketMQ's words; ``DENY`` is none of the others."""
+    """RocketMQ's terms; ``DENY`` is the absence of the others."""
 
     DENY = 0
     PUB = 1
@@ -38,5 +38,5 @@ def parse_permission(text: str) -> Permission:
 
 
 def permission_text(permission: Permission) -> str:
-    """As it is written."""
+    """The notation of a permission."""
     return "|".join(one.name or "" for one in (Permission.PUB, Permission.SUB) if one & permission) or "DENY"

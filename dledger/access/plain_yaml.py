@@ -1,8 +1,8 @@
-"""YAML as ``plain_acl.yml`` needs it, by PyYAML: text in, texts with their lines out.
+"""The YAML subset of ``plain_acl.yml``, read with PyYAML: text in, texts with their lines out.
 
-Events are taken and no objects built, so that the key ``00123456`` keeps its zeros, ``no`` is a name and every value
-knows its line. What could make a small file large (aliases) or mean more than it says (tags) is refused, and depth and
-nodes are bounded; ``rules_file`` bounds the bytes.
+It reads events and builds no objects, so that the key ``00123456`` keeps its zeros, ``no`` is a name and every value
+knows its line. Features that could make a small file large (aliases) or hide meaning (tags) are refused, and depth and
+nodes are limited; ``rules_file`` limits the bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dledger.errors import ConfigError
 DEPTH_MAX: Final = 8
 NODES_MAX: Final = 1_000_000
 
-_LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same, ten times as fast, where libyaml is there
+_LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times as fast, where libyaml is installed
 _UNPRINTABLE: Final = yaml.reader.Reader.NON_PRINTABLE
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'")
 _LINE_BREAK = re.compile(r"\r\n?|\n")
 _HIDDEN_BREAK = re.compile(r"[\x85\u2028\u2029]")
-"""Line breaks to YAML, and to few editors: what stands behind one may look like the rest of a comment."""
+"""Line breaks in YAML, but in few editors: text after one may look like the rest of a comment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A text; empty for nothing."""
+    """A text; empty for null."""
 
     text: str
     line: int
@@ -45,7 +45,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class YamlEntry:
-    """One key of a mapping, where it stands, and its value."""
+    """One key of a mapping, its line, and its value."""
 
     key: str
     line: int
@@ -54,7 +54,7 @@ class YamlEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Keys and values in the order of the text; no key twice."""
+    """Keys and values in the order of the text, without duplicate keys."""
 
     entries: tuple[YamlEntry, ...]
     line: int
@@ -64,7 +64,7 @@ Node = Scalar | Sequence | Mapping
 
 
 def parse(text: str) -> Node:
-    """The text's one value, for an empty text an empty mapping. Raises ``ConfigError`` naming the wrong lines."""
+    """The text's single value, for an empty text an empty mapping. Raises ``ConfigError`` naming the bad lines."""
     if hidden := _HIDDEN_BREAK.search(text):
         line = len(_LINE_BREAK.findall(text, 0, hidden.start())) + 1
         what = f"U+{ord(hidden[0]):04X} looks like no line break, and is one in YAML: remove it"
@@ -75,7 +75,7 @@ def parse(text: str) -> Node:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         reader.problems.append(f"line {line}: {_QUOTED.sub('…', error.problem or 'invalid YAML')}")
-    except yaml.reader.ReaderError:  # which says where in characters or, of libyaml, in bytes
+    except yaml.reader.ReaderError:  # its position is in characters or, with libyaml, in bytes
         printable = _UNPRINTABLE.split(text, maxsplit=1)[0]
         reader.problems.append(f"line {len(_LINE_BREAK.findall(printable)) + 1}: unprintable character")
     except _RefusedError as error:
@@ -86,11 +86,11 @@ def parse(text: str) -> Node:
 
 
 class _RefusedError(Exception):
-    """What is YAML, and is refused."""
+    """Raised for valid YAML that is not supported."""
 
 
 class _Reader:
-    """Builds nodes of events; ``problems`` are those that do not end it."""
+    """Builds nodes from events; ``problems`` are those that do not end reading."""
 
     def __init__(self, text: str) -> None:
         self.problems: list[str] = []
@@ -108,7 +108,7 @@ class _Reader:
             elif isinstance(event, yaml.NodeEvent):
                 node = self._node(event, 0)
         if isinstance(node, Scalar) and not node.text:
-            return Mapping((), 1)  # nothing but comments
+            return Mapping((), 1)  # only comments
         return node
 
     def _node(self, event: yaml.Event, depth: int) -> Node:
@@ -128,7 +128,7 @@ class _Reader:
             return self._mapping(line, depth)
         if not isinstance(event, yaml.ScalarEvent):
             raise _refused(event, "invalid YAML")
-        is_null = event.implicit[0] and event.value in ("~", "null")  # a plain one: 'null' in quotes is a text
+        is_null = event.implicit[0] and event.value in ("~", "null")  # unquoted: 'null' in quotes is text
         return Scalar("" if is_null else event.value, line)
 
     def _mapping(self, line: int, depth: int) -> Mapping:

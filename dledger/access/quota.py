@@ -1,8 +1,9 @@
-"""How much of what may wait on a server one client can take up, so that it cannot keep the others out.
+"""Limits what one client may occupy of a server, so that it cannot keep the others out.
 
 Everything is counted three times: for the connection, for its owner (the account, or the address where there are no
-accounts), and in all. The last eighth of what an owner and all together may have is kept for connections that have
-little: who comes late to a crowded server, or shares an address with a greedy client, still gets something.
+accounts), and in total. The last eighth of an owner's and of the total limit is reserved for connections that have
+little, so that a latecomer to a crowded server, or a client that shares an address with a greedy one, still gets
+something.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dledger.config import MIB
 from dledger.errors import PendingFullError
 
 CONNECTION_SHARE_PERCENT: Final = 50
-"""Of everything, for one connection; or the owner's share, if that is less."""
+"""The share of each limit for one connection; or the owner's share, if that is less."""
 ANSWER_BYTES_MAX: Final = 256 * MIB
 _KEPT_PART: Final = 8
-"""This part of everything is kept for connections that have little of it ..."""
+"""This part of each limit is reserved for connections that have little of it ..."""
 _LITTLE_PART: Final = 64
 """... which is less than this part."""
 _IDLE_MAX: Final = 1024
@@ -29,12 +30,12 @@ _CONNECTIONS_MOST: Final = "the limit per connection"
 
 
 class TooManyWaitsError(PendingFullError):
-    """Raised when a client has as many streams or waiting pulls as it may."""
+    """Raised when a client has reached its limit of streams or waiting pulls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """For one client, or for all. A request that is larger than all of it is taken alone."""
+    """Limits of one client, or of all. A request that exceeds a whole limit is accepted alone."""
 
     entries_max: int
     bytes_max: int
@@ -43,16 +44,16 @@ class Limits:
     waits_max: int = 1
     """Pulls that wait."""
     answer_bytes_max: int = ANSWER_BYTES_MAX
-    """Of answers that were not taken yet."""
+    """Bytes of answers not yet read."""
 
     def share(self, percent: int) -> Limits:
-        """A part of each, at least one."""
+        """A share of each limit, at least one."""
         all_of_it = (self.entries_max, self.bytes_max, self.streams_max, self.waits_max, self.answer_bytes_max)
         return Limits(*(max(1, number * percent // 100) for number in all_of_it))
 
 
 class Quota:
-    """What one connection, one owner or all together have; lives on the loop."""
+    """What one connection, one owner or all together occupy; lives on the loop."""
 
     __slots__ = (
         "_bytes_soft",
@@ -76,7 +77,7 @@ class Quota:
     ) -> None:
         self.name = name
         self.most = most
-        """What is said of who has all it may."""
+        """The name of its limit in refusals."""
         self.percent = percent
         self._is_connection = parent is not None and parent.percent < 100
         self._limits = limits = limits.share(percent)
@@ -93,15 +94,15 @@ class Quota:
 
     @property
     def owner(self) -> str:
-        """Whose it is: the account or the address of a connection, in words."""
+        """The owner in words: the account or the address of a connection."""
         above = self._parent
         return self.name if above is None or above._parent is None else above.name
 
-    # -- entries that wait ---------------------------------------------------------------------------------------------
+    # -- waiting entries -----------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more of it shall be taken for now."""
+        """Whether no further entries should be accepted for now."""
         return self._full_one() is not None
 
     def _full_one(self) -> Quota | None:
@@ -121,12 +122,12 @@ class Quota:
         return None
 
     def full_error(self) -> PendingFullError:
-        """Why nothing more is taken."""
+        """The error for further entries."""
         one = self._full_one() or self
         return PendingFullError(f"{one.name} has {one.entries} entries of {one.bytes} bytes waiting, {one._most()}")
 
     def take(self, entries: int, size: int) -> None:
-        """Something of it waits from now on."""
+        """Count entries that wait from now on."""
         one: Quota | None = self
         while one is not None:
             one.entries += entries
@@ -134,7 +135,7 @@ class Quota:
             one = one._parent
 
     def give(self, entries: int, size: int) -> None:
-        """It does not any more."""
+        """Entries no longer wait."""
         one: Quota | None = self
         while one is not None:
             one.entries -= entries
@@ -145,7 +146,7 @@ class Quota:
             one = one._parent
 
     async def wait_room(self, room: asyncio.Event) -> None:
-        """Wait until ``room`` is set, or something was answered to whoever has too much."""
+        """Wait until ``room`` is set, or a level that is full has answered something."""
         room.clear()
         full = self._full_one()
         if full is None:
@@ -160,7 +161,7 @@ class Quota:
 
     @contextmanager
     def stream(self, kind: str, setting: str, *, number_max: int = 0) -> Iterator[None]:
-        """An open stream of this kind meanwhile; ``setting`` says how many there may be (``number_max``) in all.
+        """Count an open stream of this kind while it runs; ``setting`` names the limit of all (``number_max``).
 
         Raises ``TooManyWaitsError``.
         """
@@ -182,7 +183,7 @@ class Quota:
 
     @contextmanager
     def wait(self, setting: str) -> Iterator[None]:
-        """A pull that waits meanwhile; ``setting`` says how many may. Raises ``TooManyWaitsError``."""
+        """Count a waiting pull while it waits; ``setting`` names the limit. Raises ``TooManyWaitsError``."""
         number_max = self._root._limits.waits_max
         little = self.waits < _little(number_max)
         for one in self._levels():
@@ -199,7 +200,7 @@ class Quota:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def try_answer(self, size: int) -> bool:
-        """Take room for an answer of this size, unless there is none now."""
+        """Take room for an answer of this size, if there is any now."""
         bytes_max = self._root._limits.answer_bytes_max
         little = self.answer_bytes + size <= _little(bytes_max)
         for one in self._levels():
@@ -209,15 +210,15 @@ class Quota:
         return True
 
     def change_answer(self, size: int) -> None:
-        """An answer turned out larger than it was taken for; less than zero: smaller, or taken by the client."""
+        """Adjust the room of an answer; a negative size means smaller than assumed, or read by the client."""
         for one in self._levels():
             one.answer_bytes += size
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is here."""
+        """Whether it counts nothing."""
         return not (self.entries or self.bytes or self.waits or self.answer_bytes or any(self.streams.values()))
 
     def _levels(self) -> Iterator[Quota]:
@@ -236,7 +237,7 @@ class Quota:
         return f"{self.most} ({', '.join(filter(None, settings))})".removesuffix(" ()")
 
     def _room(self, number_max: int, *, little: bool) -> int:
-        """Of ``number_max`` in all, what may be filled here; ``little``: for a connection that has little."""
+        """What may be filled here of a total ``number_max``; ``little``: for a connection that has little."""
         share = max(1, number_max * self.percent // 100)
         return share if little or self._is_connection else share - share // _KEPT_PART
 
@@ -246,7 +247,7 @@ def _little(number_max: int) -> int:
 
 
 class Quotas:
-    """Of all clients that have something here. ``limits`` are for all together."""
+    """The quotas of all clients that occupy anything. ``limits`` are the totals."""
 
     def __init__(self, limits: Limits, *, owner_percent: int) -> None:
         self.root: Final = Quota(limits, "this server", "the limit for all clients together")
@@ -258,7 +259,7 @@ class Quotas:
         self._forget_at = _IDLE_MAX
 
     def of(self, owner: str, name: str, peer: str) -> Quota:
-        """That of one connection, ``peer``, of an owner; the same object as long as something of it is here."""
+        """The quota of an owner's connection, ``peer``; the same object while it counts anything."""
         quota = self._connections.get((owner, peer))
         if quota is None:
             if len(self._connections) >= self._forget_at:
@@ -273,12 +274,12 @@ class Quotas:
         return quota
 
     def forget_idle(self) -> None:
-        """Keep those that matter."""
+        """Drop idle quotas."""
         self._connections = {key: one for key, one in self._connections.items() if not one.idle}
         kept = {owner for owner, _ in self._connections}
         self._owners = {owner: one for owner, one in self._owners.items() if owner in kept}
         self._forget_at = max(_IDLE_MAX, 2 * len(self._connections))
 
     def __len__(self) -> int:
-        """Connections that are counted."""
+        """The number of connections counted."""
         return len(self._connections)

@@ -1,12 +1,12 @@
-"""Each signed request once: what a server remembers of nonces, in bounded memory.
+"""Accepts each signed request once: remembers nonces in bounded memory.
 
-A nonce is a client's session and a growing number. Of a session the largest number is kept and which of the
-``SPAN`` numbers before it came already (as IPsec's anti-replay window has it), so a client costs about half a kilobyte
+A nonce is a client's session and an increasing number. Of a session the largest number is kept, and which of the
+``SPAN`` numbers before it have been seen (like IPsec's anti-replay window), so a client costs about half a kilobyte
 however many requests it makes, and requests of several threads may overtake each other. A session is forgotten only
-when its newest request is older than the time window: whatever is replayed of it then is too old anyway.
+when its newest request is older than the time window: anything replayed of it is then too old anyway.
 
 Nothing is forgotten earlier. When there is no room for another session it is refused, and one account can take up only
-a part of the room, so that it cannot keep the others out. Only genuine requests get here: who has no secret cannot
+a part of the room, so that it cannot keep the others out. Only authentic requests get here: without a secret nobody can
 fill it.
 """
 
@@ -28,7 +28,7 @@ class TooManySessionsError(Exception):
 class _Session:
     newest_ms: int
     largest: int
-    seen: int  # bit n: the number `largest - n` came
+    seen: int  # bit n: number `largest - n` has been seen
 
 
 class ReplayWindow:
@@ -47,13 +47,14 @@ class ReplayWindow:
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._by_account: dict[str, int] = {}
         self._swept_ms = 0
-        self._horizon_ms = 0  # what is older may be of a forgotten session, also if the clock was set back since
+        self._horizon_ms = 0  # anything older may be of a forgotten session, even if the clock was set back since
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def take(self, access_key: str, session: str, number: int, timestamp_ms: int, now_ms: int) -> bool:
-        """Remember a genuine request whose time was checked; False if it came before, or is too far behind to say.
+        """Remember an authentic request whose time was checked; False if it was seen before, or is too far behind to
+        tell.
 
         Raises ``TooManySessionsError``.
         """
@@ -81,7 +82,7 @@ class ReplayWindow:
     def _make_room(self, access_key: str, now_ms: int) -> None:
         if not self._is_full(access_key):
             return
-        if abs(now_ms - self._swept_ms) >= _SWEEP_INTERVAL_MS:  # a flood of new sessions shall not cost a sweep each
+        if abs(now_ms - self._swept_ms) >= _SWEEP_INTERVAL_MS:  # a flood of new sessions must not cost a sweep each
             self._swept_ms = now_ms
             self._sweep(now_ms)
         if self._is_full(access_key):

@@ -1,9 +1,9 @@
-"""Accounts and what they may do, as RocketMQ's ``plain_acl.yml`` says it. Pure: text in, rules out.
+"""Accounts and their permissions, in the format of RocketMQ's ``plain_acl.yml``. Pure: text in, rules out.
 
-Read strictly, because a mistake here opens or closes something: unknown names, unknown permissions and weak keys are
-problems, and all of them are told at once, with their lines. Two things differ from RocketMQ on purpose: a permission
-that cannot be read is a problem there too, but means DENY; and an account's ``whiteRemoteAddress`` saves the signature
-only, not the permissions (there it allows everything).
+Reading is strict, because a mistake here opens or closes something: unknown names, unknown permissions and weak keys
+are problems, all of which are reported at once, with their lines. It differs from RocketMQ on purpose in two points:
+RocketMQ takes an invalid permission for DENY; and an account's ``whiteRemoteAddress`` here replaces the signature only,
+not the permissions (there it allows everything).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Account:
     access_key: str
     secret: bytes = field(repr=False)
     addresses: tuple[AddressPattern, ...] = ()
-    """From where it need not sign."""
+    """Addresses from which it need not sign."""
     admin: bool = False
     default_topic: Permission = Permission.DENY
     default_group: Permission = Permission.DENY
@@ -41,7 +41,7 @@ class Account:
     groups: Mapping[str, Permission] = field(default_factory=dict)
 
     def topic(self, name: str) -> Permission:
-        """What it may do with a topic (or with the log of that name)."""
+        """Its permission on a topic (or on the log of that name)."""
         if self.admin:
             return BOTH
         if name.startswith(RETRY_PREFIX):
@@ -49,7 +49,7 @@ class Account:
         return self.topics.get(name, self.default_topic)
 
     def group(self, name: str) -> Permission:
-        """What it may do as a member of a consumer group."""
+        """Its permission as a member of a consumer group."""
         return BOTH if self.admin else self.groups.get(name, self.default_group)
 
 
@@ -62,7 +62,7 @@ class AccessRules:
 
 
 def parse_rules(text: str) -> AccessRules:
-    """Raises ``ConfigError`` with everything that is wrong; no problem quotes a secret."""
+    """Raises ``ConfigError`` with all problems; none of them quotes a secret."""
     root = plain_yaml.parse(text)
     reader = _Reader()
     rules = reader.rules(root)
@@ -97,7 +97,7 @@ class _Reader:
                             )
                         accounts[account.access_key] = account
                         lines[account.access_key] = item.line
-                case _:  # RocketMQ counts its own changes of the file
+                case _:  # RocketMQ counts its own changes of the file here
                     pass
         if not accounts and not trusted and not self.problems:
             self.problems.append("no account and no white address: nobody would have access")
@@ -204,7 +204,7 @@ def _secret(text: str) -> bytes:
 
 
 def _true_or_false(text: str) -> bool:
-    """Without the synonyms that settings have: nobody becomes an administrator by a guess."""
+    """Without the synonyms of settings: a guess must not make anyone an administrator."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"invalid boolean {text!r}: use true or false")
     return text.lower() == "true"

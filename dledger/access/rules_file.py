@@ -1,8 +1,8 @@
-"""The rules file: read safely, and read again when it changes.
+"""The rules file: read safely, and reloaded when it changes.
 
-It holds secrets, so it must be nobody else's: a file that others may read, or that its group may write, is refused and
-not only warned of, because a warning at the start of a server is read when it is too late. Its group may read it, which
-is how Kubernetes hands out secrets (``fsGroup``, ``defaultMode: 0440``).
+It holds secrets, so nobody else may have access: a file that others may read, or that its group may write, is refused
+instead of only causing a warning, because a warning at a server's start is read when it is too late. Its group may read
+it, which is how Kubernetes provides secrets (``fsGroup``, ``defaultMode: 0440``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _log = logging.getLogger("dledger.access")
 
 FILE_BYTES_MAX: Final = 8 << 20
 PROBLEMS_MAX: Final = 50
-"""Problems of a file that are told at a time."""
+"""The limit of problems reported per file."""
 INTERVAL_S: Final = 1.0
 _FORBIDDEN: Final = stat.S_IRWXO | stat.S_IWGRP
 _Stamp = tuple[int, int, int, int]
 MakeThread = Callable[[str, Callable[[], None]], threading.Thread]
-"""A thread of that name, under supervision: without it, withdrawn rights would stay in force unnoticed."""
+"""Creates a supervised thread of that name: without supervision, withdrawn rights could stay in force unnoticed."""
 
 
 def load_rules(file: Path) -> AccessRules:
-    """Raises ``ConfigError`` with everything that is wrong with the file."""
+    """Raises ``ConfigError`` with all problems of the file."""
     return _load(file)[0]
 
 
@@ -79,10 +79,10 @@ def _stamp(status: os.stat_result) -> _Stamp:
 
 
 class RulesFile:
-    """Reads the file when made (raising ``ConfigError``); from ``start`` to ``close`` a thread tells of new rules.
+    """Reads the file on creation (raising ``ConfigError``); from ``start`` to ``close`` a thread reports new rules.
 
-    New rules that are wrong are told in the log, every problem once per change, and the old ones stay. The thread reads
-    the file itself, because a disk may keep it waiting.
+    Problems of new rules are logged, each once per change, and the old rules stay. The thread reads the file itself,
+    because a disk may keep it waiting.
     """
 
     def __init__(self, file: Path, *, interval_s: float = INTERVAL_S) -> None:
@@ -113,7 +113,7 @@ class RulesFile:
         audit.flush()
 
     def look(self) -> bool:
-        """Read the file if it is another than the one in force; gives whether ``rules`` are new."""
+        """Read the file if it differs from the one in force; returns whether ``rules`` are new."""
         try:
             stamp = _stamp(self._file.stat())
             if stamp in (self._loaded, self._told):

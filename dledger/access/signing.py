@@ -1,18 +1,18 @@
-"""What is signed, and how. A request carries, beside itself:
+"""The signature of requests. A request carries, as metadata:
 
 ====================  =========================================================================================
-dledger-access-key    whose secret signs
+dledger-access-key    the key whose secret signs
 dledger-timestamp     milliseconds since 1970 at the client
-dledger-nonce         ``<session>-<number>``: 16 random hex digits per client, and a number that grows
-dledger-audience      the server process that is meant, as it told before; empty before it did
+dledger-nonce         ``<session>-<number>``: 16 random hex digits per client, and an increasing number
+dledger-audience      the server process addressed, by its own name; empty until that is known
 dledger-signature     HMAC-SHA256, in hex, under the secret, of the lines below
 ====================  =========================================================================================
 
 Signed are the lines ``dledger1``, method, access key, timestamp, nonce, audience, digest, joined by newlines; the
 digest is the SHA-256 of the request's bytes in hex, or ``-`` where the client sends a stream of requests.
 
-The audience is why a request that somebody saw on its way to one member is worth nothing at another, nor after a
-restart: each process takes a name of its own, and refuses what was signed for another with its own name in the answer.
+The audience makes a request intercepted on its way to one member worthless at another, and after a restart: each
+process chooses a name of its own, and refuses requests signed for another with its own name in the answer.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NONCE: Final = "dledger-nonce"
 AUDIENCE: Final = "dledger-audience"
 SIGNATURE: Final = "dledger-signature"
 REFUSAL: Final = "dledger-access"
-"""In the trailing metadata of a refusal: one of the words below."""
+"""In the trailing metadata of a refusal: one of the values below."""
 DENIED: Final = "denied"
 CHALLENGE: Final = "challenge"
-"""Signed for another server process: sign again, for the audience that the refusal names."""
+"""Signed for another server process: sign again, for the audience named in the refusal."""
 BUSY: Final = "busy"
 
 WINDOW_MS: Final = 5 * 60 * 1000
-"""How far a client's clock and the server's may be apart; nothing older is accepted."""
+"""How far a client's clock and the server's may be apart; older requests are refused."""
 STREAM_DIGEST: Final = "-"
 
 _NONCE = re.compile(r"([0-9a-f]{16})-(\d{1,18})")
@@ -50,7 +50,7 @@ _AUDIENCES_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What a request claims, as read from its metadata; nothing of it is verified."""
+    """The claims in a request's metadata, not verified."""
 
     access_key: str
     timestamp: str
@@ -60,12 +60,12 @@ class Signed:
 
     @classmethod
     def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Signed:
-        """What is missing is empty."""
+        """Read the metadata; missing fields are empty."""
         found: dict[str, str] = {key: value for key, value in metadata if isinstance(value, str)}
         return cls(*(found.get(name, "") for name in (ACCESS_KEY, TIMESTAMP, NONCE, AUDIENCE, SIGNATURE)))
 
     def is_genuine(self, secret: bytes, method: str, digest: str) -> bool:
-        """Whether the signature is what the secret makes of it; takes the same time either way."""
+        """Whether the signature matches the secret; takes constant time."""
         expected = _signature(secret, method, self.access_key, self.timestamp, self.nonce, self.audience, digest)
         return hmac.compare_digest(expected.encode(), self.signature.encode())
 
@@ -77,7 +77,7 @@ def parse_nonce(nonce: str) -> tuple[str, int] | None:
 
 
 def digest_of(body: bytes | None) -> str:
-    """Of a request's bytes; None: the client sends a stream."""
+    """The digest of a request's bytes; None: the client sends a stream."""
     return STREAM_DIGEST if body is None else hashlib.sha256(body).hexdigest()
 
 
@@ -86,7 +86,7 @@ def _signature(secret: bytes, *parts: str) -> str:
 
 
 class Signer:
-    """One client's: signs each request anew, also a repeated one. Thread-safe."""
+    """Signs one client's requests, repeated ones anew. Thread-safe."""
 
     def __init__(self, access_key: str, secret_key: str) -> None:
         self._access_key = access_key
@@ -115,7 +115,7 @@ class Signer:
         )
 
     def learn(self, address: str, told: Mapping[str, str]) -> bool:
-        """Take a refusal's trailing metadata: whether it asks to sign again, for the audience that it names."""
+        """Take a refusal's trailing metadata; returns whether it asks to sign again, for the audience that it names."""
         if told.get(REFUSAL) != CHALLENGE or not told.get(AUDIENCE):
             return False
         with self._lock:

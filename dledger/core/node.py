@@ -30,7 +30,7 @@ from dledger.core.messages import (
     VoteResponse,
     VoteResult,
 )
-from dledger.core.noops import Noops
+from dledger.core.noops import Noops, Wrap
 from dledger.core.outbox import Wake
 from dledger.core.ports import Log, Random
 from dledger.core.producer_payload import check_name
@@ -46,10 +46,11 @@ TERM_STEP_MAX = 10**6
 class Node:
     """The protocol of one member.
 
-    ``remembered`` is what an earlier run knew members to have held, or part of it.
+    ``remembered`` is what an earlier run knew members to have held, or part of it; ``wrap_noop`` makes the bodies of
+    no-op entries where the log has a record format of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: ServerConfig,
         *,
@@ -59,6 +60,7 @@ class Node:
         run: MemberRun,
         now_ms: int,
         remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
+        wrap_noop: Wrap | None = None,
     ) -> None:
         replication = config.replication
         self.state = MemberState(config, log=log, hard_state=hard_state, random=random, run=run, now_ms=now_ms)
@@ -66,10 +68,7 @@ class Node:
         self.reads = ReadIndexQueue(
             self.state, timeout_ms=replication.ack_timeout_ms, pending_max=replication.pending_entries_max
         )
-        self.noops = Noops(config)
-        """Writes the entries that belong to no application; a user of the log with its own record format sets
-        ``wrap``.
-        """
+        self.noops = Noops(config, wrap_noop)
         self.elector = LeaderElector(self.state, self.reads, self.noops, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
         self.handler = EntryHandler(self.state, replication)

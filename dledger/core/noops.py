@@ -1,7 +1,7 @@
 """Entries that belong to no application: how a leader writes them, and the payload they can carry.
 
 A term begins with one, and a leader appends more when producer records are due. In a log whose readers take every body
-for one of their records, ``wrap`` makes it such a record.
+for one of their records, ``Wrap`` makes it such a record.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Wrap = Callable[[bytes], bytes]
 class Noops:
     """Writes no-op entries for one member."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, wrap: Wrap | None) -> None:
         replication = config.replication
         self._form: Final = (Magic.NORMAL, NOOP_CHANNEL) if replication.noop_compatible else (Magic.NOOP, 0)
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
-        self.wrap: Wrap = lambda payload: replication.noop_body + payload
+        self._wrap: Wrap = wrap or (lambda payload: replication.noop_body + payload)
 
     @property
     def room(self) -> int:
         """The limit of a payload's bytes."""
-        return self._body_bytes_max - len(self.wrap(b""))
+        return self._body_bytes_max - len(self._wrap(b""))
 
     def append(self, log: Log, term: Term, payload: bytes) -> AppendedBatch:
         """Append a no-op as leader of ``term``. Raises ``DiskFullError`` and ``EntryTooLargeError``."""
         magic, channel = self._form
-        return log.append_as_leader(term, [self.wrap(payload)], magic, channel=channel)
+        return log.append_as_leader(term, [self._wrap(payload)], magic, channel=channel)

@@ -1,1 +1,1 @@
-"""Threads, and nothing but threads: they step the parts of ``dledger.core`` and carry out what those ask for."""
+"""Threads, and nothing else: they step the parts of ``dledger.core`` and carry out their effects."""

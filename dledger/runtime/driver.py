@@ -1,12 +1,12 @@
-"""Carries out what the core decides: takes its outbox under the lock, and acts on it outside, in the contract's order.
+"""Carries out the core's decisions: takes its outbox under the lock, and acts on it outside, in the contract's order.
 
 Threads of one node (all named ``dledger-<part>-<node>``): elector, dispatcher-<peer>, handler, quorum-ack, flush. Any
-thread, also a transport's, may ``call`` into the node; the effects are carried out by the thread that caused them.
+thread, including a transport's, may ``call`` into the node; the effects are carried out by the thread that caused them.
 
-A part that an event has given work is stepped right away by the thread that brought the event, in the same hold of the
-lock: handing it to the part's own thread costs a thread switch, and an append has four of them on its way. The part's
-own thread does what is due by time, and the dispatchers' what is too much for the caller: while a follower has pushes
-in flight, the next ones are gathered and read there.
+A part to which an event gives work is stepped at once by the thread that delivered the event, in the same hold of the
+lock: passing it to the part's own thread costs a thread switch, and an append would need four of them. The part's own
+thread handles timers, and the dispatchers' threads also what is too much for the caller: while a follower has pushes in
+flight, the next ones are gathered and read there.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ Effect = TypeVar("Effect")
 
 JOIN_TIMEOUT_S = 10.0
 _IN_FLIGHT_WHEN_IDLE = 1
-"""Pushes on their way to the slower follower of an idle group when the next append comes."""
+"""Pushes in flight to the slower follower of an idle group when the next append comes."""
 _STEPPED_AT_ONCE = Wake.HANDLER | Wake.QUORUM_ACK
 _PUSHES: Final = frozenset({LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate})
 
 
 class _Part:
-    """A steppable part and the thread that does what is due by time. All methods under the node's lock."""
+    """A steppable part and the thread for its timers. All methods under the node's lock."""
 
     worker: Worker
 
     def __init__(self, step: Callable[[int], int | None]) -> None:
         self._step = step
-        self._planned_ms: int | None = None  # when the thread will look by itself
+        self._planned_ms: int | None = None  # when the thread next wakes by itself
 
     def run(self, now_ms: int) -> int | None:
-        """Step on the part's own thread, which will come back at the due time returned."""
+        """Step on the part's own thread, which wakes again at the due time returned."""
         self._planned_ms = self._step(now_ms)
         return self._planned_ms
 
     def run_early(self, now_ms: int) -> None:
-        """Step on some other thread; the part's own one is woken only if it would now look too late."""
+        """Step on another thread; the part's own one is woken only if it would now wake too late."""
         due_ms = self._step(now_ms)
         if due_ms is not None and (self._planned_ms is None or due_ms < self._planned_ms):
             self._planned_ms = due_ms
@@ -77,7 +77,7 @@ class _Part:
 
 
 class _Lane(Generic[Effect]):
-    """Effects of one kind on their way; ``queue`` is filled under the node's lock, emptied under ``sending``."""
+    """Queued effects of one kind; ``queue`` is filled under the node's lock, emptied under ``sending``."""
 
     def __init__(self) -> None:
         self.queue: deque[Effect] = deque()
@@ -85,7 +85,7 @@ class _Lane(Generic[Effect]):
 
 
 class _PushLane(_Lane[Message]):
-    """Pushes to one peer. Where the next is to be read from the disk it is left to ``reader``, and all behind it."""
+    """Pushes to one peer. One that must be read from the disk is left to ``reader``, with all behind it."""
 
     reader: Worker
 
@@ -93,9 +93,9 @@ class _PushLane(_Lane[Message]):
         super().__init__()
         self._pushes_max = pushes_max
         self.is_reading = False
-        """The reader has it, or will."""
+        """The reader is processing the queue, or will."""
         self.overflowed = False
-        """The reader took too long, and something was dropped: the dispatcher must compare again."""
+        """The reader took too long, and pushes were dropped: the dispatcher must compare again."""
 
     def put(self, push: Message) -> None:
         """Queue a push; under the node's lock."""
@@ -125,10 +125,10 @@ class NodeDriver:
     ) -> None:
         """``save`` returns only when a hard state is durable.
 
-        ``on_role_change`` is called once what the change depends on is durable, one at a time and in order, and must
-        only queue. All others are called outside the lock: ``on_commit`` by the thread that moved the commit index, so
-        that indexes may arrive out of order; ``on_damage`` when damage of the own log keeps a part from its work, which
-        will try again; ``on_fenced`` when most members were found to have another history.
+        ``on_role_change`` is called once everything that the change depends on is durable, for one change at a time and
+        in order, and must only queue. All others are called outside the lock: ``on_commit`` by the thread that moved
+        the commit index, so that indexes may arrive out of order; ``on_damage`` when damage in the own log keeps a part
+        from its work, which will retry; ``on_fenced`` when most members were found to have another history.
         """
         self._config = config
         self._node = node
@@ -139,9 +139,9 @@ class NodeDriver:
         self._send = send
         self._lock = threading.Lock()  # guards node and log writes: the node's one lock
         self._persist_lock = threading.Lock()  # guards _durable_version and orders the saves; taken without _lock
-        self._durable_version = 0  # what the node was started with; it may have changed that already
+        self._durable_version = 0  # of the state at start, which the node may already have changed
         self._stopped = False
-        self._told_flushed = log.flushed.sequence  # what the node knows; threads that race tell it twice at worst
+        self._told_flushed = log.flushed.sequence  # what the node knows; threads that race report it twice at worst
         self._on_role_change = on_role_change
         self._on_commit = on_commit
         self._on_damage = on_damage
@@ -158,7 +158,7 @@ class NodeDriver:
         for (part, _), lane in zip(self._dispatchers, self._push_lanes.values(), strict=True):
             lane.reader = part.worker
         self._flushes_at_once = config.store.flush_mode is FlushMode.SYNC
-        self._flush_planned = False  # with flush_mode=async: the flusher will look by itself
+        self._flush_planned = False  # with flush_mode=async: the flusher will wake by itself
         self._flush_due_ms = 0
         flush = self._flush if self._flushes_at_once else self._flush_in_time
         self._flusher = Worker(f"dledger-flush-{config.node_id}", flush, clock, supervisor)
@@ -179,7 +179,7 @@ class NodeDriver:
         return part
 
     def _step(self, step: Callable[[int], int | None]) -> int | None:
-        """Step a part; a node that stops meanwhile is no failure of its worker."""
+        """Step a part; a node that stops meanwhile is not a failure of its worker."""
         try:
             return self.call(step)
         except (ShutdownError, NodeFailedError):
@@ -193,7 +193,7 @@ class NodeDriver:
     def stop(self) -> None:
         """Stop all workers and join them; later calls raise ``ShutdownError``. Idempotent.
 
-        Appends and reads that still wait are answered with that error, too: nobody will step what they wait for.
+        Waiting appends and reads fail with that error, too: nothing will step what they wait for.
         """
         with self._lock:
             self._stopped = True
@@ -206,12 +206,12 @@ class NodeDriver:
             completion()
 
     def call(self, action: Callable[[int], Result], *, flush_here: bool = False) -> Result:
-        """Run ``action(now_ms)`` under the node's lock, then carry out what it caused.
+        """Run ``action(now_ms)`` under the node's lock, then carry out its effects.
 
-        ``flush_here``: if that includes a flush that somebody waits for, do it on this thread, not on the flusher's.
+        ``flush_here``: if they include a flush that somebody waits for, do it on this thread, not on the flusher's.
 
-        Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on what is wrong
-        with the request itself. Anything else is fatal for the node, whichever thread it happens on.
+        Raises ``NodeFailedError`` after a fatal error and ``ShutdownError`` after ``stop``; passes on errors of the
+        request itself. Any other error is fatal for the node, whichever thread it occurs on.
         """
         begun = False
         try:
@@ -228,7 +228,7 @@ class NodeDriver:
                 if flush_here:
                     self._flush()
         except (ShutdownError, NodeFailedError) as error:
-            if begun:  # it may be the refusal of a further call, made while carrying this one out
+            if begun:  # it may be the refusal of another call, made while carrying this one out
                 error.outcome = "unknown"
             raise
         except (UnknownMemberError, InvalidRequestError):
@@ -239,7 +239,7 @@ class NodeDriver:
         return result
 
     def _take_effects(self) -> tuple[Outbox | None, HardState, int]:
-        """Let the parts work that were given something to do, and take what all of it shall cause; under the lock."""
+        """Step the parts with new work, and take the effects of all of it; under the lock."""
         state = self._node.state
         outbox = state.outbox
         if outbox.wake:
@@ -247,7 +247,7 @@ class NodeDriver:
         hard_state, version = state.hard_state, state.hard_state_version
         if not outbox and version == self._durable_version:
             return None, hard_state, version
-        # An answer depends on the hard state, too: also without other effects it may have to wait for it.
+        # An answer depends on the hard state, too: even without other effects it may have to wait for it.
         effects = outbox.take()
         self._role_changes.queue.extend(effects.role_changes)
         for target, message in effects.messages:
@@ -263,7 +263,7 @@ class NodeDriver:
             return query(self._node)
 
     def _require_alive(self) -> None:
-        """Refuse a call before anything of it was done: whoever made it may repeat it elsewhere."""
+        """Refuse a call before any of it is done: its caller may repeat it elsewhere."""
         refusal: DLedgerError | None = None
         if self._supervisor.fatal is not None:
             refusal = NodeFailedError(f"this node has shut down: {self._supervisor.fatal}")
@@ -274,7 +274,7 @@ class NodeDriver:
             raise refusal
 
     def _step_woken(self, outbox: Outbox, now_ms: int) -> None:
-        """Step the parts that have new work (under the lock); what is left in ``outbox.wake`` is for their threads."""
+        """Step the parts with new work (under the lock); what is left in ``outbox.wake`` is for their threads."""
         while outbox.wake & _STEPPED_AT_ONCE:
             wake, outbox.wake = outbox.wake, outbox.wake & ~_STEPPED_AT_ONCE
             if wake & Wake.HANDLER:
@@ -329,9 +329,9 @@ class NodeDriver:
                 self._durable_version = version
 
     def _drain(self, lane: _Lane[Effect], act: Callable[[Effect], None]) -> None:
-        """Do what is queued, in the order in which the core said it, whichever thread does it.
+        """Carry out queued effects in the core's order, whichever thread does it.
 
-        A thread that finds another one at it leaves its part to that one.
+        A thread that finds another one doing so leaves its part to that one.
         """
         while lane.queue and lane.sending.acquire(blocking=False):
             try:
@@ -343,18 +343,20 @@ class NodeDriver:
                 lane.sending.release()
 
     def _await_hard_state(self) -> None:
-        """What a thread finds queued may depend on a hard state that only the one that queued it is about to save."""
+        """Wait for the current hard state: queued effects may depend on one that the thread that queued them has yet
+        to save.
+        """
         if self._node.state.hard_state_version != self._durable_version:
             hard_state, version = self.look(lambda node: (node.state.hard_state, node.state.hard_state_version))
             self._persist(hard_state, version)
 
     def _push(self, target: NodeId) -> None:
-        """As ``_drain``, up to what must be read from the disk."""
+        """``_drain`` for pushes, up to the first that must be read from the disk."""
         lane = self._push_lanes[target]
         while lane.queue and not lane.is_reading and lane.sending.acquire(blocking=False):
             try:
                 while lane.queue and not lane.is_reading:
-                    push = lane.queue[0]  # taken out by whoever holds `sending` only
+                    push = lane.queue[0]  # removed only by the holder of `sending`
                     if isinstance(push, LoadRun) and push.cold:
                         lane.is_reading = True
                         lane.reader.wake()
@@ -369,7 +371,7 @@ class NodeDriver:
             self._node_lost(target)
 
     def _read_for(self, target: NodeId) -> None:
-        """On the thread of the target's dispatcher: send what was left to it, and all that has come since."""
+        """On the thread of the target's dispatcher: send the pushes left to it, and all queued since."""
         lane = self._push_lanes[target]
         if not lane.is_reading:
             return
@@ -378,10 +380,10 @@ class NodeDriver:
                 while lane.queue:
                     push = lane.queue.popleft()
                     if isinstance(push, LoadRun) and push.epoch < self._node.dispatchers[target].epoch:
-                        continue  # given up meanwhile; the new attempt is behind it
+                        continue  # given up meanwhile; the new attempt follows it
                     self._await_hard_state()
                     self._send_push(target, push)
-                # From here on others may push again. What they queued before they could see it is looked for now.
+                # From here on other threads may push again. Check now for what they queued before they could see that.
                 lane.is_reading = False
             self._push(target)
         except (ShutdownError, NodeFailedError):
@@ -391,11 +393,11 @@ class NodeDriver:
         self._step(lambda _now: self._node.connection_lost(target))
 
     def _send_push(self, target: NodeId, push: Message) -> None:
-        """Send it; a run is read first, outside the lock, and sent unless its term has passed meanwhile.
+        """Send a push; a run is read first, outside the lock, and sent unless its term has passed meanwhile.
 
-        What this stream did not see written is verified: damage here must not reach a follower, nor look like its own.
-        A leader never changes its own entries, so bytes read while its term lasted are what it meant to send; after the
-        term they may already be another leader's.
+        Runs written before this stream began are verified: damage here must not reach a follower, nor look like its
+        own. A leader never changes its own entries, so bytes read while its term lasted are what it meant to send;
+        after the term they may be another leader's.
         """
         if not isinstance(push, LoadRun):
             self._send(target, push)
@@ -413,7 +415,7 @@ class NodeDriver:
             self._send(target, PushAppend(push.term, push.epoch, push.commit_index, run))
 
     def _flush_in_time(self) -> int | None:
-        """``flush_mode=async``: at once after a pause, then once per period while anything is written."""
+        """``flush_mode=async``: flush at once after a pause, then once per period while anything is written."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._flush_due_ms:
             return self._flush_due_ms
@@ -431,10 +433,10 @@ class NodeDriver:
         return self._log.write_sequence > flushed or flushed != self._told_flushed
 
     def _flush(self) -> None:
-        """One round of group commit: whatever was written so far becomes durable with one flush.
+        """One round of group commit: one flush makes everything written so far durable.
 
-        An application that owns the log may have flushed it itself. The node must hear of that all the same, or it
-        would wait for ever to count what is durable already.
+        An application that owns the log may have flushed it itself. The node must be notified all the same, or it would
+        wait for ever to count what is already durable.
         """
         if self._log.write_sequence > self._log.flushed.sequence:
             self._log.flush()

@@ -1,7 +1,7 @@
-"""What a node tells about itself in its log: one line per event, for people, with the same facts as fields.
+"""A node's log lines: one per event, for people, with the same facts as fields.
 
 The fields are attributes of the log record (``extra``), so that a formatter can write them as JSON: ``event`` names the
-kind of line; nothing secret is among them.
+kind of line; none of them is secret.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class NodeLines:
         self._node_id = node_id
 
     def recovered(self, report: DataclassInstance) -> None:
-        """What opening the log found and did."""
+        """Log the result of opening the log."""
         fields: dict[str, Any] = asdict(report)  # Any: numbers, texts and paths
         _log.info("%s: %s", self._node_id, report, extra={"event": "recovery", **fields})
 
     def role_changed(self, change: RoleChange) -> None:
-        """Role, term or leader changed, and why."""
+        """Log a change of role, term or leader, and its reason."""
         leader, reason = change.leader or "unknown", change.reason or "unknown"
         extra = {"event": "role_change", "role": change.role, "term": change.term, "leader": leader, "reason": reason}
         text = "%s is %s in term %d, leader %s: %s"

@@ -1,7 +1,7 @@
-"""How long pushes take to come back acknowledged, for those who measure. Decides nothing.
+"""Measures the time from a push to its acknowledgement. Decides nothing.
 
-One answer may acknowledge several pushes, so each push is remembered until an index at or above its last one is told to
-be held. What a broken connection carried is forgotten.
+One answer may acknowledge several pushes, so each push is remembered until an index at or above its last one is
+acknowledged. Pushes on a broken connection are forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dledger.instruments import Instruments
 from dledger.types import LogIndex, NodeId, Term
 
 REMEMBERED_MAX: Final = 256
-"""Pushes per peer; more than any window, so that only those go that will not be answered."""
+"""Pushes per peer; more than any window, so that only pushes that will not be answered are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,22 @@ class _Sent:
 
 
 class PushTimes:
-    """Of one leader. ``sent`` and ``answered`` of a peer may run side by side, each on one thread at a time."""
+    """The times of one leader. ``sent`` and ``answered`` of a peer may run concurrently, each on one thread at a
+    time.
+    """
 
     def __init__(self, peers: Iterable[NodeId], instruments: Instruments) -> None:
         self._instruments = instruments
         self._sent: dict[NodeId, deque[_Sent]] = {peer: deque(maxlen=REMEMBERED_MAX) for peer in peers}
 
     def sent(self, peer: NodeId, push: PushAppend) -> None:
-        """A push goes out."""
+        """Record a push being sent."""
         run = push.run
         entries = run.last_index - run.first_index + 1
         self._sent[peer].append(_Sent(push.term, run.last_index, entries, len(run.data), time.monotonic()))
 
     def answered(self, peer: NodeId, answer: PushResponse) -> None:
-        """A follower told how far it is."""
+        """Record a follower's answer."""
         if answer.kind is not PushKind.APPEND or answer.code is not ResponseCode.SUCCESS:
             return
         waiting = self._sent[peer]
@@ -55,5 +57,5 @@ class PushTimes:
                 self._instruments.push_acknowledged(peer, push.entries, push.size_bytes, took_s)
 
     def lost(self, peer: NodeId) -> None:
-        """The connection broke, and with it what was under way."""
+        """The connection broke: forget the pushes in flight."""
         self._sent[peer].clear()

@@ -1,4 +1,4 @@
-"""Tells users of the library about role changes: in order, on one thread of its own, outside every lock."""
+"""Notifies users of the library of role changes: in order, on its own thread, outside every lock."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ JOIN_TIMEOUT_S = 10.0
 
 
 class RoleChangeHandler(Protocol):
-    """Something that follows a member's role, for example a broker that becomes master with it.
+    """Follows a member's role, for example a broker that becomes master with it.
 
     All methods run on the role-change thread, one after the other. A handler may take its time: changes queue up (at
     most one per term and kind, so they stay few) and arrive in order. An exception stops the node.
     """
 
     def startup(self) -> None:
-        """The node has started; no change was reported yet."""
+        """The node has started; no change has been reported yet."""
 
     def role_changed(self, change: RoleChange) -> None:
         """The member's role, term or known leader is now as ``change`` says."""
 
     def shutdown(self) -> None:
-        """The node is stopping; no change follows."""
+        """The node is stopping; no further change follows."""
 
 
 class RoleChangeNotifier:
-    """Queues changes and hands them to the handlers."""
+    """Queues changes and passes them to the handlers."""
 
     def __init__(self, node_name: str, supervisor: Supervisor) -> None:
         self._queue: queue.SimpleQueue[RoleChange | None] = queue.SimpleQueue()
@@ -53,7 +53,7 @@ class RoleChangeNotifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Deliver what is queued, call ``shutdown`` on the handlers, end the thread. Idempotent.
+        """Deliver queued changes, call ``shutdown`` on the handlers, end the thread. Idempotent.
 
         A handler may stop the node, too: then the thread ends by itself, once that handler has returned.
         """

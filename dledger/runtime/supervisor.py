@@ -20,7 +20,7 @@ _log = logging.getLogger("dledger")
 
 
 class Supervisor:
-    """Starts threads and turns the first exception in any of them into ``on_fatal``."""
+    """Starts threads and calls ``on_fatal`` at the first exception in any of them."""
 
     def __init__(self, on_fatal: Callable[[BaseException], None]) -> None:
         self._on_fatal = on_fatal

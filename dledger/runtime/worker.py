@@ -10,7 +10,7 @@ from dledger.runtime.supervisor import Supervisor
 
 
 class Gate:
-    """A wake-up that is remembered: ``open`` before ``wait`` lets the next ``wait`` pass at once.
+    """A remembered wake-up: ``open`` before ``wait`` lets the next ``wait`` pass at once.
 
     A bare lock used as a binary semaphore: several times cheaper than ``threading.Condition``, which allocates one per
     wait, and this is on the path of every append.
@@ -25,15 +25,15 @@ class Gate:
         try:
             self._lock.release()
         except RuntimeError:
-            return  # it is open already
+            return  # already open
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when opened, or after ``timeout_s`` (None: never by time)."""
+        """Return when opened, or after ``timeout_s`` (None: no timeout)."""
         self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
 class Worker:
-    """A supervised thread that calls ``step`` until stopped; ``step`` gives its next due time (monotonic ms)."""
+    """A supervised thread that calls ``step`` until stopped; ``step`` returns its next due time (monotonic ms)."""
 
     def __init__(self, name: str, step: Callable[[], int | None], clock: Clock, supervisor: Supervisor) -> None:
         self._step = step

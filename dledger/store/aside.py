@@ -1,8 +1,8 @@
-"""Where damaged files are kept when sound ones take their places: ``damaged-<n>``, the newest with the highest number.
+"""Keeps damaged files that were replaced: in ``damaged-<n>``, the newest with the highest number.
 
-What a repair of segments leaves is evidence, of what others hold: when there is too much of it, the oldest goes, with a
-line in the log. A whole log that was set aside, or the end of one that a start cut off, may hold what nobody else has
-any more: it is for people to remove, and beyond a number no other one is set aside.
+Segments replaced by a repair are evidence of what others hold: when there are too many, the oldest are removed, with a
+line in the log. A whole log that was set aside, or the end of one that a start cut off, may hold entries that no other
+member has: only people may remove those, and beyond a limit no further log is set aside.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably, make_dirs_d
 _log = logging.getLogger("dledger")
 
 ASIDE_MAX: Final = 16
-"""How many directories of damaged segments are kept in one place."""
+"""The limit of directories of damaged segments in one place."""
 ASIDE_BYTES_MAX: Final = 16 << 30
-"""What they take on the disk at most, the newest one not counted."""
+"""The limit of their disk space, not counting the newest one."""
 ASIDE_LOGS_MAX: Final = 8
-"""How many whole logs are kept in one place."""
+"""The limit of whole logs kept in one place."""
 _NAME: Final = re.compile(r"damaged-([1-9][0-9]*)")
 _SEGMENTS: Final = "data"
 _REASON: Final = "reason.txt"
 
 
 class Aside:
-    """Where one start, or one repair, keeps what it replaces: a directory on each disk, made when it is needed."""
+    """Keeps what one start, or one repair, replaces: in one directory per disk, made on demand."""
 
     def __init__(self, fs: FileSystem, node: Path) -> None:
         """``node`` is the node's directory."""
@@ -41,11 +41,11 @@ class Aside:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """Those that were made, in order."""
+        """The directories made, in order."""
         return tuple(self._made.values())
 
     def target(self, path: Path) -> Path:
-        """Where the file ``path`` is to be kept. Raises ``OSError``."""
+        """The path under which to keep the file ``path``. Raises ``OSError``."""
         parent = _place_of(self._fs, self._node, path.parent)
         if parent not in self._made:
             made = make_aside_near(self._fs, self._node, path.parent)
@@ -55,21 +55,21 @@ class Aside:
         return self._made[parent] / path.name
 
     def check_room_for_log(self, paths: Iterable[Path]) -> None:
-        """Raise ``ConfigError`` if too many logs were set aside already in a place where one of ``paths`` would go."""
+        """Raise ``ConfigError`` if too many logs are already set aside in a place where one of ``paths`` would go."""
         for place in sorted({_place_of(self._fs, self._node, path.parent) for path in paths}):
             check_room_for_log(place)
 
     def mark_as_log(self, reason: str) -> None:
-        """What is kept from here on is the end of a log, which nothing proves that others hold. Raises ``OSError``.
+        """Mark what follows as the end of a log, which others do not provably hold. Raises ``OSError``.
 
-        Durable before anything of it is moved: whatever comes in between, it is not taken for segments alone.
+        Durable before any of it is moved: whatever happens in between, it is not taken for mere segments.
         """
         self._cut_off = reason
         for made in self.directories:
             _mark_as_log(self._fs, made, reason)
 
     def sync(self) -> None:
-        """Make what was moved there durable. Raises ``OSError``."""
+        """Make the moves durable. Raises ``OSError``."""
         for made in self.directories:
             self._fs.sync_dir(made)
 
@@ -84,7 +84,7 @@ def make_aside_near(fs: FileSystem, node: Path, data: Path) -> Path:
 
 
 def _place_of(fs: FileSystem, node: Path, data: Path) -> Path:
-    """The node's directory or, if that is on another disk, beside the segments."""
+    """The node's directory or, if that is on another disk, the one beside the segments."""
     return node if fs.device(data) == fs.device(node) else data
 
 
@@ -94,12 +94,12 @@ def _mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
 
 
 def next_aside(parent: Path) -> Path:
-    """The name of the next one."""
+    """The name of the next directory."""
     return parent / f"damaged-{max(_numbered(parent), default=0) + 1}"
 
 
 def check_room_for_log(parent: Path) -> None:
-    """Raise ``ConfigError`` if too many whole logs were set aside in ``parent`` and never removed."""
+    """Raise ``ConfigError`` if ``parent`` holds too many whole logs set aside."""
     logs = [path for path in _numbered(parent).values() if not _holds_segments_alone(path)]
     if len(logs) >= ASIDE_LOGS_MAX:
         names = ", ".join(path.name for path in logs)

@@ -1,7 +1,7 @@
-"""Reading a lot of the committed log at once: raw chunks, checksums of blocks, where entries are. Without a lock.
+"""Large reads of the committed log without a lock: raw chunks, block checksums, places of entries.
 
 Everything is read with ``pread``, never through the mapping: copying a megabyte out of a mapping holds the
-interpreter's lock, and so delays appends and heartbeats; ``pread`` and CRC32C let it go. One call does one bounded
+interpreter's lock, and so delays appends and heartbeats; ``pread`` and CRC32C release it. One call does one bounded
 piece of work.
 """
 
@@ -29,32 +29,39 @@ from dledger.store.reader import LogReader
 from dledger.types import BlockDigest, EntryRun, LogChunk, LogIndex, LogPlace, LogRange, Magic, Position
 
 _COLD: Final = sys.maxsize
-"""Whatever begins below is read with ``pread``."""
+"""Everything that begins below this is read with ``pread``."""
 _DIGEST_STEP_BYTES: Final = MIB
 _HEAD_BYTES: Final = 256
-"""As much of a body as ``StoreTime`` gets to see."""
+"""The part of a body that ``StoreTime`` gets."""
 
 _Result = TypeVar("_Result")
 StoreTime = Callable[[bytes], int | None]
-"""When the record that a body begins with was stored, in milliseconds since 1970; None if it is no record."""
+"""The store time, in milliseconds since 1970, of the record at the start of a body; None if there is no record."""
 
 
 class BulkReader(LogReader):
-    """What a node does for those who read large parts of its log. Safe from any thread."""
+    """Serves readers of large parts of a node's log. Safe from any thread."""
 
-    def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
+    def __init__(
+        self,
+        files: LogFiles,
+        state: LogState,
+        check: Callable[[], None],
+        store_time: StoreTime | None,
+        *,
+        unchecked: bool,
+    ) -> None:
+        """``check`` is called before every read; it may raise an error instead."""
         super().__init__(files, state, unchecked=unchecked)
-        self.check: Callable[[], None] = lambda: None
-        """Called before every read; raises what is to be raised instead."""
-        self.store_time: StoreTime | None = None
-        """Set by a broker, whose bodies are records; None: entries have no time."""
+        self._check = check
+        self._time_of = store_time
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
-        self.check()
+        self._check()
         return super()._stable(read)
 
     def committed_range(self) -> LogRange:
-        """What there is."""
+        """The committed entries held."""
         return self._stable(self._committed_range)
 
     def _committed_range(self) -> LogRange:
@@ -106,7 +113,9 @@ class BulkReader(LogReader):
         )
 
     def _sound_entries(self, run: EntryRun) -> tuple[int, bytes]:
-        """How many entries come before the first damaged one, at least one, and their bytes. Raises for the first."""
+        """How many entries precede the first damaged one, at least one, and their bytes. Raises if the first one is
+        damaged.
+        """
         with suppress(CorruptLogError):
             headers = self._files.headers_in(run.data, run.position, run.first_index, run.last_index)
             self._headers.require_chained(headers, run.previous_chain_crc)
@@ -132,7 +141,7 @@ class BulkReader(LogReader):
     # --- places -----------------------------------------------------------------------------------------------------
 
     def place_of_index(self, index: LogIndex) -> LogPlace:
-        """Where an entry begins; the committed log's end for the next one. Raises as ``read_chunk`` does."""
+        """Where an entry begins; the committed log's end for the next one. Raises like ``read_chunk``."""
 
         def find() -> LogPlace:
             committed = max(self._state.committed, self._state.begin.index)
@@ -146,7 +155,7 @@ class BulkReader(LogReader):
         return self._stable(find)
 
     def place_at_position(self, position: int) -> LogPlace:
-        """The first committed entry that begins at or after ``position``: the first kept one for all before it."""
+        """The first committed entry that begins at or after ``position``; the first kept one for earlier positions."""
 
         def find() -> LogPlace:
             state = self._state
@@ -160,7 +169,7 @@ class BulkReader(LogReader):
 
         Messages are stored in the order of their times. Raises ``UntimedLogError`` for any other log.
         """
-        store_time = self.store_time
+        store_time = self._time_of
         if store_time is None:
             raise UntimedLogError(
                 "entries of this log have no timestamps, only a broker's messages do: start from an index or position"
@@ -168,7 +177,7 @@ class BulkReader(LogReader):
         return self._stable(lambda: self._place_at_time(store_time_ms, store_time))
 
     def _place_at_time(self, store_time_ms: int, store_time: StoreTime) -> LogPlace:
-        """Binary search; an entry without a time (a NOOP) counts with the first message after it."""
+        """Binary search; an entry without a time (a NOOP) takes that of the next message."""
         committed = max(self._state.committed, self._state.begin.index)
         low, high = self._state.begin.index + 1, committed + 1
         while low < high:
@@ -199,10 +208,10 @@ class BulkReader(LogReader):
     # --- digests ----------------------------------------------------------------------------------------------------
 
     def digest(self, position: int, end_position: int, block_bytes: int) -> BlockDigest | None:
-        """The checksum of the block that ``position`` lies in, as far as it is kept, committed and before the end.
+        """The checksum of the kept and committed part, before the end, of the block containing ``position``.
 
-        None if nothing from ``position`` on is. A position below the log's begin means the begin. Raises as
-        ``read_chunk`` does.
+        None if there is nothing from ``position`` on. A position below the log's begin means the begin. Raises like
+        ``read_chunk``.
         """
         if block_bytes <= 0:
             raise InvalidRequestError(f"block_bytes={block_bytes} must be positive")
@@ -228,7 +237,7 @@ class BulkReader(LogReader):
         )
 
     def _stored_chain_crc(self, index: int) -> int:
-        """As it stands there: a digest tells what is stored, damaged or not."""
+        """The stored value: a digest covers what is stored, damaged or not."""
         begin = self._state.begin
         if index == begin.index:
             return begin.chain_crc

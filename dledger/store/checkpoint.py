@@ -1,8 +1,8 @@
 """The checkpoint: what recovery may rely on. A slot file of three slots.
 
-``write`` follows every flush, without a sync, before anybody is told of it (so a killed process loses nothing);
-``write_durably`` comes now and then (so a power cut loses at most the time since). A slot that was made durable is
-never the next one to be overwritten, nor is the one being synced: hence three.
+``write`` follows every flush, without a sync, before the flush is reported (so a killed process loses nothing);
+``write_durably`` comes now and then (so a power cut loses at most the time since). Neither the last durable slot nor
+the one being synced is ever overwritten: hence three.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPAIR_ADVICE: Final = (
 
 @record(frozen=True, slots=True, order=True)
 class Mark:
-    """An entry (or a boundary) up to which something holds: where it ends and its chain CRC."""
+    """An entry (or a boundary) up to which a property holds, with its end and chain CRC."""
 
     index: int
     position: int
@@ -37,7 +37,7 @@ class Mark:
 
 
 def mark_of(boundary: Boundary) -> Mark:
-    """The mark of a log that holds nothing after ``boundary``."""
+    """The mark of a log without entries after ``boundary``."""
     return Mark(boundary.index, boundary.position, boundary.chain_crc)
 
 
@@ -46,7 +46,7 @@ _GENESIS_MARK: Final = mark_of(GENESIS)
 
 @record(frozen=True, slots=True)
 class LogCheckpoint:
-    """The facts recorded. ``indexed`` is the last entry whose index unit is durable."""
+    """The recorded facts. ``indexed`` is the last entry whose index unit is durable."""
 
     flushed: Mark = _GENESIS_MARK
     indexed: LogIndex = NO_INDEX
@@ -71,7 +71,7 @@ class LogCheckpoint:
 
 
 def decode_checkpoint(payload: bytes) -> LogCheckpoint:
-    """Read a slot's payload. Raises ``struct.error`` for one of another length."""
+    """Decode a slot's payload. Raises ``struct.error`` for a wrong length."""
     index, position, chain, indexed, committed, begin_index, term, begin_position, crc, clean = _RECORD.unpack(payload)
     begin = Boundary(LogIndex(begin_index), Term(term), Position(begin_position), crc)
     return LogCheckpoint(Mark(index, position, chain), LogIndex(indexed), LogIndex(committed), begin, clean)
@@ -110,12 +110,12 @@ class LogCheckpointFile:
         self._latest: LogCheckpoint | None = None
 
     def write(self, current: Callable[[], LogCheckpoint]) -> None:
-        """Record the facts; they survive the process, not yet the power. Raises ``OSError``."""
+        """Record the facts; they survive the process, but not yet a power cut. Raises ``OSError``."""
         with self._lock:
             self._write(current())
 
     def write_durably(self, current: Callable[[], LogCheckpoint]) -> None:
-        """Record the facts and return when they are durable; nothing to do if they already are. Raises ``OSError``."""
+        """Record the facts and return when they are durable; does nothing if they already are. Raises ``OSError``."""
         with self._sync_lock:
             with self._lock:
                 checkpoint = current()

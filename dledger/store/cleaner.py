@@ -1,12 +1,12 @@
-"""Retention: which segments go, and whether the disk is full. A pure plan; the store carries it out.
+"""Retention: which segments to remove, and whether the disk is full. A pure plan; the store carries it out.
 
-Oldest first, stopping at the first one that stays; never the last; never a segment unless all its entries and the next
-one are committed and flushed, nor one that a live follower still lacks, unless that one is ``follower_keep_bytes``
-behind.
+Oldest first, stopping at the first one that must stay; never the last one; never a segment unless all its entries and
+the next one are committed and flushed, nor one that a live follower still lacks, unless that follower is
+``follower_keep_bytes`` behind.
 
-- At a ``delete_hour``, or above ``disk_check_ratio``: all that are older than ``retention_hours``.
-- Above ``disk_clean_ratio`` with ``force_clean``: besides, the oldest one whatever its age, one per pass, because the
-  ratio must be measured again before another goes.
+- At a ``delete_hour``, or above ``disk_check_ratio``: all segments older than ``retention_hours``.
+- Above ``disk_clean_ratio`` with ``force_clean``: also the oldest one whatever its age, one per pass, because the ratio
+  must be measured again before the next one.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class CleanFacts:
-    """Everything the decision depends on."""
+    """The input of the decision."""
 
     segments: Iterable[SegmentFacts]
-    """Oldest first, without the last one; no more are asked for than are looked at."""
+    """Oldest first, without the last one; lazily, because each one looked at costs reads."""
     end: int
     safe_index: int
-    """Up to here entries are committed and flushed."""
+    """Entries up to here are committed and flushed."""
     protected_index: int
-    """Up to here all live followers have them."""
+    """All live followers have the entries up to here."""
     now_ms: int
     local_hour: int
     usage_ratio: float
@@ -52,7 +52,7 @@ class CleanFacts:
     ran_out_of_space: bool
     """Whether an append found no room since the disk was last seen to have some."""
     bytes_wanted: int
-    """How much room the next segments need."""
+    """The room that the next segments need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CleanPlan:
 
 
 def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
-    """Decide what goes."""
+    """Decide which segments to remove."""
     remove: list[SegmentFacts] = []
     due = facts.local_hour in config.delete_hour or facts.usage_ratio > config.disk_check_ratio
     force = config.force_clean and facts.usage_ratio > config.disk_clean_ratio
@@ -78,8 +78,8 @@ def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
 
 
 def _needed(segment: SegmentFacts, facts: CleanFacts, config: StoreConfig) -> bool:
-    # The first entry that stays must be safe too: a log truncated back to its begin would go on at the segment's start,
-    # where the others still have the end of the segment before.
+    # The first entry that stays must be safe too: a log truncated back to its begin would continue at the segment's
+    # start, where the others still have the end of the segment before.
     if segment.last_index >= facts.safe_index:
         return True
     far_behind = facts.end - segment.end > config.follower_keep_bytes
@@ -88,14 +88,16 @@ def _needed(segment: SegmentFacts, facts: CleanFacts, config: StoreConfig) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How full the disks are, as far as the next segments are concerned."""
+    """The free space that counts for the next segments."""
 
     ratio: float
     available_bytes: int
 
 
 def measure(fs: FileSystem, data: Iterable[Path], directory: Path) -> Room:
-    """The emptiest data directory counts, because new segments go there; so does the node's own directory."""
+    """Measure the disks: the emptiest data directory counts, because new segments go there; so does the node's
+    directory.
+    """
     usages: list[DiskUsage] = [fs.usage(path) for path in data]
     own = fs.usage(directory)
     return Room(
@@ -105,7 +107,7 @@ def measure(fs: FileSystem, data: Iterable[Path], directory: Path) -> Room:
 
 
 def local_hour(now_ms: int) -> int:
-    """The hour of the day where this machine is."""
+    """The current hour in this machine's time zone."""
     return time.localtime(now_ms / 1000).tm_hour
 
 

@@ -1,16 +1,16 @@
-"""Opening a damaged log that peers can complete: what is proven sound is kept, what is not is put aside.
+"""Opens a damaged log that peers can complete: keeps what is verified, and sets the rest aside.
 
-Two ways, neither of which needs a peer yet:
+There are two ways, neither of which needs a peer yet:
 
-- A damaged, misshapen or missing segment that others follow is put aside, and an empty file takes its place. Nothing is
-  read from it (records are verified), and the running node fetches the segment (``mending``): until then it counts for
-  nothing, but remembers what it said, because the chain around the gap says what was in it.
-- Damage at the end, in the part that a start verifies: everything from there on is put aside, and the log ends with the
-  last sound entry before it. It may have acknowledged more, so its standing goes first, durably; the leader's pushes
-  bring the rest.
+- A damaged, misshapen or missing segment that others follow is set aside, and an empty file takes its place. Nothing is
+  read from it (records are verified), and the running node fetches the segment (``mending``): until then the member
+  counts for nothing, but its memory stays valid, because the chain around the gap determines what was in it.
+- Damage at the end, in the part that a start verifies: everything from there on is set aside, and the log ends with the
+  last intact entry before it. The member may have acknowledged more, so it first loses its standing, durably; the
+  leader's pushes bring the rest.
 
-Whatever cannot be done so (no checkpoint, an entry at the mark that is not the one that was flushed) is refused; the
-caller may then set all of it aside (``repair``). A crash in between leaves a start that finds the same, or less.
+Any other damage (no checkpoint, an entry at the mark other than the flushed one) is refused; the caller may then set
+all of it aside (``repair``). After a crash in between, a start finds the same damage, or less.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class DamagedStart:
         self._directory = directory
         self._aside = Aside(fs, directory)
         self.holes: list[CorruptLogError] = []
-        """Segments that stand there empty."""
+        """Segments replaced by empty ones."""
         self.cut = False
-        """Whether the log's end was put aside."""
+        """Whether the log's end was set aside."""
 
     def settle(
         self, files: LogFiles, facts: ScanFacts, misshapen: tuple[FoundFile, ...], hard_state: FileHardState
     ) -> tuple[Keep | Cut, tuple[FoundFile, ...]]:
-        """Put aside what is damaged: the plan for the rest, and the misshapen files that are still there.
+        """Set damaged files aside; returns the plan for the rest, and the misshapen files still in place.
 
-        Raises ``CorruptLogError`` if nothing proves what to keep.
+        Raises ``CorruptLogError`` if nothing verifies what to keep.
         """
         step = files.segment_bytes
         last = files.data.base_of(facts.checkpoint.flushed.position)
@@ -67,7 +67,7 @@ class DamagedStart:
         return decision, tuple(one for one in misshapen if one.path.exists() and one.base not in holes)
 
     def put_aside(self, path: Path) -> None:
-        """Keep a file that is replaced."""
+        """Set aside a file that is replaced."""
         self._fs.rename(path, self._aside.target(path))
 
     def _cut(
@@ -112,7 +112,7 @@ class DamagedStart:
             file.salvage(fd, file.size)
             self._fs.sync(fd)
         except OSError:
-            path.unlink(missing_ok=True)  # the original is where it was
+            path.unlink(missing_ok=True)  # the original is still in place
             raise
         finally:
             self._fs.close(fd)
@@ -123,7 +123,7 @@ class DamagedStart:
             raise CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE)
         self.holes.append(CorruptLogError(path, damage.offset, damage.reason, REPAIR_ADVICE))
         if known is not None and known.is_empty():
-            return  # as an earlier start left it
+            return  # an earlier start left it so
         if path.exists():
             self.put_aside(path)
         size = files.segment_bytes

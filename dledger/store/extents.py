@@ -1,6 +1,6 @@
-"""Where a sparse file ends that was written to in places.
+"""Finds the end of the content of a sparse file.
 
-Read with ``pread``: of a bad sector a mapping makes SIGBUS, the end of the process.
+It reads with ``pread``: a bad sector in a mapping raises SIGBUS, which ends the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CHUNK: Final = bytes(512 * 1024)
 def non_zero_end(fd: int, offset: int, size: int) -> int:
     """The end of the last byte other than 0 in ``[offset, size)``; ``offset`` if there is none. Raises ``OSError``.
 
-    Skips holes and blocks never written, and looks from the end on, so it costs the zeros that were written there.
+    Skips holes and blocks never written, and searches from the end, so it costs only the zeros written there.
     """
     for start, end in reversed(extents(fd, offset, size)):
         found = _last_non_zero(fd, start, end)
@@ -24,7 +24,7 @@ def non_zero_end(fd: int, offset: int, size: int) -> int:
 
 
 def extents(fd: int, offset: int, size: int) -> list[tuple[int, int]]:
-    """Where from ``offset`` on something was written, in order."""
+    """The written ranges from ``offset`` on, in order."""
     found = []
     while offset < size:
         try:

@@ -1,17 +1,17 @@
-"""``Log`` on disk: the write half, durability and the life of an open directory.
+"""``Log`` on disk: writing, durability and the life of an open directory.
 
 Locks, outermost first:
 - the node's lock (not ours): all writers.
 - ``_remove_lock``: removing the files of retired segments; taken without the node's lock.
-- ``LogState.shape_lock``: truncation, reset, retirement: whatever takes entries out of the log; mending its index.
+- ``LogState.shape_lock``: truncation, reset, retirement, which take entries out of the log; mending its index.
 - ``_flush_lock``: one flush at a time; held during ``fdatasync``.
 - the checkpoint file's locks.
 - ``LogState.lock``: never held during I/O.
 
 Every failed write or sync but ENOSPC poisons the store for good. Two operations wait for syncs although they run under
-the node's lock: truncating, and ``reset``. Both must lower the durable mark before they touch the bytes that it vouches
-for, or a power cut would look like damage; so it would if sectors of what was truncated came back among those of what
-was written in its place (``torn``), so the zeros are durable first.
+the node's lock: truncation and ``reset``. Both must lower the durable mark before they touch the bytes it covers, or a
+power cut would look like damage. The same would happen if truncated sectors reappeared among those written in their
+place (``torn``), so the zeros are made durable first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dledger.instruments import SILENT, Instruments
 from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store import cleaner, warmer
 from dledger.store import format as records
-from dledger.store.bulk_reader import BulkReader
+from dledger.store.bulk_reader import BulkReader, StoreTime
 from dledger.store.checkpoint import Mark
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import FileHardState
@@ -66,21 +66,22 @@ from dledger.types import (
 )
 
 
-class FileStore:
-    """A log in a directory. Implements ``dledger.core.ports.Log``, whose docstrings say what each method promises."""
+class FileStore(LogReader):
+    """A log in a directory, including reads. Implements ``dledger.core.ports.Log``, whose docstrings specify each
+    method.
+    """
 
     def __init__(
         self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem, instruments: Instruments
     ) -> None:
-        """``instruments`` are told of every batch written and of every flush."""
+        """``instruments`` observe every batch written and every flush."""
+        state = LogState(opened.checkpoint, opened.last)
+        super().__init__(opened.files, state, unchecked=config.import_unchecked)
         self._config = config
         self._opened = opened
         self._clock = clock
         self._fs = fs
-        self._files = opened.files
         self._checkpoint_file = opened.checkpoint_file
-        self._state = LogState(opened.checkpoint, opened.last)
-        self._reader = LogReader(opened.files, self._state, unchecked=config.import_unchecked)
         self._hooks: tuple[AppendHook, ...] = ()
         self._batch_hooks: tuple[BatchHook, ...] = ()
         self._remove_lock = threading.Lock()
@@ -88,21 +89,11 @@ class FileStore:
         self._warmed_at = self._state.end
         self._disk_full = False
         self._unwiped: list[Write] = []
-        """What was written behind the end when the disk ran full: zeros come first, before anything else does."""
+        """What was written behind the end when the disk ran full: it is zeroed before any other write."""
         self._ran_out_of_space = False
         self._instruments = instruments
         self.disk_used_ratio = -1.0
-        """How full the fuller of the disks was when ``measure_room`` last looked; -1 before."""
-        self.bulk = BulkReader(opened.files, self._state, unchecked=config.import_unchecked)
-        """The committed log, for those who read a lot of it."""
-        reader = self._reader
-        self.end_of, self.last_index_before = reader.end_of, reader.last_index_before
-        self.term_at, self.chain_crc_at = reader.term_at, reader.chain_crc_at
-        self.first_index_of_term, self.slice_run = reader.first_index_of_term, reader.slice_run
-        self.read_run, self.read_range, self.read_at = reader.read_run, reader.read_range, reader.read_at
-        self.read_committed, self.copy_committed = reader.read_committed, reader.copy_committed
-        self.read_body, self.read_bodies = reader.read_body, reader.read_bodies
-        self.positions, self.channel_runs = reader.positions, reader.channel_runs
+        """The used share of the fuller disk at the last ``measure_room``; -1 before."""
 
     @classmethod
     def open(  # noqa: PLR0913  # one parameter per neighbour
@@ -117,7 +108,7 @@ class FileStore:
         mend: bool = False,
         instruments: Instruments = SILENT,
     ) -> FileStore:
-        """Open or create ``<base_dir>/dledger-<node_id>``, recovering what is there.
+        """Open or create ``<base_dir>/dledger-<node_id>``, recovering its log.
 
         With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
 
@@ -130,7 +121,7 @@ class FileStore:
 
     @property
     def hard_state(self) -> FileHardState:
-        """Where term and vote survive."""
+        """The durable term and vote."""
         return self._opened.hard_state
 
     @property
@@ -140,12 +131,12 @@ class FileStore:
 
     @property
     def damage_at_start(self) -> tuple[CorruptLogError, ...]:
-        """Segments that were damaged or missing, and stand there empty until they are fetched from peers."""
+        """Segments that were damaged or missing, and are empty until they are fetched from peers."""
         return self._opened.damage
 
     @property
     def foreign_files(self) -> tuple[Path, ...]:
-        """Files in the data and index directories that are none of ours; left alone."""
+        """Unknown files in the data and index directories; left alone."""
         return self._opened.foreign_files
 
     @property
@@ -155,12 +146,12 @@ class FileStore:
 
     @property
     def data_directories(self) -> tuple[Path, ...]:
-        """Where the segments are."""
+        """The directories of segments."""
         return tuple(self._opened.layout.data)
 
     @property
     def segment_directories(self) -> tuple[Path, ...]:
-        """Where segments are, those that are never written to included."""
+        """The directories of segments, including those that are never written to."""
         layout = self._opened.layout
         return (*layout.data, *layout.read_only)
 
@@ -186,13 +177,8 @@ class FileStore:
 
     @property
     def flushed_position(self) -> Position:
-        """The end of the last entry that is durable."""
+        """The end of the last durable entry."""
         return Position(self._state.flushed.position)
-
-    @property
-    def committed_position(self) -> Position:
-        """See ``LogReader.committed_position``."""
-        return self._reader.committed_position
 
     @property
     def write_sequence(self) -> int:
@@ -207,32 +193,37 @@ class FileStore:
         return self._disk_full
 
     def on_damage(self, listener: Callable[[CorruptLogError], None]) -> None:
-        """Tell ``listener`` of every damage in data that a look-up or a read meets, on whichever thread that is.
+        """Call ``listener`` for every damage in data found by a lookup or a read, on the thread that finds it.
 
-        It must only note it: locks are held. ``CorruptLogError.index`` says which entry it is.
+        It must only record it: locks are held. ``CorruptLogError.index`` is the entry.
         """
         self._state.on_damage = listener
 
+    def bulk_reader(self, check: Callable[[], None] = lambda: None, store_time: StoreTime | None = None) -> BulkReader:
+        """The committed log, for large reads."""
+        return BulkReader(self._files, self._state, check, store_time, unchecked=self._unchecked)
+
     def scrub(self) -> Scrub:
-        """A walk that verifies all of the log again and again, for a background thread."""
+        """A walk that verifies the log again and again, for a background thread."""
 
         def mend(index: int) -> None:
             with suppress(CorruptLogError, IndexBeforeBeginError):
-                self.term_at(LogIndex(index))  # a look-up writes a wrong unit again
+                self.term_at(LogIndex(index))  # a lookup rewrites a wrong unit
 
-        return Scrub(self._files, self._state, mend, unchecked=self._config.import_unchecked)
+        return Scrub(self._files, self._state, mend, unchecked=self._unchecked)
 
     def mender(self) -> Mender:
         """Repairs of this log with what peers have, for a background thread."""
-        unchecked = self._config.import_unchecked
-        return Mender(self._files, self._state, self._fs, self.directory, self._reader.mark_at, unchecked=unchecked)
+        return Mender(self._files, self._state, self._fs, self.directory, self.mark_at, unchecked=self._unchecked)
 
     def add_append_hook(self, hook: AppendHook) -> None:
         """Have ``hook`` called for every entry appended as leader with magic 1, in the order of registration."""
         self._hooks = (*self._hooks, hook)
 
     def add_batch_hook(self, hook: BatchHook) -> None:
-        """Have ``hook`` called for all of them at once, after the single ones' hooks, in the order of registration."""
+        """Have ``hook`` called for all of them at once, after the hooks for single entries, in the order of
+        registration.
+        """
         self._batch_hooks = (*self._batch_hooks, hook)
 
     def append_as_leader(
@@ -296,7 +287,7 @@ class FileStore:
             raise DiskFullError(f"the disk of {self.directory} is full: appends resume once there is room")
 
     def _write(self, writes: list[Write], units: bytes, last: EntryId, end: Mark) -> None:
-        """Write a whole change or nothing that counts, then publish it."""
+        """Write a change completely or without effect, then publish it."""
         state, files = self._state, self._files
         first_index = state.last.index + 1
         try:  # all of them before the first byte is written
@@ -314,7 +305,7 @@ class FileStore:
                 try:
                     self._wipe()
                 except (DiskError, DiskFullError) as left:
-                    left.outcome = "unknown"  # a start after a crash takes what is left there for appended
+                    left.outcome = "unknown"  # a start after a crash would take what is left there for appended
                     raise
             raise self._failed("writing entries", error) from error
         state.publish(last, end, data, index)
@@ -326,16 +317,16 @@ class FileStore:
         return DiskFullError(f"{what} in {self.directory} failed: no space left on the device; {so}")
 
     def _wipe(self) -> None:
-        """Restore the zeros behind the end after a change was written in part, or (raising) later, before the next one.
+        """Restore the zeros behind the end after a partly written change, or (raising) later, before the next one.
 
-        Durably: a power cut must not bring back what was refused. There may be no room even for zeros where the file
-        system does not write in place: thin, copy-on-write volumes.
+        Durably: a power cut must not bring back what was refused. Even zeros may need space on file systems that do not
+        write in place: thin, copy-on-write volumes.
         """
         try:
             while self._unwiped:
                 position, data = self._unwiped[-1]
                 file = self._files.data.find(position)
-                if file is not None:  # else a truncation has dropped it
+                if file is not None:  # otherwise a truncation has dropped it
                     file.zero(position - file.base, position - file.base + len(data))
                     file.sync()
                 self._unwiped = self._unwiped[:-1]
@@ -354,7 +345,7 @@ class FileStore:
             )
             invariant(from_index > state.begin.index, "truncation below begin", at=from_index, begin=state.begin)
             last = EntryId(self.term_at(LogIndex(from_index - 1)), LogIndex(from_index - 1))
-            end = self._reader.mark_at(last.index)
+            end = self.mark_at(last.index)
             used, old_last = self._used_end(end.position, from_index), state.last.index
             was_flushed = state.lower(last, end)
             try:
@@ -371,13 +362,13 @@ class FileStore:
             state.changed(data, index)
 
     def _used_end(self, position: int, from_index: LogIndex) -> int:
-        """The end of what was written in the segment that ``position`` lies in, its tail blank's head included."""
+        """The end of the written part of ``position``'s segment, including its tail blank's head."""
         state, files = self._state, self._files
         next_base = files.data.base_of(position) + files.segment_bytes
         if state.end < next_base:
             return state.end
         before = self.last_index_before(next_base)
-        return (self._reader.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
+        return (self.mark_at(before).position if before >= from_index else position) + MIN_BLANK_BYTES
 
     def reset(self, begin: Boundary) -> None:
         state = self._state
@@ -389,14 +380,14 @@ class FileStore:
                 self._checkpoint_file.write_durably(state.checkpoint)
                 self._files.data.drop_from(0)
                 self._files.index.drop_from(0)
-                self._unwiped = []  # it went with its file
+                self._unwiped = []  # it is gone with its file
                 touched = self._write_head_blank(begin.position)
             except OSError as error:
                 raise state.poisoned("resetting the log", error) from error
             state.changed(touched, ())
 
     def _write_head_blank(self, position: int) -> list[MappedFile]:
-        """A log that begins inside a segment has a blank before it, for tools that read from the segment's start."""
+        """Write a blank before a log that begins inside a segment, for tools that read from the segment's start."""
         offset = position % self._config.segment_bytes
         if offset < MIN_BLANK_BYTES:
             return []
@@ -412,10 +403,10 @@ class FileStore:
         state.committed = index
 
     def check_run(self, run: EntryRun) -> CheckedRun:
-        return records.check_run(run, unchecked=self._config.import_unchecked)
+        return records.check_run(run, unchecked=self._unchecked)
 
     def read(self, index: LogIndex) -> Entry:
-        return self._reader.read_range(index, index, 0)[0]
+        return self.read_range(index, index, 0)[0]
 
     def flush(self) -> FlushMark:
         with self._flush_lock:
@@ -442,7 +433,9 @@ class FileStore:
         return mark
 
     def sync_checkpoint(self) -> None:
-        """Make the marks durable too: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
+        """Make the marks durable, too: data, then index, then the checkpoint. For a background thread.
+        ``DiskError``.
+        """
         self.flush()
         self._sync_index_and_checkpoint(clean_stop=False)
 
@@ -465,18 +458,20 @@ class FileStore:
             appended, self._warmed_at = end - self._warmed_at, end
             return warmer.step(self._files, self._state, self._config.warm_bytes, appended)
         except OSError as error:
-            if error.errno == errno.ENOSPC:  # no reason to refuse appends before they need that room themselves
+            if error.errno == errno.ENOSPC:  # appends need not be refused before they need that room themselves
                 return False
             raise self._state.poisoned("preparing disk space", error) from error
 
     def clean(self, protected_index: LogIndex) -> tuple[Path, ...]:
-        """A whole clean-up, for callers without other writers; returns the removed files. Raises ``DiskError``."""
+        """A complete clean-up, for callers without concurrent writers; returns the removed files. Raises
+        ``DiskError``.
+        """
         retired = self.retire(protected_index, self.measure_room())
         self.remove_retired()
         return retired
 
     def measure_room(self) -> cleaner.Room:
-        """How full the disks are. For a background thread, without the node's lock. Raises ``DiskError``."""
+        """Measure the disks. For a background thread, without the node's lock. Raises ``DiskError``."""
         layout = self._opened.layout
         try:
             room = cleaner.measure(self._fs, set(layout.data) - set(layout.read_only), layout.directory)
@@ -493,12 +488,12 @@ class FileStore:
         keep_from: int | None = None,
         held_back: Callable[[int], None] = lambda _end: None,
     ) -> tuple[Path, ...]:
-        """Apply retention in memory and note whether the disk is full; returns what ``remove_retired`` will remove.
+        """Apply retention in memory and record whether the disk is full; returns what ``remove_retired`` will remove.
 
-        Under the node's lock: the log's begin must not move between two looks that the core takes at it.
-        ``protected_index``: what all live followers have (``cleaner.protected``). ``may_go`` is asked only if something
-        is to be removed: given the last entry that would go, it says which is the last that may. Nothing goes from
-        position ``keep_from`` on; if something would, ``held_back`` is told up to where. Raises ``DiskError``.
+        Under the node's lock: the log's begin must not move between two reads of it by the core. ``protected_index``:
+        what all live followers have (``cleaner.protected``). ``may_go`` is called only if something is to be removed:
+        from the last entry that would go, it returns the last one that may. Nothing from position ``keep_from`` on is
+        removed; if something would be, ``held_back`` gets its end. Raises ``DiskError``.
         """
         with self._state.shape_lock:
             self._state.check_usable()
@@ -524,10 +519,11 @@ class FileStore:
             return tuple(self._files.retire_below(begin.position, LogIndex(begin.index + 1)))
 
     def remove_retired(self) -> None:
-        """Remove the files of what was retired. For a background thread, without the node's lock: an unlink takes long.
+        """Remove the files of retired segments. For a background thread, without the node's lock: an unlink takes long.
 
-        The raised begin is durable first: what is gone is never looked for after a crash. A crash before that brings
-        the segments back, one after it leaves files below the begin, which the next opening removes. ``DiskError``.
+        The raised begin is durable first, so that nothing removed is looked for after a crash. A crash before that
+        brings the segments back, one after it leaves files below the begin, which the next opening removes.
+        ``DiskError``.
         """
         with self._remove_lock:
             self._state.check_usable()
@@ -553,9 +549,9 @@ class FileStore:
         )
 
     def _removable(self) -> Iterator[cleaner.SegmentFacts]:
-        """The segments before the one that the last entry lies in.
+        """The segments before the one with the last entry.
 
-        Each costs reads under the node's lock, and mostly the first one stays: one is looked at when it is asked for.
+        Lazily: each costs reads under the node's lock, and mostly the first one stays.
         """
         state, files = self._state, self._files
         try:
@@ -567,7 +563,7 @@ class FileStore:
                 try:
                     last_index = self.last_index_before(end)
                     self.chain_crc_at(last_index)
-                except CorruptLogError:  # told by ``on_damage``; it goes together with the next one, whose end is sound
+                except CorruptLogError:  # ``on_damage`` reports it; it goes with the next intact one
                     continue
                 modified_ms = file.path.stat().st_mtime_ns // 1_000_000
                 yield cleaner.SegmentFacts(file.path, file.base, end, last_index, modified_ms)

@@ -1,4 +1,4 @@
-"""The bytes of entries, blanks and index units: how they are packed, chained, placed and verified. Pure.
+"""The encoding of entries, blanks and index units: how they are packed, chained, placed and verified. Pure.
 
 All integers are big-endian. An entry record is a 48 byte header followed by the body:
 
@@ -11,9 +11,9 @@ All integers are big-endian. An entry record is a 48 byte header followed by the
 covers ``bodyCrc``), seeded with the previous entry's ``chainCrc``, and with 0 before the first entry: it vouches for
 everything before it.
 
-A blank is magic -1 and a length that counts its own 8 bytes; the rest is zero. Segments never hold part of an entry:
-when ``size + 8`` exceeds what is left of a segment, a blank takes that rest and the entry starts the next segment. So a
-used segment always ends in a blank and at least 8 bytes always remain after an entry.
+A blank is magic -1 and a length that includes its own 8 bytes; the rest is zero. A segment never holds part of an
+entry: when ``size + 8`` exceeds the rest of a segment, a blank takes that rest and the entry starts the next segment.
+So a used segment always ends in a blank and at least 8 bytes always remain after an entry.
 
 A NOOP has magic 2, or magic 1 and the bytes NOOP as its channel (``magic_of``). The channel of any other entry is the
 slot of the producer that appended it, or 0 (``dledger.core.producers``).
@@ -50,10 +50,10 @@ from dledger.types import (
 )
 
 HEADER: Final = ENTRY.struct()
-"""The header as it is stored."""
+"""The stored header."""
 _CHAINED: Final = ENTRY.without("chain_crc")
 CHAINED_HEADER: Final = _CHAINED.struct()
-"""The header without ``chainCrc``: what the chain covers."""
+"""The header without ``chainCrc``: the bytes that the chain covers."""
 UNIT: Final = INDEX_UNIT.struct()
 BLANK: Final = BLANK_HEAD.struct()
 HEADERS: Final = ENTRY.dtype()
@@ -62,7 +62,7 @@ UNITS: Final = INDEX_UNIT.dtype()
 """Index units as a table."""
 _CHAINED_HEADERS: Final = _CHAINED.dtype()
 _MANY_ENTRIES: Final = 256
-"""From so many on a batch is encoded in columns: half the time per entry, but as much as 64 of them to begin with."""
+"""Batches of at least this size are encoded in columns: half the time per entry, at a fixed cost of 64 of them."""
 CHAIN_CRC: Final = ENTRY.part("chain_crc")
 CHAIN_CRC_OFFSET: Final = ENTRY.at("chain_crc")
 CHAIN_CRC_END: Final = ENTRY.behind("chain_crc")
@@ -117,7 +117,7 @@ def blank_head(length: int) -> bytes:
 
 
 def place(end: int, record_bytes: int, segment_bytes: int) -> int:
-    """Where a record goes that follows ``end``: there, or at the start of the next segment if it would not fit."""
+    """Where a record after ``end`` goes: there, or at the start of the next segment if it would not fit."""
     remaining = segment_bytes - end % segment_bytes
     return end if record_bytes + MIN_BLANK_BYTES <= remaining else end + remaining
 
@@ -163,7 +163,7 @@ def split_batch(bodies: Sequence[Body], end: int, segment_bytes: int, channel: i
 
 @record(frozen=True, slots=True)
 class EncodedRecords:
-    """Contiguous records ready to be written, with their index units."""
+    """Contiguous records ready to write, with their index units."""
 
     records: bytes
     units: bytes
@@ -195,7 +195,7 @@ def encode_piece(magic: int, term: int, first_index: int, piece: Piece, chain_cr
 
 
 def _encode_many(magic: int, term: int, first_index: int, piece: Piece, chain_crc: int) -> EncodedRecords:
-    """As ``encode_piece``, field by field: a batch may have 65,536 entries, and votes and heartbeats wait meanwhile."""
+    """``encode_piece`` by columns: a batch may have 65,536 entries, and votes and heartbeats wait meanwhile."""
     bodies, count = piece.bodies, len(piece.bodies)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
     sizes = lengths + ENTRY_HEADER_BYTES
@@ -227,7 +227,7 @@ def encode_record(
 
 
 def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece: Piece) -> Piece:
-    """The piece with its bodies as the hooks leave them; whatever they do to a header is overwritten later."""
+    """The piece after the hooks; what they do to a header is overwritten later."""
     patched: list[Body] = []
     position, channel = piece.position, piece.channel
     for index, body in enumerate(piece.bodies, first_index):
@@ -242,7 +242,7 @@ def apply_hooks(hooks: Sequence[AppendHook], first_index: int, term: int, piece:
 
 
 def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
-    """The piece with its bodies as the hooks leave them."""
+    """The piece after the hooks."""
     bodies, lengths = piece.bodies, list(map(len, piece.bodies))
     positions = list(accumulate((length + ENTRY_HEADER_BYTES for length in lengths[:-1]), initial=piece.position))
     for hook in hooks:
@@ -253,7 +253,7 @@ def apply_batch_hooks(hooks: Sequence[BatchHook], piece: Piece) -> Piece:
 
 @record(frozen=True, slots=True)
 class Follow:
-    """What the next record must continue: the entry before it (or a boundary)."""
+    """What the next record must continue: the entry (or boundary) before it."""
 
     index: int
     term: int
@@ -264,7 +264,7 @@ class StopKind(Enum):
     """Why a scan of records stopped."""
 
     LIMIT = "limit"
-    """All asked for was read."""
+    """Everything requested was read."""
     ZERO = "zero"
     """The next header is all zero: nothing was ever written there, or it was wiped."""
     BLANK = "blank"
@@ -273,7 +273,7 @@ class StopKind(Enum):
 
 @record(frozen=True, slots=True)
 class Scan:
-    """The verified records from some offset on, up to where and why the scan stopped."""
+    """The verified records from an offset on, and where and why the scan stopped."""
 
     count: int
     end_offset: int
@@ -285,18 +285,18 @@ class Scan:
 
 @record(frozen=True, slots=True)
 class ScanWindow:
-    """Where to scan: ``view[offset:stop]``, whose offset 0 is absolute position ``base``."""
+    """The range to scan: ``view[offset:stop]``, whose offset 0 is absolute position ``base``."""
 
     view: memoryview
     base: int
     offset: int
     stop: int
     unchecked: bool = False
-    """Accept records whose both CRC fields are 0 (the Java line's)."""
+    """Accept records with both CRC fields 0 (the Java line's)."""
 
 
 def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_ENTRIES_MAX) -> Scan:
-    """Verify records one after the other: headers, contiguity, terms, positions, both CRCs. The follower's hot loop."""
+    """Verify consecutive records: headers, contiguity, terms, positions, both CRCs. The follower's hot loop."""
     view, base, offset, stop = window.view, window.base, window.offset, window.stop
     unpack, pack_unit, crc, valid = HEADER.unpack_from, UNIT.pack, crc32c, _VALID_MAGICS
     header_bytes, chain_at, chain_end = ENTRY_HEADER_BYTES, CHAIN_CRC_OFFSET, CHAIN_CRC_END
@@ -334,7 +334,7 @@ def scan_records(window: ScanWindow, follow: Follow, entries_max: int = _SCAN_EN
 
 
 def _why_stopped(window: ScanWindow, offset: int, follow: Follow) -> tuple[StopKind, str]:
-    """Name what is wrong with the bytes at ``offset`` (slow, once per scan)."""
+    """Explain what is wrong with the bytes at ``offset`` (slow, once per scan)."""
     view, rest = window.view, window.stop - offset
     if rest < ENTRY_HEADER_BYTES:
         return _why_stopped_short(view, offset, rest)
@@ -360,7 +360,7 @@ def _why_stopped_short(view: memoryview, offset: int, rest: int) -> tuple[StopKi
 
 
 def header_chain_crc(header: EntryHeader, seed: int) -> int:
-    """The chain CRC that a header's other fields give, seeded with the previous entry's."""
+    """The chain CRC of a header's other fields, seeded with the previous entry's."""
     return crc32c(
         CHAINED_HEADER.pack(
             header.magic,
@@ -382,7 +382,7 @@ def unit_of(header: EntryHeader) -> IndexUnit:
 
 
 def header_problem(header: EntryHeader, position: int, follow: Follow) -> str:
-    """What is wrong with a header at ``position`` after ``follow``, as a clause; empty when nothing is."""
+    """What is wrong with a header at ``position`` after ``follow``, as a clause; empty if nothing is."""
     if header.magic not in _VALID_MAGICS:
         return f"magic {header.magic} is not that of an entry"
     if header.body_length < 0 or header.size != header.body_length + ENTRY_HEADER_BYTES:
@@ -417,13 +417,13 @@ def check_run(run: EntryRun, *, unchecked: bool = False) -> CheckedRun:
 
 
 def scan_run(run: EntryRun, *, unchecked: bool = False) -> Scan:
-    """Verify a run that was read from disk, as far as it is sound."""
+    """Verify a run read from disk, up to its first bad record."""
     follow = Follow(run.previous.index, run.previous.term, run.previous_chain_crc)
     return scan_records(ScanWindow(memoryview(run.data), run.position, 0, len(run.data), unchecked), follow)
 
 
 def decode_run(run: EntryRun, *, unchecked: bool = False) -> tuple[list[Entry], Scan]:
-    """The entries of a run that was read from disk, up to the first that does not check out, and what was found."""
+    """The entries of a run read from disk, up to the first bad one, and the result of the scan."""
     scan = scan_run(run, unchecked=unchecked)
     entries: list[Entry] = []
     offset = 0
@@ -450,12 +450,12 @@ def decode_entry(records: bytes, offset: int = 0) -> Entry:
 
 
 def is_magic(magic: int) -> bool:
-    """Whether an entry's header may begin with this."""
+    """Whether an entry's header may begin with this magic."""
     return magic in _VALID_MAGICS
 
 
 def magic_of(magic: int, channel: int) -> Magic:
-    """What an entry means, from two fields of its verified header."""
+    """The meaning of an entry, from two fields of its verified header."""
     return Magic.NOOP if (magic, channel) == (Magic.NORMAL, NOOP_CHANNEL) else Magic(magic)
 
 

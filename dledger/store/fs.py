@@ -1,6 +1,6 @@
-"""The few file system calls that change something, behind a port, so that tests can record them and make them fail.
+"""The few file system calls that change anything, behind a port, so that tests can record them and make them fail.
 
-Reading (list, stat, map, pread) is not part of it: it cannot lose data.
+Reading (list, stat, map, pread) is not part of it, because it cannot lose data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LOG = logging.getLogger("dledger")
 
 TMP_SUFFIX: Final = ".tmp"
 WHOLE_BYTES_MAX: Final = 1 << 30
-"""More than any file has that is read whole; what is larger is none of ours, or was lengthened."""
+"""More than any of our files that are read whole; a larger one is not ours, or was extended."""
 _GROUP_READS: Final = 0o050
-"""Of a directory's mode, when nobody else may do anything: the administrator lets its group read what is in it."""
+"""In a directory's mode without access for others: the administrator lets its group read the contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class FileSystem:
         )
 
     def device(self, path: Path) -> int:
-        """Which file system the path is on: nothing is renamed from one to another."""
+        """The file system of the path: nothing can be renamed from one to another."""
         return path.stat().st_dev
 
 
@@ -109,10 +109,10 @@ def _is_read_by_group(directory: Path) -> bool:
 
 
 def keep_private(directory: Path) -> None:
-    """Take a directory away from other users of the machine; its group may go on reading if nobody else could.
+    """Close a directory to other users of the machine; its group keeps read access if others had none.
 
-    Directories made before may be open to everybody, as the umask was. Their files need no other mode: nobody gets to
-    them.
+    Directories made by earlier versions may be open to everyone, depending on the umask. Their files need no other
+    mode, because they cannot be reached.
     """
     mode = stat.S_IMODE(directory.stat().st_mode)
     if not mode & 0o077 or mode & 0o077 == _GROUP_READS:
@@ -134,7 +134,7 @@ def read_whole(path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:
 
 
 def create_durably(fs: FileSystem, path: Path, fill: Callable[[int], None]) -> None:
-    """Create or replace ``path`` so that a crash leaves nothing new or all of it: ``fill`` gets the open file."""
+    """Create or replace ``path`` so that a crash leaves nothing new or all of it; ``fill`` gets the open file."""
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
         fd = fs.create(temporary)
@@ -145,13 +145,13 @@ def create_durably(fs: FileSystem, path: Path, fill: Callable[[int], None]) -> N
             fs.close(fd)
         fs.rename(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # give the blocks back at once: the disk may be full
+        temporary.unlink(missing_ok=True)  # release the blocks at once: the disk may be full
         raise
     fs.sync_dir(path.parent)
 
 
 def replace_durably(fs: FileSystem, path: Path, content: bytes) -> None:
-    """Write a small file whole."""
+    """Replace a small file's content."""
     create_durably(fs, path, lambda fd: fs.write(fd, content, 0))
 
 

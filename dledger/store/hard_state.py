@@ -1,11 +1,11 @@
-"""Term and vote, durable before they are spoken of.
+"""Term and vote, durable before any message carries them.
 
 A slot file of two slots. ``save`` writes one, syncs, writes the other, syncs: at any moment at most one slot is being
-changed, and once ``save`` has returned, either slot alone tells the truth (so one rotten slot cannot bring back an
-older vote). A file with no readable slot refuses to load; defaults would be a forgotten vote.
+changed, and once ``save`` has returned, each slot alone holds the state (so one bad slot cannot bring back an older
+vote). A file without a readable slot refuses to load; defaults would be a forgotten vote.
 
-``currterm`` is a mirror in DLedger's format for people and Java tools. Nothing here reads it, and a mirror that cannot
-be written (a full disk) does not stop elections.
+``currterm`` is a mirror in DLedger's format for people and Java tools. Nothing here reads it, and a failure to write it
+(a full disk) does not stop elections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIRROR_FILE: Final = "currterm"
 _SLOTS: Final = 2
 _HEAD: Final = Struct(">q?h")
 _FENCED: Final = 3
-"""Follows the vote of a member that is doubtful because it is fenced."""
+"""Stored after the vote of a member that is doubtful because it is fenced."""
 _ADVICE: Final = (
     "Earlier votes may be lost, so this node must not vote: `dledger serve --repair` sets its log aside and "
     "lets it rejoin without a vote until it has caught up"
@@ -36,8 +36,8 @@ _ADVICE: Final = (
 def encode_hard_state(state: HardState) -> bytes:
     """The slot's payload: term, whether the vote counts, length of the vote (-1 for none), vote, standing, doubt.
 
-    The last two are left out where the second tells all. Earlier versions, which know nothing of them, read nothing
-    that is more than true.
+    The last two are omitted if the second implies them. Earlier versions, which do not know them, never read a state
+    that counts for more than this one.
     """
     vote = state.vote.encode() if state.vote is not None else b""
     room = PAYLOAD_BYTES_MAX - _HEAD.size - len(vote) - 1
@@ -78,7 +78,9 @@ def read_hard_state(directory: Path) -> HardState:
 
 
 class FileHardState:
-    """Where term and vote survive; ``_lock`` guards all of it. A failed save poisons the node: it must not speak."""
+    """The durable term and vote; ``_lock`` guards all of it. A failed save poisons the node: it must not send
+    messages.
+    """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
@@ -90,11 +92,13 @@ class FileHardState:
         self._poison: str | None = None
 
     def load(self) -> HardState:
-        """The state saved last."""
+        """The last saved state."""
         return self._state
 
     def save(self, state: HardState) -> None:
-        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, for ever after one failure."""
+        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, and always again after one
+        failure.
+        """
         with self._lock:
             if self._poison:
                 raise DiskError(self._poison)
@@ -113,9 +117,9 @@ class FileHardState:
                 self._mirror(state)
 
     def doubt(self, reason: str) -> None:
-        """Take the member's standing away, durably: it may not know any more whatever it said. Raises ``DiskError``.
+        """Take the member's standing away, durably, because it may have forgotten statements. Raises ``DiskError``.
 
-        For what is found out before the node runs: in the running node the core decides.
+        For findings before the node runs: in the running node the core decides.
         """
         doubted = self._state.doubted(reason)
         if doubted != self._state:

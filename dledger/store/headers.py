@@ -1,12 +1,12 @@
-"""Verified headers: what decides anything (terms, chain CRCs, channels) is proven by the log's chain before it is used.
+"""Verified headers: values that decide (terms, chain CRCs, channels) are verified by the log's chain before use.
 
-A header is proven if its own ``chainCrc`` is what its other fields give, seeded with the ``chainCrc`` stored in the
-entry before; a turned bit in either is seen. That costs two index units, two headers and a CRC of 44 bytes, so nothing
-is remembered: the disk may rot at any time, and the newest entry is known in memory anyway.
+A header is verified if its own ``chainCrc`` results from its other fields, seeded with the ``chainCrc`` stored in the
+entry before; a flipped bit in either is detected. That costs two index units, two headers and a CRC of 44 bytes, so
+nothing is cached: the disk may decay at any time, and the newest entry is known in memory anyway.
 
-Where index, header and chain disagree, ``SuspectEntryError`` is raised, and ``mend`` finds out which of them is wrong:
-it walks from the nearest proven entry, in data alone. Units that say something else are written again, for they are
-derived; a header that does not continue the chain is damage, told with its file and offset.
+Where index, header and chain disagree, ``SuspectEntryError`` is raised, and ``mend`` determines which of them is wrong:
+it walks from the nearest verified entry, in data alone. Wrong units are rewritten, for they are derived; a header that
+does not continue the chain is damage, reported with its file and offset.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from dledger.store.log_state import LogState
 from dledger.types import NOOP_CHANNEL, Magic
 
 _MENDED_AT_ONCE: Final = 4096
-"""How many wrong index units that follow each other are written again together."""
+"""How many consecutive wrong index units are rewritten together."""
 _SMALL_BYTES: Final = 1024
-"""Records that are shorter on average are copied to be checked: it is faster than a view of each."""
+"""Records shorter than this on average are copied for checking, which is faster than a view of each."""
 
 
 class Headers:
-    """Look-ups in an open log. Safe beside writers only under ``LogReader``'s check of the generation."""
+    """Lookups in an open log. Safe beside writers only under ``LogReader``'s check of the generation."""
 
     def __init__(self, files: LogFiles, state: LogState, *, unchecked: bool) -> None:
         self._files = files
@@ -61,12 +61,12 @@ class Headers:
         return header
 
     def require_continuing(self, header: EntryHeader, seed: int) -> None:
-        """Raise ``SuspectEntryError`` unless a header continues the chain from ``seed`` on."""
+        """Raise ``SuspectEntryError`` unless a header continues the chain from ``seed``."""
         if not self._continues(header, seed):
             raise self._files.suspect(header.index)
 
     def seed(self, index: int, hot_from: int = 0) -> int:
-        """The chain CRC that an entry continues, as it is stored in the entry before."""
+        """The chain CRC that an entry continues, as stored in the entry before."""
         begin = self._state.begin
         if index == begin.index + 1:
             return begin.chain_crc
@@ -80,7 +80,7 @@ class Headers:
     def first_index_of_term(self, term: int, first: int, last: int) -> int:
         """The first index in ``[first, last]`` whose term is at least ``term``; ``last + 1`` if there is none.
 
-        Terms never decrease, so the proven headers on both sides prove the answer.
+        Terms never decrease, so the verified headers on both sides prove the answer.
         """
         found = self._files.first_unit_of_term(term, first, last)
         for neighbour in (found - 1, found):
@@ -99,7 +99,7 @@ class Headers:
         return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
 
     def require_chained(self, headers: npt.NDArray[np.void], seed: int) -> None:
-        """Raise ``SuspectEntryError`` unless the headers of a range continue the chain from ``seed`` on."""
+        """Raise ``SuspectEntryError`` unless the headers of a range continue the chain from ``seed``."""
         seeds = np.empty(len(headers), np.uint32)
         seeds[0] = seed
         seeds[1:] = headers["chain_crc"][:-1]
@@ -110,10 +110,10 @@ class Headers:
             raise self._files.suspect(int(headers["index"][int(np.argmin(sound))]))
 
     def require_bodies(self, headers: npt.NDArray[np.void], data: bytes) -> None:
-        """Raise ``SuspectEntryError`` unless the bodies of records that lie next to each other match their CRCs."""
+        """Raise ``SuspectEntryError`` unless the bodies of adjacent records match their CRCs."""
         ends = np.cumsum(headers["size"].astype(np.int64))
         starts = ends - headers["size"] + HEADER.size
-        # All of the loop is C: cut a body out, take its checksum.
+        # The loop runs entirely in C: cut a body out, take its checksum.
         small = len(data) < _SMALL_BYTES * len(headers)
         cut: Callable[[slice], bytes | memoryview] = data.__getitem__ if small else memoryview(data).__getitem__
         found = list(map(crc32c, map(cut, map(slice, starts.tolist(), ends.tolist()))))
@@ -128,7 +128,7 @@ class Headers:
     # -- when something is wrong ---------------------------------------------------------------------------------
 
     def mend(self, index: int) -> None:
-        """Write wrong index units at ``index`` again, or raise ``CorruptLogError`` naming what is damaged in data.
+        """Rewrite wrong index units at ``index``, or raise ``CorruptLogError`` naming the damage in data.
 
         Under ``shape_lock``: nothing at or below the log's end moves meanwhile, and appends write behind it.
         """
@@ -150,7 +150,7 @@ class Headers:
                 raise self._damaged(header.position, f"entry {index} is inconsistent with its neighbours", index)
 
     def _nearest_proven(self, index: int) -> tuple[Follow, int]:
-        """A proven entry below ``index``, as near as there is one, and where it ends; the log's begin if none is."""
+        """The nearest verified entry below ``index``, and its end; the log's begin if there is none."""
         begin, step = self._state.begin, 1
         while index - step > begin.index:
             try:
@@ -178,7 +178,7 @@ class Headers:
             if header is not None and not problem:
                 return header
             if header is not None and header.magic == BLANK_MAGIC and position == end:
-                end = next_segment  # the segment is full: whatever is wrong is wrong there
+                end = next_segment  # the segment is full, so the problem is in the next one
                 continue
             first_problem = first_problem or problem
         raise self._damaged(end, first_problem, follow.index + 1)
@@ -217,7 +217,7 @@ CHAINED_BYTES: Final = CHAINED_HEADER.size
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint32], int]:
-    """What each value of each byte that the chain covers adds to their CRC, and the CRC of zeros: CRCs are linear."""
+    """What each value of each byte covered by the chain adds to the CRC, and the CRC of zeros: CRCs are linear."""
     zeros = crc32c(bytes(CHAINED_BYTES))
     found = np.zeros((CHAINED_BYTES, 256), np.uint32)
     for at in range(CHAINED_BYTES):
@@ -233,7 +233,7 @@ def chain_crcs(headers: npt.NDArray[np.void], seeds: npt.NDArray[np.uint32]) -> 
     tables, zeros = _tables()
     raw = np.ascontiguousarray(headers).view(np.uint8).reshape(-1, HEADERS.itemsize)
     columns = np.concatenate((raw[:, :CHAIN_CRC_OFFSET].T, raw[:, CHAIN_CRC_END:].T))
-    # A seed is the same as other first four bytes: CRC32C takes it in with them, lowest byte first.
+    # A seed is equivalent to different first four bytes: CRC32C combines it with them, lowest byte first.
     columns[:4] ^= seeds.astype("<u4").view(np.uint8).reshape(-1, 4).T
     same = (columns == columns[:, :1]).all(axis=1)
     constant = np.bitwise_xor.reduce(tables[same, columns[same, 0]], initial=zeros)

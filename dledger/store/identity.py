@@ -1,4 +1,4 @@
-"""Whose directory this is, and that only one process has it open."""
+"""The identity of a directory, and the lock that only one process can hold on it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _EXAMPLE: Final = StoreIdentity("", "", "", 0, 0)
 
 
 def as_text(identity: StoreIdentity) -> str:
-    """What the file holds."""
+    """The file's content."""
     return json.dumps(asdict(identity), indent=2) + "\n"
 
 
@@ -94,13 +94,15 @@ class DirectoryLock:
 
 
 def _open_lock(path: Path) -> int:
-    """Nobody else may open it: who can read it can hold the lock. Never a link, which would be written through."""
+    """Create it for this user only: a process that can read it can hold the lock. Never follow a link, which would
+    be written through.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DiskError(f"{path} is a symbolic link, which is not allowed here: remove it") from error
         raise
-    with suppress(PermissionError):  # not ours: whoever made it has let us open it
+    with suppress(PermissionError):  # not our file: its owner has let us open it
         os.fchmod(fd, 0o600)
     return fd

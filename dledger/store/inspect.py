@@ -1,7 +1,7 @@
-"""Looking into a stopped node's files: every record, blank and index unit, verified, and each file's first bad offset.
+"""Inspects a stopped node's files: every record, blank and index unit, verified, and each file's first bad offset.
 
 Reads only; takes no lock. In a segment whose predecessor is missing or damaged the chain is verified from the second
-record on. After a problem the rest of that segment is unknown; the next one is looked at all the same.
+record on. After a problem the rest of that segment is unknown; the next one is inspected all the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dledger.types import GENESIS, Boundary
 
 _CHUNK_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096
-"""What cannot be read if one sector of it cannot."""
+"""The unit of unreadable data around a bad sector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BlankItem:
 
 @dataclass(frozen=True, slots=True)
 class UnitItem:
-    """An index unit that is in its place."""
+    """An index unit in its place."""
 
     path: Path
     offset: int
@@ -71,7 +71,7 @@ class UnitItem:
 
 @dataclass(frozen=True, slots=True)
 class EndItem:
-    """Where a file's content ends: only zeros follow."""
+    """The end of a file's content: only zeros follow."""
 
     path: Path
     offset: int
@@ -79,7 +79,7 @@ class EndItem:
 
 @dataclass(frozen=True, slots=True)
 class ProblemItem:
-    """The first bad offset of a file and what is wrong there."""
+    """The first bad offset of a file and its problem."""
 
     path: Path
     offset: int
@@ -91,7 +91,7 @@ IndexItem = UnitItem | EndItem | ProblemItem
 
 
 def begin_of(directory: Path) -> Boundary:
-    """Where the log in a node's directory begins, as far as its checkpoint can be read."""
+    """Where the log in a node's directory begins, if its checkpoint is readable."""
     checkpoint = _checkpoint_of(directory)
     return checkpoint.begin if checkpoint else GENESIS
 
@@ -109,7 +109,7 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def inspect_data(paths: list[Path], begin: Boundary = GENESIS) -> Iterator[DataItem]:
-    """Everything in data segments (oldest first), which belong to a log that starts after ``begin``."""
+    """All items in data segments (oldest first) of a log that starts after ``begin``."""
     follow: Follow | None = None
     end: EndItem | None = None
     for path in paths:
@@ -138,22 +138,22 @@ def inspect_data(paths: list[Path], begin: Boundary = GENESIS) -> Iterator[DataI
 
 
 class _Mapped:
-    """A file up to its first sector that cannot be read: the mapping of one behind it would end the process."""
+    """A file up to its first unreadable sector: mapping beyond it would end the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.base = parse_segment_name(path.name) or 0
-        if not path.is_file():  # to open a pipe would wait for its writer
+        if not path.is_file():  # opening a pipe would wait for its writer
             raise OSError(errno.EINVAL, "no file, or no ordinary one")
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
             self.written = extents(file.fileno(), 0, whole)
-            """Where something was ever written: the rest, which may be terabytes, is zeros."""
+            """The ranges ever written: the rest, which may be terabytes, is zeros."""
             self.size, self.unreadable = _readable(file.fileno(), self.written, whole)
             self.map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else b""
 
     def first_used(self) -> int:
-        """Where the first byte other than 0 is; ``size`` if there is none."""
+        """The offset of the first byte other than 0; ``size`` if there is none."""
         for start, end in self.written:
             for at in range(start, min(end, self.size), _CHUNK_BYTES):
                 chunk = self.map[at : min(at + _CHUNK_BYTES, end)]
@@ -163,7 +163,7 @@ class _Mapped:
 
 
 def _readable(fd: int, written: list[tuple[int, int]], size: int) -> tuple[int, str]:
-    """Up to where a file can be read, and why not further."""
+    """How far a file can be read, and why no further."""
     at = 0
     try:
         for start, end in written:
@@ -186,7 +186,7 @@ def _readable(fd: int, written: list[tuple[int, int]], size: int) -> tuple[int, 
 def _mapped(path: Path) -> _Mapped | ProblemItem:
     try:
         return _Mapped(path)
-    except OSError as error:  # such as one of a terabyte, where a process may not have so much
+    except OSError as error:  # such as a terabyte in a process with limited memory
         return ProblemItem(path, 0, f"cannot read the file: {error.strerror}")
 
 
@@ -229,7 +229,7 @@ def _item_at(file: _Mapped, offset: int, follow: Follow | None) -> DataItem:
 
 def _chained_problem(file: _Mapped, offset: int, follow: Follow) -> str:
     with memoryview(file.map) as view:
-        # Records of the Java line (both CRC fields 0) are shown, not reported: nothing vouches for them.
+        # Records of the Java line (both CRC fields 0) are shown, not reported: they carry no checksums to verify.
         scan = scan_records(ScanWindow(view, file.base, offset, file.size, unchecked=True), follow, 1)
     return "" if scan.count else scan.reason if scan.stop is StopKind.BAD else "no record starts here"
 
@@ -246,14 +246,14 @@ def _unchained_problem(file: _Mapped, offset: int, header: EntryHeader) -> str:
 
 
 def inspect_index(paths: list[Path]) -> Iterator[IndexItem]:
-    """Everything in index segments, each unit checked for being in its place and continuing the one before."""
+    """All items in index segments; each unit must be in its place and continue the one before."""
     for path in paths:
         file = _mapped(path)
         if isinstance(file, ProblemItem):
             yield file
             continue
         previous: IndexUnit | None = None
-        begin = file.first_used()  # a log that begins later leaves the units before its begin empty
+        begin = file.first_used()  # a log that begins later has no units before its begin
         begin -= begin % INDEX_UNIT_BYTES
         for offset in range(begin, file.size - INDEX_UNIT_BYTES + 1, INDEX_UNIT_BYTES):
             unit = IndexUnit(*UNIT.unpack_from(file.map, offset))
@@ -281,14 +281,14 @@ def _unit_problem(unit: IndexUnit, index: int, previous: IndexUnit | None) -> st
 def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[ProblemItem]:
     """All problems in a node's directory, and every entry on which index and data differ.
 
-    Entries that only the index knows are told by the first of a row. What an unclean stop left of the index behind the
-    log's end is no problem.
+    Of consecutive entries that only the index has, only the first is reported. Index units that an unclean stop left
+    behind the log's end are no problem.
     """
     data = sorted((p for one in data_dirs or (directory / "data",) for p in segment_paths(one)), key=lambda p: p.name)
     checkpoint = _checkpoint_of(directory)
     begin = checkpoint.begin if checkpoint else GENESIS
     units = _UnitsInOrder(segment_paths(directory / "index"), begin.index)
-    is_known = checkpoint is not None  # whether no record before the next one can be missing without a word
+    is_known = checkpoint is not None  # whether a missing record before the next one would be noticed
     for item in inspect_data(data, begin):
         if isinstance(item, ProblemItem):
             is_known = False
@@ -311,17 +311,17 @@ def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[Prob
 
 
 class _UnitsInOrder:
-    """Index units, of which none is kept: there may be thousands of millions."""
+    """Index units in order, none of them kept: there may be billions."""
 
     def __init__(self, paths: list[Path], begin_index: int) -> None:
         self._items = inspect_index(paths)
         self.problems: list[ProblemItem] = []
-        """Two per file at most."""
+        """At most two per file."""
         self.next: UnitItem | None = self._following()
         self.go_to(begin_index + 1)
 
     def go_to(self, index: int | None) -> ProblemItem | None:
-        """Pass over the units before that of ``index`` (None: all); the first of them is a problem."""
+        """Skip the units before that of ``index`` (None: all); the first one skipped is a problem."""
         first = self.next
         while self.next is not None and (index is None or self.next.unit.index < index):
             self.next = self._following()
@@ -330,7 +330,7 @@ class _UnitsInOrder:
         return ProblemItem(first.path, first.offset, f"the index names entry {first.unit.index}, which has no record")
 
     def pass_by(self, index: int) -> None:
-        """The unit of ``index`` was seen."""
+        """Skip the unit of ``index``."""
         if self.next is not None and self.next.unit.index == index:
             self.next = self._following()
 

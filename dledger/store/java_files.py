@@ -1,8 +1,8 @@
-"""What the Java line keeps beside its log, and where its log begins: for directories that one of its nodes has used.
+"""The Java line's files beside its log, and where its log begins: for directories that a Java node has used.
 
-``currterm`` and (before 0.4) ``checkpoint`` are texts of Java properties. The latter has our checkpoint's name, and
-takes its place when Java opens a directory of ours. Whenever Java replaces one of them, it leaves the old one as
-``*.bak``, which tells that it has been here.
+``currterm`` and (before 0.4) ``checkpoint`` are Java properties files. The latter has our checkpoint's name, and
+replaces it when Java opens a directory of ours. Whenever Java replaces one of them, it leaves the old one as ``*.bak``,
+which shows that Java was here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def was_used_by_java(directory: Path, checkpoint: Path) -> bool:
 
 
 def forget_java(fs: FileSystem, directory: Path) -> None:
-    """Remove the traces that ``was_used_by_java`` goes by, but the checkpoint. Raises ``OSError``."""
+    """Remove the traces that ``was_used_by_java`` looks for, except the checkpoint. Raises ``OSError``."""
     for name in _BACKUPS:
         if (directory / name).exists():
             fs.unlink(directory / name)
@@ -42,7 +42,7 @@ def forget_java(fs: FileSystem, directory: Path) -> None:
 
 
 def java_committed(checkpoint: Path) -> LogIndex | None:
-    """The commit index in a checkpoint that Java wrote; None if the file is none. Raises ``OSError``."""
+    """The commit index in a checkpoint written by Java; None if it was not. Raises ``OSError``."""
     found = _read(checkpoint)
     if not found or not found.keys() <= {"endIndex", "committedIndex"}:
         return None
@@ -52,9 +52,9 @@ def java_committed(checkpoint: Path) -> LogIndex | None:
 
 
 def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
-    """Where a log begins whose old segments Java may have removed; the chain CRC is not known.
+    """Where a log begins whose old segments Java may have removed; the chain CRC is unknown.
 
-    The term before it is what the index says, or that of the first entry. Raises ``CorruptLogError``, ``OSError``.
+    The term before it comes from the index, or else from the first entry. Raises ``CorruptLogError``, ``OSError``.
     """
     if not data.segments or data.segments[0].base == 0:
         return GENESIS
@@ -75,7 +75,7 @@ def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
 
 
 def _unit(index: Found, number: int) -> tuple[int, int, int] | None:
-    """Magic, index and term of an index unit, if its file is there."""
+    """Magic, index and term of an index unit, if its file exists."""
     at = number * INDEX_UNIT_BYTES
     for one in index.segments:
         if one.base <= at < one.base + one.size:
@@ -89,7 +89,7 @@ def _unit(index: Found, number: int) -> tuple[int, int, int] | None:
 
 
 def newest_hard_state(known: HardState, directory: Path, last_term: Term) -> HardState:
-    """``known``, or what follows from Java's term and vote and from the log's last term, if they are newer.
+    """``known``, or the state implied by Java's term and vote and the log's last term, if that is newer.
 
     Raises ``OSError``.
     """

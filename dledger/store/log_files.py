@@ -1,9 +1,9 @@
-"""The data and index segments together: bytes at positions, units at indexes. No idea of where the log ends.
+"""The data and index segments together: bytes at positions, units at indexes. It does not know where the log ends.
 
-Write order: data, then index units; the index is derived and never needed for what was acknowledged to survive.
+Write order: data, then index units; the index is derived and never needed for acknowledged entries to survive.
 
-An index unit is believed only if the record that it names says the same (``located``); what decides anything is
-verified against the log's chain as well (``dledger.store.headers``).
+An index unit is trusted only if the record it names agrees (``located``); values that decide are also verified against
+the log's chain (``dledger.store.headers``).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dledger.store.mmap_file_list import MappedFileList
 from dledger.types import LogIndex
 
 Write = tuple[int, bytes]
-"""An absolute position and what goes there, inside one segment."""
+"""An absolute position inside one segment, and the bytes for it."""
 Touched = tuple[list[MappedFile], list[MappedFile]]
 """Data and index files."""
 
 _COLD: Final = sys.maxsize
-"""Whatever begins below is read with ``pread``."""
+"""Everything that begins below this is read with ``pread``."""
 INDEX_ADVICE: Final = (
     "The index is derived from the data: stop the node, delete the file, and start again to rebuild it"
 )
 
 
 class SuspectEntryError(CorruptLogError):
-    """Raised when index, header and chain do not agree about entry ``suspect``.
+    """Raised when index, header and chain disagree about entry ``suspect``.
 
-    It is not yet known which of them is wrong: ``Headers.mend`` finds out.
+    Which of them is wrong is unknown yet: ``Headers.mend`` determines it.
     """
 
     def __init__(self, path: Path, offset: int, suspect: int) -> None:
@@ -67,7 +67,7 @@ class LogFiles:
         return unit
 
     def suspect(self, index: int) -> SuspectEntryError:
-        """To raise for an entry about which index and data do not agree."""
+        """The error for an entry about which index and data disagree."""
         position = index * INDEX_UNIT_BYTES
         file = self.index.find(position)
         if file is None:
@@ -75,7 +75,7 @@ class LogFiles:
         return SuspectEntryError(file.path, position - file.base, index)
 
     def header_at(self, position: int, hot_from: int = 0) -> EntryHeader | None:
-        """Whatever stands where a header could begin; None if no file has room for one there. Raises ``DiskError``."""
+        """The bytes at a position, as a header; None if no file has room for one there. Raises ``DiskError``."""
         file = self.data.find(position) if position >= 0 else None
         if file is None or position - file.base + HEADER.size > file.size:
             return None
@@ -85,7 +85,7 @@ class LogFiles:
         return EntryHeader(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
     def located(self, index: int, hot_from: int = 0) -> EntryHeader:
-        """The header that an entry's index unit names. Raises as ``unit`` does, also if the two disagree."""
+        """The header that an entry's index unit names. Raises like ``unit``, also if the two disagree."""
         unit = self.unit(index)
         header = self.header_at(unit.position, hot_from)
         if (
@@ -102,7 +102,7 @@ class LogFiles:
     def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
         """Bytes inside one data segment. Raises ``IndexBeforeBeginError`` if it is gone.
 
-        What begins below ``hot_from`` is read by ``pread``: see ``MappedFile.read_cold``. Raises ``DiskError``.
+        Data that begins below ``hot_from`` is read with ``pread``: see ``MappedFile.read_cold``. Raises ``DiskError``.
         """
         file = self.data.find(position)
         if file is None:
@@ -111,7 +111,7 @@ class LogFiles:
         return file.read(offset, length) if position >= hot_from else file.read_cold(offset, length)
 
     def units(self, first: int, last: int) -> npt.NDArray[np.void]:
-        """The index units of a range, as a table of their fields. Raises as ``unit`` does."""
+        """The index units of a range, as a table of their fields. Raises like ``unit``."""
         parts: list[npt.NDArray[np.void]] = []
         index = first
         while index <= last:
@@ -130,9 +130,9 @@ class LogFiles:
         return table
 
     def located_headers(self, first: int, last: int, hot_from: int) -> npt.NDArray[np.void]:
-        """The headers that the index units of a range name, as a table. Raises as ``located`` does.
+        """The headers named by the index units of a range, as a table. Raises like ``located``.
 
-        Those that begin below ``hot_from`` are read one by one, not through the mapping.
+        Headers below ``hot_from`` are read one by one, not through the mapping.
         """
         table = self.units(first, last)
         positions = table["position"].astype(np.int64)
@@ -152,7 +152,7 @@ class LogFiles:
             cold = int(np.searchsorted(positions[done:past], hot_from))
             heads = b"".join([file.read_cold(offset, HEADER.size) for offset in offsets[:cold].tolist()])
             parts.append(np.frombuffer(heads, np.uint8).reshape(-1, HEADER.size))
-            # A view in which a row begins at every byte: rows are gathered at once, without their fields.
+            # A view with a row starting at every byte: rows are gathered at once, without their fields.
             anywhere = np.ndarray((file.size - HEADER.size + 1, HEADER.size), np.uint8, file.map, strides=(1, 1))
             parts.append(anywhere[offsets[cold:]])
             done = past
@@ -164,9 +164,10 @@ class LogFiles:
         return headers
 
     def headers_in(self, data: bytes, position: int, first: int, last: int) -> npt.NDArray[np.void]:
-        """The headers of a range whose records ``data``, read from ``position`` on, begins with, as a table.
+        """The headers of a range, as a table, from ``data``, which was read from ``position`` and begins with their
+        records.
 
-        They lie next to each other and say what their index units say. Raises as ``located`` does.
+        The records are adjacent and agree with their index units. Raises like ``located``.
         """
         table = self.units(first, last)
         offsets, sizes = table["position"].astype(np.int64) - position, table["size"].astype(np.int64)
@@ -203,7 +204,7 @@ class LogFiles:
     def first_index_at(self, position: int, first: int, last: int) -> int:
         """The first index in ``[first, last]`` whose record starts at or after ``position``; ``last + 1`` if none.
 
-        The entries on both sides are looked up in data, too: where every entry begins behind the one before it, that
+        The entries on both sides are checked in data, too: since every entry begins behind the one before it, that
         proves the answer, whatever other index units say.
         """
         found = self.first_unit_at(position, first, last)
@@ -213,7 +214,7 @@ class LogFiles:
         return found
 
     def first_unit_at(self, position: int, first: int, last: int) -> int:
-        """The same by what index units say alone."""
+        """The same, by index units alone."""
         return first + bisect.bisect_left(range(first, last + 1), position, key=lambda one: self.unit(one).position)
 
     def first_unit_of_term(self, term: int, first: int, last: int) -> int:
@@ -221,11 +222,11 @@ class LogFiles:
         return first + bisect.bisect_left(range(first, last + 1), term, key=lambda one: self.unit(one).term)
 
     def segments_for(self, writes: Iterable[Write]) -> list[MappedFile]:
-        """The data segments of a change, one for each write, made if need be. Raises ``OSError``."""
+        """The data segments of a change, one per write, created if needed. Raises ``OSError``."""
         return [self.data.ensure(position) for position, _ in writes]
 
     def index_segments_for(self, first_index: int, units_length: int) -> list[MappedFile]:
-        """The index segments of some units, made if need be. Raises ``OSError``."""
+        """The index segments of some units, created if needed. Raises ``OSError``."""
         start, stop = first_index * INDEX_UNIT_BYTES, first_index * INDEX_UNIT_BYTES + units_length
         found = [self.index.ensure(start)]
         while (following := found[-1].base + found[-1].size) < stop:
@@ -252,7 +253,7 @@ class LogFiles:
             position += len(part)
 
     def first_wrong_unit(self, first_index: int, units: bytes) -> int | None:
-        """The first entry of ``units`` whose unit in the index is missing or another one; None if all agree."""
+        """The first entry of ``units`` whose unit in the index is missing or different; None if all agree."""
         done, position = 0, first_index * INDEX_UNIT_BYTES
         while done < len(units):
             file = self.index.find(position)
@@ -270,7 +271,7 @@ class LogFiles:
         return None
 
     def cut_data(self, position: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
-        """Drop the data from ``position`` on: later files removed, the rest of this one zeroed up to ``zero_end``."""
+        """Drop the data from ``position`` on: remove later files, zero the rest of this one up to ``zero_end``."""
         return _cut(self.data, position, zero_end)
 
     def cut_index(self, index: int, zero_end: Callable[[MappedFile, int], int]) -> list[MappedFile]:
@@ -278,11 +279,11 @@ class LogFiles:
         return _cut(self.index, index * INDEX_UNIT_BYTES, zero_end)
 
     def tail_blank(self, end: int) -> Write:
-        """The blank that fills the segment from ``end`` on (its zeros are there already)."""
+        """The blank that fills the segment from ``end`` on (its zeros are already there)."""
         return end, blank_head(self.segment_bytes - end % self.segment_bytes)
 
     def retire_below(self, position: int, first_index: LogIndex) -> list[Path]:
-        """Forget the segments that hold nothing from ``position`` and ``first_index`` on; returns their paths."""
+        """Forget the segments that end before ``position`` and ``first_index``; returns their paths."""
         return self.data.retire_below(position) + self.index.retire_below(first_index * INDEX_UNIT_BYTES)
 
     def remove_retired(self) -> None:
@@ -296,7 +297,7 @@ class LogFiles:
         self.index.sync_dirs()
 
     def clear(self) -> None:
-        """Let go of all files."""
+        """Release all files."""
         self.data.clear()
         self.index.clear()
 

@@ -1,9 +1,9 @@
-"""What of the log is published: its ends, its marks, what is dirty. No I/O.
+"""The published state of a log: its ends, its marks, its dirty files. No I/O.
 
-``lock`` guards every field while it is changed; readers may look at single fields without it. An append publishes
-``last`` after its bytes are written; whoever changes bytes below ``last`` lowers what may be read, then bumps
-``generation``, then changes bytes. So a reader that sees the same generation before and after its copy has copied whole
-entries. Index units that are mended are the exception: they say the same as the data, before and after.
+``lock`` guards every field while it is changed; readers may read single fields without it. An append publishes ``last``
+after its bytes are written; a change of bytes below ``last`` first lowers what may be read, then bumps ``generation``,
+then changes bytes. So a reader that sees the same generation before and after its copy has copied whole entries.
+Rewritten index units are the exception: they agree with the data before and after.
 
 ``shape_lock`` is held while entries leave the log at either end and while its index is mended, so that neither meets
 the other half-way.
@@ -28,7 +28,7 @@ from dledger.types import Boundary, EntryId, FlushMark, LogIndex
 
 
 class LogState:
-    """The published state of one open log."""
+    """The published state of an open log."""
 
     def __init__(self, recovered: LogCheckpoint, last: EntryId) -> None:
         self.lock = threading.Lock()
@@ -38,23 +38,23 @@ class LogState:
         self.last = last
         self.end = recovered.flushed.position
         self.tip = recovered.flushed
-        """``last`` with its end and chain CRC; replaced as a whole, so that readers see what belongs together."""
+        """``last`` with its end and chain CRC; replaced as a whole, so that readers see consistent values."""
         self.sequence = 0
         self.committed = recovered.committed
         self.durable = recovered.flushed
-        """What the disk has, and checkpoints say; nobody is told before a checkpoint does."""
+        """What is on the disk, for checkpoints; not reported before a checkpoint says so."""
         self.flushed = recovered.flushed
         self.flush_mark = FlushMark(LogIndex(self.flushed.index), 0)
-        """``flushed`` as the port has it; replaced as a whole."""
+        """``flushed`` in the port's form; replaced as a whole."""
         self.indexed = int(recovered.indexed)
         self.dirty_data: set[MappedFile] = set()
         self.dirty_index: set[MappedFile] = set()
         self.poison: str | None = None
         self.closed = False
         self.on_damage: Callable[[CorruptLogError], None] = lambda _damage: None
-        """Told of damage in data whenever a look-up or a read meets it; called on that thread, must only note it."""
+        """Called for damage in data found by a lookup or a read; on that thread, must only record it."""
         self._flushing = self.flushed
-        """What the flush under way will publish; a truncation meanwhile lowers it."""
+        """What the flush in progress will publish; a concurrent truncation lowers it."""
         self._indexing = self.indexed
 
     def check_usable(self) -> None:
@@ -87,7 +87,7 @@ class LogState:
             return DiskError(self.poison)
 
     def publish(self, last: EntryId, end: Mark, data: Iterable[MappedFile], index: Iterable[MappedFile]) -> None:
-        """Show an append that has been written."""
+        """Publish an append that has been written."""
         with self.lock:
             self.dirty_data.update(data)
             self.dirty_index.update(index)
@@ -97,7 +97,7 @@ class LogState:
             self.last = last
 
     def lower(self, last: EntryId, end: Mark) -> bool:
-        """Hide what follows ``last`` before it is dropped; returns whether it was marked as flushed."""
+        """Hide everything after ``last`` before it is dropped; returns whether it was marked as flushed."""
         with self.lock:
             self.last, self.end, self.tip = last, end.position, end
             self.generation += 1
@@ -110,7 +110,7 @@ class LogState:
             return was_flushed
 
     def restart_at(self, begin: Boundary) -> None:
-        """Show an empty log after ``begin``."""
+        """Publish an empty log after ``begin``."""
         with self.lock:
             self.begin, self.last = begin, EntryId(begin.term, begin.index)
             self.end = begin.position
@@ -134,7 +134,7 @@ class LogState:
             self.sequence += 1
 
     def units_written(self, index: Iterable[MappedFile]) -> None:
-        """Note index files whose units were written again: the next checkpoint syncs them."""
+        """Record index files with rewritten units: the next checkpoint syncs them."""
         with self.lock:
             self.dirty_index.update(index)
 
@@ -148,12 +148,12 @@ class LogState:
             return dirty, self.sequence
 
     def synced(self) -> None:
-        """What ``begin_flush`` took is on the disk: the next checkpoint may say so."""
+        """What ``begin_flush`` took is on the disk: the next checkpoint may record it."""
         with self.lock:
             self.durable = self._flushing
 
     def end_flush(self, sequence: int) -> FlushMark:
-        """Publish what was flushed, once a checkpoint has it: after a kill it must be known as flushed."""
+        """Publish a flush once a checkpoint has it: after a kill it must be known as flushed."""
         with self.lock:
             self._set_flushed(self.durable, sequence)
             return self.flush_mark
@@ -166,7 +166,7 @@ class LogState:
             return dirty
 
     def end_index_sync(self) -> None:
-        """Publish what the index durably names."""
+        """Publish what the index durably covers."""
         with self.lock:
             self.indexed = self._indexing
 
@@ -175,7 +175,7 @@ class LogState:
         self.flush_mark = FlushMark(LogIndex(flushed.index), sequence)
 
     def checkpoint(self, *, clean_stop: bool = False) -> LogCheckpoint:
-        """The facts to record. Commit counts only as far as flushed: async flushing may be behind it."""
+        """The facts to record. The commit index counts only as far as flushed: async flushing may be behind it."""
         with self.lock:
             return LogCheckpoint(
                 flushed=self.durable,

@@ -1,16 +1,16 @@
-"""Replacing damaged or missing segments of an open log by what a peer has. Changes nothing that is not proven.
+"""Replaces damaged or missing segments of an open log with a peer's bytes. Changes nothing unverified.
 
-Bytes from a peer are believed because this member's own chain says so at both ends: they must continue the last sound
-entry before the damage, and the first sound one behind it must continue them. So neither a peer's damage nor another
-history gets in, and what was damaged here cannot have been anything else.
+A peer's bytes are accepted because this member's own chain confirms them at both ends: they must continue the last
+intact entry before the damage, and the first intact one after it must continue them. So neither a peer's damage nor
+another history gets in, and the damaged part cannot have been anything else.
 
-1. Segments next to each other that are damaged are one piece of work (``_run``): only its ends can be proven.
+1. Adjacent damaged segments are one piece of work (``_run``): only its ends can be verified.
 2. Their bytes are fetched into temporary files beside them, flushed, and verified as a whole.
-3. A segment behind which the log goes on (all of it is committed and flushed) is exchanged under the readers: the
+3. A segment behind which the log continues (all of it is committed and flushed) is exchanged beneath the readers: the
    damaged file moves to ``damaged-<n>/``, the new one takes its name; a crash in between leaves a missing segment,
-   which is repaired at the next start. Of the segment that is still being written only the committed part is fetched,
-   a copy of the file put aside, and the part written again in place: every byte of it is what was there before.
-4. Index units that say something else are written again.
+   which is repaired at the next start. Of the segment still being written only the committed part is fetched, a copy of
+   the file set aside, and the part rewritten in place: every byte of it is what was there before.
+4. Wrong index units are rewritten.
 
 A crash at any moment leaves temporary files, which the next start removes, and the damage as it was, or less of it.
 """
@@ -35,17 +35,17 @@ from dledger.store.scrub import STEP_BYTES, DamagedError, ScrubPlace, verify_fil
 from dledger.types import LogIndex
 
 ReadSegment = Callable[[int, int], bytes | None]
-"""From a position and a length to exactly these committed bytes, of one segment, that a peer holds.
+"""From a position and a length to exactly these committed bytes of one segment, from a peer.
 
-None if it does not hold all of them; raises ``DLedgerError``.
+None if the peer does not hold all of them; raises ``DLedgerError``.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did: the segments that were replaced, and where the damaged ones are (None: there were none).
+    """The result of a repair: the replaced segments, and where the damaged ones are (None: there were none).
 
-    Of damaged ones on several disks, ``aside`` is where the first of them is.
+    With damaged segments on several disks, ``aside`` is where the first of them is.
     """
 
     bases: tuple[int, ...]
@@ -53,7 +53,7 @@ class Repaired:
 
 
 class Mender:
-    """Repairs of one open log; one at a time."""
+    """Repairs an open log; one repair at a time."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Mender:
         *,
         unchecked: bool,
     ) -> None:
-        """``directory`` is the node's; ``mark_at`` proves where an entry ends."""
+        """``directory`` is the node's; ``mark_at`` returns an entry's verified end."""
         self._files = files
         self._state = state
         self._fs = fs
@@ -74,17 +74,14 @@ class Mender:
         self._unchecked = unchecked
 
     def find(self, base: int, pause: Callable[[], None] = lambda: None) -> CorruptLogError | None:
-        """The damage in a segment's committed and flushed part; None if it is sound, or no longer kept.
-
-        Raises ``DiskError``.
-        """
+        """The damage in a segment's committed and flushed part; None if it is intact, or no longer kept."""
         return self._verify(base, self._end(), pause)[1]
 
     def repair(self, base: int, read: ReadSegment, pause: Callable[[], None] = lambda: None) -> Repaired:
-        """Replace the damaged segment at ``base``, and damaged ones next to it. Nothing if it is sound.
+        """Replace the damaged segment at ``base``, and damaged ones next to it. Does nothing if it is intact.
 
-        ``pause`` is called between steps, and may raise to end it. Raises ``LackingError``, ``WrongBytesError``, what
-        ``read`` raises, ``CorruptLogError`` if its ends cannot be proven yet, ``DiskFullError``, ``DiskError``.
+        ``pause`` is called between steps, and may raise to abort. Raises ``LackingError``, ``WrongBytesError``, the
+        errors of ``read``, ``CorruptLogError`` if its ends cannot be verified yet, ``DiskFullError``, ``DiskError``.
         """
         end = self._end()
         if self._verify(base, end, pause)[1] is None:
@@ -118,7 +115,7 @@ class Mender:
     # -- what is here ----------------------------------------------------------------------------------------------
 
     def _end(self) -> Mark:
-        """The end of what is committed and flushed, proven."""
+        """The verified end of what is committed and flushed."""
         state = self._state
         if state.closed:
             raise ShutdownError("the store is closed")
@@ -126,9 +123,9 @@ class Mender:
         return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
 
     def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[ScrubPlace, CorruptLogError | None]:
-        """Verify a segment up to ``end``, and that it continues the one before: where that came to, and the damage.
+        """Verify a segment up to ``end``, and that it continues the one before: how far it is intact, and the damage.
 
-        Where two sound segments do not fit together either may be wrong, so both count as damaged.
+        If two intact segments do not fit together, either may be wrong, so both count as damaged.
         """
         place, damage = self._verify_alone(base, end, pause)
         begin, following = self._state.begin, base + self._files.segment_bytes
@@ -142,14 +139,14 @@ class Mender:
         leads_on = following > end.position or self._goes_on(place.position, place.follow)
         if not leads_on and self._verify_head(following, end):
             reason = "the next segment does not follow it"
-        if not reason or self._state.begin.position >= following:  # retention has removed it just now
+        if not reason or self._state.begin.position >= following:  # retention has just removed it
             return place, None
         return place, CorruptLogError(self._path(base), 0, reason, REPAIR_ADVICE)
 
     def _verify_alone(
         self, base: int, end: Mark, pause: Callable[[], None]
     ) -> tuple[ScrubPlace, CorruptLogError | None]:
-        """The same of its own records only, of which the first one's header is taken as it is."""
+        """Verify a segment's own records only; the first one's header is accepted as it is."""
         begin, files = self._state.begin, self._files
         place = ScrubPlace(base, None) if base > begin.position else ScrubPlace(begin.position, after(begin))
         if place.position >= min(base + files.segment_bytes, end.position):
@@ -157,7 +154,7 @@ class Mender:
         file = files.data.find(base)
         if file is None:
             self._end()  # whether the store is open
-            if self._state.begin.position >= base + files.segment_bytes:  # retention has removed it just now
+            if self._state.begin.position >= base + files.segment_bytes:  # retention has just removed it
                 return place, None
             return place, CorruptLogError(self._path(base), 0, "the segment is missing", REPAIR_ADVICE)
         try:
@@ -169,13 +166,13 @@ class Mender:
         return place, None
 
     def _path(self, base: int) -> Path:
-        """Where a segment is, or would be."""
+        """The path of a segment, existing or not."""
         data = self._files.data
         file = data.find(base)
         return file.path if file else data.placement.directory_for(base // data.segment_bytes) / segment_name(base)
 
     def _verify_head(self, base: int, end: Mark) -> bool:
-        """Whether the first records of a segment are sound among themselves."""
+        """Whether the first records of a segment are consistent with each other."""
         file = self._files.data.find(base)
         place = ScrubPlace(base, None)
         try:
@@ -201,7 +198,7 @@ class Mender:
         return header_chain_crc(header, follow.chain_crc) == header.chain_crc
 
     def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, ScrubPlace]:
-        """The first damaged segment of those next to each other, and what its first record must continue."""
+        """The first of the adjacent damaged segments, and what its first record must continue."""
         begin, step = self._state.begin, self._files.segment_bytes
         while base > begin.position:
             place, damage = self._verify(base - step, end, pause)
@@ -210,7 +207,7 @@ class Mender:
             base -= step
         return base, ScrubPlace(begin.position, after(begin))
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- what is fetched -------------------------------------------------------------------------------------------
 
     def _fetch(self, base: int, end: Mark, read: ReadSegment, pause: Callable[[], None]) -> MappedFile:
         """Fetch a segment's committed part into a temporary file, durably."""
@@ -238,7 +235,7 @@ class Mender:
         return MappedFile(fs, path, base, size, writable=True)
 
     def _prove(self, file: MappedFile, place: ScrubPlace, end: Mark) -> None:
-        """Verify what came. Of what fills a segment up behind its last record nothing is proven: that is zeroed."""
+        """Verify fetched bytes. What fills a segment up behind its last record cannot be verified: it is zeroed."""
         ends = [place.position]
         try:
             verify_file(
@@ -256,7 +253,7 @@ class Mender:
             file.sync()
 
     def _prove_end(self, place: ScrubPlace, end: Mark) -> None:
-        """The last segment's part must end with the entry that is known to be the last committed one."""
+        """The last segment's part must end with the entry known to be the last committed one."""
         follow = place.follow
         found = None if follow is None else Mark(follow.index, place.position, follow.chain_crc)
         if found != end:
@@ -265,7 +262,7 @@ class Mender:
     # -- exchanging ------------------------------------------------------------------------------------------------
 
     def _install(self, fetched: list[MappedFile], end: Mark) -> Repaired:
-        """Let them take their places; the node's lock is waited for behind ``shape_lock``, so that is held briefly."""
+        """Install fetched segments. Holders of the node's lock may wait for ``shape_lock``, so it is held briefly."""
         aside = Aside(self._fs, self._directory)
         state = self._state
         changed = [file for file in fetched if not self._is_here(file, end)]
@@ -276,12 +273,12 @@ class Mender:
             else:
                 self._write_again(file, kept, end)
             with state.lock:
-                state.generation += 1  # who read meanwhile reads again
+                state.generation += 1  # concurrent readers read again
         self._write_units(fetched, end)
         return Repaired(tuple(file.base for file in changed), next(iter(aside.directories), None))
 
     def _is_here(self, file: MappedFile, end: Mark) -> bool:
-        """Whether what came is what is here: only its neighbour was damaged."""
+        """Whether the fetched bytes equal the local ones: only the neighbour was damaged."""
         old = self._files.data.find(file.base)
         if old is None:
             return False
@@ -298,7 +295,7 @@ class Mender:
             if not self._is_wanted(file):
                 return
             old = data.find(file.base)
-            if old is not None and not old.is_empty():  # else it stands for a missing one
+            if old is not None and not old.is_empty():  # otherwise it stands for a missing one
                 fs.rename(old.path, kept)
             try:
                 fs.rename(file.path, path)
@@ -312,7 +309,7 @@ class Mender:
         fs.sync_dir(path.parent)
 
     def _write_again(self, file: MappedFile, kept: Path, end: Mark) -> None:
-        """Only bytes of committed entries change, and to what they were: readers and the one writer may go on."""
+        """Only bytes of committed entries change, and to what they were: readers and the one writer may continue."""
         fs, old = self._fs, self._files.data.find(file.base)
         if old is None:
             raise DiskError(f"{segment_name(file.base)}, the segment being written, is missing")
@@ -334,12 +331,14 @@ class Mender:
         fs.unlink(file.path)
 
     def _is_wanted(self, file: MappedFile) -> bool:
-        """Whether its place is still part of the log: retention and INSTALL go on meanwhile. Under ``shape_lock``."""
+        """Whether its place is still part of the log: retention and INSTALL continue meanwhile. Under
+        ``shape_lock``.
+        """
         self._state.check_usable()
         return self._state.begin.position < file.base + file.size
 
     def _write_units(self, fetched: list[MappedFile], end: Mark) -> None:
-        """Let the index say what the new bytes do."""
+        """Make the index agree with the new bytes."""
         begin = self._state.begin
         touched: set[MappedFile] = set()
 

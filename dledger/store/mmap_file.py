@@ -1,13 +1,13 @@
-"""One segment file: fixed length, real blocks, written with ``pwrite`` and read through a read-only mapping of it.
+"""A segment file: fixed length, real blocks, written with ``pwrite`` and read through a read-only mapping.
 
-Writes and the mapping share the page cache, so a reader sees a write as soon as it returned. ``fdatasync`` (never
+Writes and the mapping share the page cache, so a reader sees a write as soon as it has returned. ``fdatasync`` (never
 ``mmap.flush``, which holds the GIL) makes it durable.
 
-A file that leaves the log is merely dropped: its mapping and descriptor live as long as someone still reads or flushes
-it. Reads return ``bytes`` and export nothing.
+A file that leaves the log is merely dropped: its mapping and descriptor live as long as anyone reads or flushes it.
+Reads return ``bytes`` and export nothing.
 
-Invariant: what lies beyond the log's end is zero. The warmer relies on it and helps it: it writes zeros ahead of the
-end so that blocks are converted and pages are present. ``warmed`` separates the two parties: below it only appends
+Invariant: everything beyond the log's end is zero. The warmer relies on this and helps: it writes zeros ahead of the
+end so that blocks are converted and pages are present. ``warmed`` separates the two writers: below it only appends
 write; above it appends and the warmer write under ``_warm_lock``.
 """
 
@@ -28,11 +28,11 @@ from dledger.store.fs import FileSystem
 _ZERO_CHUNK: Final = bytes(512 * 1024)
 _PROBE_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096
-"""What cannot be read if one sector of it cannot."""
+"""The unit of unreadable data around a bad sector."""
 
 
 class UnreadableError(DiskError):
-    """Raised when the disk does not give back what was written: at ``offset`` of a segment, ``position`` of the log."""
+    """Raised when the disk does not return what was written: at ``offset`` of a segment, ``position`` of the log."""
 
     def __init__(self, path: Path, base: int, offset: int, length: int, reason: str) -> None:
         super().__init__(f"reading {length} bytes at offset {offset} of {path} failed: {reason}")
@@ -42,12 +42,14 @@ class UnreadableError(DiskError):
         self._reason = f"{length} bytes cannot be read: {reason}"
 
     def as_damage(self, index: int | None = None) -> CorruptLogError:
-        """An unreadable sector of a data segment is damage like any other: it is told and repaired as that."""
+        """An unreadable sector of a data segment is damage like any other: reported and repaired as such."""
         return CorruptLogError(self._path, self._offset, self._reason, REPAIR_ADVICE, index)
 
 
 class MappedFile:
-    """A segment: ``size`` bytes of the log from absolute offset ``base`` on. Offsets of its methods are its own."""
+    """A segment: ``size`` bytes of the log from absolute offset ``base``. Offsets in its methods are relative to
+    ``base``.
+    """
 
     __slots__ = ("__weakref__", "_fd", "_fs", "_warm_lock", "base", "map", "path", "size", "warmed", "writable")
 
@@ -68,10 +70,10 @@ class MappedFile:
         return self.map[offset : offset + length]
 
     def read_cold(self, offset: int, length: int) -> bytes:
-        """The same by ``pread``, for what is probably not in memory. Raises ``UnreadableError``.
+        """The same with ``pread``, for data that is probably not in memory. Raises ``UnreadableError``.
 
-        A page fault of the mapping holds the GIL until the disk has answered, so that one reader of old entries delays
-        heartbeats, and an unreadable sector is SIGBUS: the end of the process, not an error.
+        A page fault of the mapping holds the GIL until the disk has answered, so that a single reader of old entries
+        delays heartbeats, and an unreadable sector raises SIGBUS, which ends the process, instead of an error.
         """
         try:
             found = os.pread(self._fd, length, offset)
@@ -82,23 +84,23 @@ class MappedFile:
         return found
 
     def probe(self, offset: int) -> None:
-        """Read all that was written from ``offset`` on, so that of a bad sector there the mapping is never asked.
+        """Read everything written from ``offset`` on, so that the mapping is never used for a bad sector there.
 
-        Raises ``UnreadableError``, which says where it is.
+        Raises ``UnreadableError`` with its place.
         """
         for start, end in extents(self._fd, offset, self.size):
             for at in range(start, end, _PROBE_BYTES):
                 self.read_cold(at, min(_PROBE_BYTES, end - at))
 
     def is_empty(self) -> bool:
-        """Whether there is nothing but zeros; what cannot be read counts as something."""
+        """Whether it holds nothing but zeros; unreadable data counts as content."""
         try:
             return not self.non_zero_end(0)
         except OSError:
             return False
 
     def salvage(self, target: int, end: int) -> None:
-        """Copy what was written before ``end``, and can be read, to the open file ``target``. Raises ``OSError``."""
+        """Copy the readable part of what was written before ``end`` to the open file ``target``. Raises ``OSError``."""
         for start, stop in extents(self._fd, 0, end):
             for at in range(start, stop, _PROBE_BYTES):
                 self._salvage(target, at, min(_PROBE_BYTES, stop - at))

@@ -1,8 +1,8 @@
 """The segment files of one kind (data or index): equal sizes, named by their base, contiguous from first to last.
 
-A file beyond the end is a prepared one: all zero, taken into use without further ado. Lookups need no lock; changes to
-the set of files are made under ``_lock`` (guards ``_files``, ``_retired`` and ``_unsynced_dirs``), which also keeps the
-warmer and an append from creating the same file twice.
+A file beyond the end is a prepared one: all zero, and used as it is. Lookups need no lock; changes to the set of files
+are made under ``_lock`` (guards ``_files``, ``_retired`` and ``_unsynced_dirs``), which also keeps the warmer and an
+append from creating the same file twice.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dledger.store.mmap_file import MappedFile
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which directories hold the segments of a list and which of them takes a new one."""
+    """The directories that hold a list's segments, and the choice of one for a new segment."""
 
     writable: tuple[Path, ...]
     read_only: tuple[Path, ...] = ()
     is_full: Callable[[Path], bool] = lambda _path: False
 
     def directory_for(self, number: int) -> Path:
-        """Where segment ``number`` goes: round robin over the directories with room, or over all when none has."""
+        """The directory for segment ``number``: round robin over those with room, or over all when none has."""
         paths = sorted(path for path in self.writable if path not in self.read_only)
         with_room = [path for path in paths if not self.is_full(path)] if len(paths) > 1 else paths
         choice = with_room or paths
@@ -44,7 +44,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What directories hold: segments by base, left-overs of unfinished creations, and what is not ours."""
+    """The contents of directories: segments by base, left-overs of unfinished creations, and unknown files."""
 
     segments: tuple[FoundFile, ...]
     temporary: tuple[Path, ...]
@@ -52,7 +52,7 @@ class Found:
 
 
 def list_segments(directories: Iterable[Path], segment_bytes: int) -> Found:
-    """Look through directories; a name that is no multiple of the segment's size is foreign."""
+    """List directories; a name that is not a multiple of the segment's size is unknown."""
     segments: list[FoundFile] = []
     temporary: list[Path] = []
     foreign: list[Path] = []
@@ -78,11 +78,11 @@ class MappedFileList:
         self._lock = threading.Lock()
         self._files: dict[int, MappedFile] = {}
         self._retired: list[Path] = []
-        """No longer part of the log, still in their directories."""
+        """No longer part of the log, but still in their directories."""
         self._unsynced_dirs: set[Path] = set()
 
     def adopt(self, found: FoundFile) -> None:
-        """Map an existing file of the right size; of two with one base, the one given first."""
+        """Map an existing file of the right size; of two with one base, the first one given."""
         if found.base in self._files:
             return
         writable = found.path.parent not in self.placement.read_only
@@ -95,7 +95,7 @@ class MappedFileList:
         return position - position % self.segment_bytes
 
     def find(self, position: int) -> MappedFile | None:
-        """The file that ``position`` lies in, if there is one."""
+        """The file containing ``position``, if there is one."""
         return self._files.get(position - position % self.segment_bytes)
 
     def files(self) -> list[MappedFile]:
@@ -104,7 +104,7 @@ class MappedFileList:
             return [self._files[base] for base in sorted(self._files)]
 
     def ensure(self, position: int) -> MappedFile:
-        """The file that ``position`` lies in, created durably if it is not there. Raises ``OSError``."""
+        """The file containing ``position``, created durably if missing. Raises ``OSError``."""
         base = self.base_of(position)
         file = self._files.get(base)
         if file is not None:
@@ -125,19 +125,19 @@ class MappedFileList:
         size = self.segment_bytes
         path = self.placement.directory_for(base // size) / segment_name(base)
         create_durably(self._fs, path, lambda fd: self._fs.allocate(fd, size))
-        if path in self._retired:  # replaced just now
+        if path in self._retired:  # just replaced
             self._retired.remove(path)
         file = MappedFile(self._fs, path, base, size, writable=True)
         self._files[base] = file
         return file
 
     def replace(self, file: MappedFile) -> None:
-        """Let ``file`` take the place of the one with its base; who reads the old one goes on with that."""
+        """Put ``file`` in the place of the one with its base; readers of the old one continue with that."""
         with self._lock:
             self._files[file.base] = file
 
     def forget(self, base: int) -> None:
-        """Let go of a file that was moved away."""
+        """Release a file that was moved away."""
         with self._lock:
             self._files.pop(base, None)
 
@@ -163,10 +163,10 @@ class MappedFileList:
         return retired
 
     def remove_retired(self) -> None:
-        """Remove what was retired, oldest first, durably. Raises ``OSError``.
+        """Remove retired files, oldest first, durably. Raises ``OSError``.
 
-        The lock is let go between two files, and the directories are synced here: an unlink takes long, and neither an
-        append that needs a segment nor a flush (``sync_dirs``) shall wait for all of them.
+        The lock is released between two files, and the directories are synced here: an unlink takes long, and neither
+        an append that needs a segment nor a flush (``sync_dirs``) should wait for all of them.
         """
         directories: set[Path] = set()
         while self._retired:
@@ -187,6 +187,6 @@ class MappedFileList:
             self._fs.sync_dir(directory)
 
     def clear(self) -> None:
-        """Let go of all files."""
+        """Release all files."""
         with self._lock:
             self._files.clear()

@@ -43,7 +43,7 @@ from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Stan
 
 CHECKPOINT_FILE = "checkpoint"
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
-"""Made once and written in place ever since."""
+"""Created once and written in place from then on."""
 _IMPORTED = HardState(
     standing=Standing.DOUBTFUL,
     doubt="the log was imported: its earlier votes and acknowledgements are unknown",
@@ -65,12 +65,12 @@ class RecoveryReport:
     removed: tuple[Path, ...] = ()
     duration_ms: int = 0
     doubt: str = ""
-    """Why the member may lack what it once said, as far as this opening found out; empty if it found nothing."""
+    """Why the member may have forgotten statements, as far as this opening found out; empty if it found nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a node's files are."""
+    """The places of a node's files."""
 
     directory: Path
     data: tuple[Path, ...]
@@ -94,7 +94,7 @@ def layout_of(config: StoreConfig, node_id: str) -> Layout:
 
 @dataclass(slots=True)
 class Opened:
-    """Everything an open store holds."""
+    """The parts of an open store."""
 
     layout: Layout
     locks: list[DirectoryLock]
@@ -106,7 +106,7 @@ class Opened:
     report: RecoveryReport
     foreign_files: tuple[Path, ...] = field(default=())
     damage: tuple[CorruptLogError, ...] = field(default=())
-    """Segments that stand there empty, to be fetched from peers."""
+    """Segments that are empty, to be fetched from peers."""
 
 
 def open_directory(
@@ -142,7 +142,7 @@ def _release(locks: list[DirectoryLock]) -> None:
 
 
 class _Opener:
-    """One opening under way; the directory is locked."""
+    """One opening in progress; the directory is locked."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Opener:
         self._damage = DamagedStart(fs, layout.directory) if mend else None
 
     def open(self) -> Opened:
-        """Do all of it."""
+        """Open the directory."""
         layout, config = self._layout, self._config
         data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
         index = list_segments([layout.index], config.index_segment_bytes)
@@ -184,7 +184,7 @@ class _Opener:
         if imported:
             self._check_import(files, outcome, checkpoint)
         doubted = "" if imported else doubt(outcome.facts, decision, life)
-        if doubted:  # durably, before what tells of it is gone
+        if doubted:  # durably, before its evidence is gone
             hard_state.doubt(doubted)
         self._remove_leftovers([*data.temporary, *index.temporary, *(one.path for one in misshapen)])
         end = self._carry_out(files, outcome, decision)
@@ -207,7 +207,7 @@ class _Opener:
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign, holes)
 
     def _hard_state(self) -> FileHardState:
-        """Term and vote; where they are unreadable and may be mended, a member in doubt that knows neither."""
+        """Term and vote; if they are unreadable and may be mended, a doubtful member without either."""
         directory = self._layout.directory
         try:
             return FileHardState(self._fs, directory)
@@ -222,12 +222,12 @@ class _Opener:
     def _settle_identity(self, data: Found, index: Found) -> bool:
         """Check the identity, or give one to a new directory; returns whether a log of the Java line is imported.
 
-        It is if nobody else has used the directory, and again whenever Java has used it in between.
+        It is if no node of ours has used the directory, and again whenever Java has used it in between.
         """
         directory, path = self._layout.directory, self._layout.checkpoint
         try:
             found = read_identity(directory)
-        except CorruptLogError as error:  # no reason to give up the log, which is what a repair would do
+        except CorruptLogError as error:  # no reason to give up the log, as a repair would
             raise IdentityError(
                 f"{error.path}: {error.reason}, so nothing was changed. If this is the directory of "
                 f"{self._identity.node_id!r}, write this into the file and start again: {as_text(self._identity)}"
@@ -241,7 +241,7 @@ class _Opener:
                     f"{directory} has since been used by a Java node: open it with import_unchecked, because "
                     "entries written by Java have no CRCs"
                 )
-            self._doubt_imported()  # before the checkpoint, which may be all that tells of Java
+            self._doubt_imported()  # before the checkpoint, which may be the only evidence of Java
             committed = java_committed(path)
             if committed is not None:
                 create_checkpoint(self._fs, path, LogCheckpoint(committed=committed, begin=self._begin_of(data, index)))
@@ -256,7 +256,7 @@ class _Opener:
                 f"{directory} holds segments but no identity: restore the file {directory / 'identity'}, or open "
                 "a log written by Java with import_unchecked"
             )
-        # The identity is written last: without it nothing here was ever used, and a crash simply starts over.
+        # The identity is written last: without it nothing here was ever used, and a start after a crash starts over.
         committed = java_committed(path)
         begin = self._begin_of(data, index)
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
@@ -267,7 +267,7 @@ class _Opener:
         return bool(data.segments)
 
     def _doubt_imported(self) -> None:
-        """Java acknowledges what it has not flushed, and does not sync its vote."""
+        """Doubt an imported log: Java acknowledges unflushed entries, and does not sync its vote."""
         with closing(self._hard_state()) as hard_state:
             hard_state.doubt(_IMPORTED.doubt)
 
@@ -275,7 +275,9 @@ class _Opener:
         return begin_of(data, index, self._config.segment_bytes)
 
     def _check_import(self, files: LogFiles, outcome: LogScanOutcome, checkpoint: LogCheckpoint) -> None:
-        """Nothing vouches for an imported log: refuse to drop more than a torn end. Raises ``CorruptLogError``."""
+        """An imported log has no checksums to rely on: refuse to drop more than a torn end. Raises
+        ``CorruptLogError``.
+        """
         facts = outcome.facts
         later = files.data.base_of(facts.stop.position) + files.segment_bytes
         nothing = facts.end.index == checkpoint.begin.index
@@ -298,7 +300,7 @@ class _Opener:
         )
 
     def _adopt(self, files: LogFiles, data: Found, index: Found, checkpoint: LogCheckpoint) -> tuple[FoundFile, ...]:
-        """Map what has the right size and is not below the begin; returns data files of a wrong size.
+        """Map files of the right size that are not below the begin; returns data files of a wrong size.
 
         Of two names of one file neither can be written without the other: the second counts as a file of a wrong size.
         """
@@ -318,14 +320,14 @@ class _Opener:
             elif one.size == files.index.segment_bytes and not one.path.is_symlink() and _is_new(one.path, known):
                 files.index.adopt(one)
             else:
-                self._removed.append(one.path)  # it is derived: made again from data
+                self._removed.append(one.path)  # derived: rebuilt from data
         return tuple(misshapen)
 
     def _remove_leftovers(self, paths: list[Path]) -> None:
         """Remove left-overs of cleaning, of resets and of unfinished creations."""
         doomed = [path for path in (*self._removed, *paths) if path.parent not in self._layout.read_only]
         for path in doomed:
-            with suppress(FileNotFoundError):  # what a cut repair left may have made room for an empty segment since
+            with suppress(FileNotFoundError):  # an empty segment may already have replaced it
                 self._fs.unlink(path)
         for directory in sorted({path.parent for path in doomed}):
             self._fs.sync_dir(directory)
@@ -363,7 +365,7 @@ class _Opener:
             raise ConfigError([f"{file.path} is still being written: move it to a writable data directory"])
 
     def _mark_in_use(self, checkpoint: LogCheckpoint, end: Mark) -> LogCheckpoint:
-        """Record the recovered state durably, the clean stop taken back, before anything new is written."""
+        """Record the recovered state durably, without the clean stop, before anything new is written."""
         begin = checkpoint.begin
         if end.index == begin.index:
             end = mark_of(begin)
@@ -391,7 +393,7 @@ class _Opener:
 
 
 def _is_new(path: Path, known: set[tuple[int, int]]) -> bool:
-    """Whether no other name of this file was met; notes it."""
+    """Whether no other name of this file has been seen; remembers it."""
     status = path.stat()
     file = (status.st_dev, status.st_ino)
     is_new = file not in known

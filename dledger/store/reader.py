@@ -1,4 +1,4 @@
-"""Reading entries without a lock, beside writers (see ``log_state`` for why that is safe)."""
+"""Reading entries without a lock, beside writers (``log_state`` explains why that is safe)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _Result = TypeVar("_Result")
 
 _PLACE_AND_CRC = ENTRY.struct("size", "position", "chain_crc", "body_crc")
 _MANY_BYTES = 16384
-"""What is shorter is verified entry by entry: it is faster."""
+"""Shorter data is verified entry by entry, which is faster."""
 _GAP_BYTES = 4096
 """Bodies with no more than this between them are read together."""
 HOT_BYTES = 64 * MIB
-"""What was written last is in memory, where reading the mapping is the fastest; what is older may not be."""
+"""The most recently written data is in memory, where the mapping is fastest to read; older data may not be."""
 
 
 _MENDS_MAX: Final = 3
-"""How often one read writes an entry's index unit again before it believes that the index keeps nothing."""
+"""How often one read rewrites an entry's index unit before it concludes that the index keeps nothing."""
 
 
 class LogReader:
@@ -51,13 +51,13 @@ class LogReader:
         self._headers = Headers(files, state, unchecked=unchecked)
         self._committed_end = (NO_INDEX, Position(0))  # an index and where its record ends; replaced as a whole
         self._latest_run: tuple[int, EntryRun] | None = None
-        """The run read last and the generation before that: the next follower is mostly sent the same one."""
+        """The last run read and the generation before that: the next follower is usually sent the same one."""
 
     def _stable(self, read: Callable[[], _Result]) -> _Result:
-        """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then its errors are real.
+        """Repeat ``read`` until nothing was dropped or overwritten meanwhile; only then are its errors real.
 
-        A wrong index unit that it meets is written again from data; damage in data, an unreadable sector included, is
-        told to whoever repairs it, and so is an index that does not keep what is written to it.
+        A wrong index unit is rewritten from data; damage in data, including unreadable sectors, is reported to the
+        repair, and so is an index that does not keep what is written to it.
         """
         state = self._state
         mended: Counter[int] = Counter()
@@ -84,7 +84,7 @@ class LogReader:
                 return result
 
     def _entry_around(self, position: int) -> int | None:
-        """The entry that a position lies in, by what the index says alone; None if that is nothing."""
+        """The entry containing a position, by the index alone; None if the index has none."""
         first, last = self._state.begin.index + 1, self._state.last.index
         with suppress(CorruptLogError, IndexBeforeBeginError):
             found = self._files.first_unit_at(position + 1, first, last) - 1
@@ -131,7 +131,7 @@ class LogReader:
         return tip.chain_crc if index == tip.index else self._headers.proven(index, self._hot_from).chain_crc
 
     def mark_at(self, index: LogIndex) -> Mark:
-        """An entry (or the boundary) with its end and chain CRC, all proven."""
+        """An entry (or the boundary) with its end and chain CRC, all verified."""
 
         def find() -> Mark:
             begin = self._state.begin
@@ -209,7 +209,7 @@ class LogReader:
             self._blame(run, scan)
 
     def _blame(self, run: EntryRun, scan: Scan) -> NoReturn:
-        """Raise for the first entry of a run that does not check out: for its header, or else for its body."""
+        """Raise for the first bad entry of a run: for its header, or else for its body."""
         index = scan.follow.index + 1
         if index > run.last_index:
             raise self._files.suspect(run.last_index)
@@ -222,13 +222,13 @@ class LogReader:
         entries = self._read_slice(first_index, last_index, max_bytes)
         used = sum(len(entry.body) + HEADER.size for entry in entries)
         while entries[-1].index < min(last_index, self._state.last.index) and used < max_bytes:
-            # The next entry starts another segment, does not fit or is damaged; only the first of them goes on.
+            # The next entry starts another segment, does not fit or is damaged; only in the first case continue.
             following = LogIndex(entries[-1].index + 1)
             try:
                 if self._stable(lambda index=following: self._size_of(index)) > max_bytes - used:  # type: ignore[misc]
                     break
                 more = self._read_slice(following, last_index, max_bytes - used)
-            except CorruptLogError:  # whoever goes on there is told; what lies before it is sound
+            except CorruptLogError:  # a read that starts there reports it; what precedes it is intact
                 break
             used += sum(len(entry.body) + HEADER.size for entry in more)
             entries += more
@@ -262,9 +262,8 @@ class LogReader:
     def committed_position(self) -> Position:
         """The end of the last committed entry's record, or the log's begin. It only grows while the store is open."""
         index, position = self._committed_end
-        if (
-            index != self._state.committed and not self._state.closed
-        ):  # what is committed stays where it is, so the pair stays true
+        # Committed entries stay where they are, so the pair stays valid.
+        if index != self._state.committed and not self._state.closed:
             index, position = self._stable(self._locate_committed_end)
             self._committed_end = (index, position)
         return position
@@ -281,7 +280,7 @@ class LogReader:
         return header.position + header.size
 
     def end_of(self, index: LogIndex) -> Position:
-        """Where an entry's record ends: the log's begin for one that is no longer kept, its end for one beyond it."""
+        """The end of an entry's record: the log's begin for one no longer kept, the log's end for one beyond it."""
 
         def locate() -> Position:
             begin, last = self._state.begin, self._state.last
@@ -304,9 +303,9 @@ class LogReader:
         """Raw committed bytes from the entry or blank at ``position`` on: of one segment, within ``max_bytes``.
 
         At least one whole record if there is one, however large. A position below the log's begin means the begin; a
-        blank is skipped. Headers are where they say and bodies match their CRC; the bytes end before the first entry
-        of which that is not so, or within one. Raises ``CorruptLogError`` if that is the first one, and
-        ``IndexOutOfRangeError`` if neither an entry nor a blank starts there.
+        blank is skipped. Headers are in their places and bodies match their CRCs; the bytes end before the first bad
+        entry, or within one. Raises ``CorruptLogError`` if the first one is bad, and ``IndexOutOfRangeError`` if
+        neither an entry nor a blank starts there.
         """
         return self._stable(lambda: self._read_committed(position, max_bytes))
 
@@ -326,7 +325,7 @@ class LogReader:
         return LogBytes(Position(start), data[:sound] if sound < len(data) else data)
 
     def _readable(self, position: int, length: int, length_min: int) -> bytes:
-        """What can be read of ``length`` bytes, or somewhat less: what lies before a bad sector is given."""
+        """The readable part of about ``length`` bytes: everything before a bad sector."""
         while True:
             try:
                 return self._files.read(position, length, self._hot_from)
@@ -336,7 +335,9 @@ class LogReader:
                 length = max(length // 2, length_min)
 
     def _sound_many(self, data: bytes, position: int) -> int:
-        """How much of ``data`` its whole entries take if the index knows them and all check out at once; or else 0."""
+        """The length of the whole entries in ``data`` if the index knows them and all are valid in one check;
+        otherwise 0.
+        """
         first, files = EntryHeader(*HEADER.unpack_from(data)).index, self._files
         with suppress(CorruptLogError, IndexBeforeBeginError, UnreadableError):
             if self._state.begin.index < first <= self._state.committed:
@@ -347,7 +348,7 @@ class LogReader:
         return 0
 
     def _sound_bytes(self, data: bytes, position: int, at: int) -> int:
-        """How much comes before the first entry from ``at`` on that does not check out: all of it if there is none."""
+        """The length of what precedes the first bad entry from ``at`` on: all of it if there is none."""
         view, stop = memoryview(data), len(data)
         unpack, crc, last = _PLACE_AND_CRC.unpack_from, crc32c, stop - ENTRY_HEADER_BYTES
         while at <= last:
@@ -366,13 +367,13 @@ class LogReader:
         return self._unchecked and body_crc == 0 and chain_crc == 0
 
     def _blame_at(self, position: int) -> NoReturn:
-        """Raise for what stands where an entry was expected."""
+        """Raise for whatever is in an entry's place."""
         index = self._index_at(position)
         header = self._headers.proven(index)
         raise self._corrupt(position, f"bodyCrc of entry {index} does not match its body", header.index)
 
     def read_body(self, position: int, length: int) -> bytes | None:
-        """The body of a committed entry, ``length`` bytes from ``position`` on, held against its CRC.
+        """The body of a committed entry, ``length`` bytes from ``position`` on, verified by its CRC.
 
         None if no kept, committed entry has its body there. Raises ``CorruptLogError``.
         """
@@ -397,9 +398,9 @@ class LogReader:
             return None
 
     def read_bodies(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """The bodies at these positions, of these lengths, held against their CRCs; those next to each other at once.
+        """The bodies at these positions, of these lengths, verified by their CRCs; adjacent ones at once.
 
-        None for what ``read_body`` shall look at: anything but a sound entry, or one that cannot be read.
+        None where ``read_body`` must decide: anything but an intact entry, or one that cannot be read.
         """
         try:
             return self._stable(lambda: self._read_bodies(places))
@@ -433,7 +434,9 @@ class LogReader:
         return found
 
     def _explain(self, start: int, length: int) -> bytes | None:
-        """What is no sound entry: None if there is none by all other evidence. Raises if there is a damaged one."""
+        """Examine what is not an intact entry: None if all other evidence says there is none. Raises for a damaged
+        one.
+        """
         try:
             index = self._index_at(start)
         except IndexOutOfRangeError:
@@ -513,7 +516,7 @@ class LogReader:
 
 
 def _together(places: Sequence[tuple[int, int]], first: int, stop: int) -> tuple[int, int]:
-    """Up to which of the places from ``first`` on all lie next to each other before ``stop``, and where they end."""
+    """The range of adjacent places from ``first`` on that end before ``stop``: its last place, and its end."""
     position, length = places[first]
     end, past = position + length, first + 1
     if length < 0 or end > stop:

@@ -1,8 +1,8 @@
-"""Recovery's decision: a pure function from what a scan found to what must be done.
+"""Recovery's decision: a pure function from the findings of a scan to what must be done.
 
 The evidence is the checkpoint's flushed mark: everything up to it was durable once. It is written before anything is
-acknowledged, so after a kill nothing above it was; after a power cut it may be a little old. (It is lowered durably
-before a truncation touches what it covers.) The cases, first match wins:
+acknowledged, so after a kill nothing above it was acknowledged; after a power cut it may be a little old. (It is
+lowered durably before a truncation touches what it covers.) The cases, first match wins:
 
     | what was found                                                   | plan                              |
     |------------------------------------------------------------------|-----------------------------------|
@@ -17,23 +17,24 @@ before a truncation touches what it covers.) The cases, first match wins:
     | zeros or no file above the mark, something behind                | Cut there                         |
     | zeros or the end of the files above or at the mark, nothing left | Keep                              |
 
-What was cut may have been acknowledged all the same: the mark was old, or flushing late. Then the member's memory is in
-doubt (``doubt``): it takes part, and counts for nothing until it has caught up. The cases, first match wins:
+The part cut may have been acknowledged all the same, if the mark was old, or entries were flushed late. Then the
+member's memory is in doubt (``doubt``): it takes part, and counts for nothing until it has caught up. The cases, first
+match wins:
 
     | what was found                                                   | in doubt                          |
     |------------------------------------------------------------------|-----------------------------------|
     | own files are not those of the last start                        | yes: a copy, or restored          |
     | clean stop, and entries behind its mark                          | yes: files of different times     |
     | clean stop                                                       | no                                |
-    | not flushed before it was acknowledged, and the machine booted   | yes: nobody knows what was lost   |
-    | not flushed before it was acknowledged, and something was cut    | yes                               |
-    | something cut that no write reaching the disk in part explains   | yes: a turned bit looks like that |
+    | acknowledged before flushing, and the machine rebooted           | yes: the loss is unknown          |
+    | acknowledged before flushing, and something was cut              | yes                               |
+    | something cut that a partly completed write does not explain     | yes: a flipped bit looks the same |
     | anything else                                                    | no                                |
 
-What a write that reached the disk in part leaves tells ``dledger.store.torn``.
+``dledger.store.torn`` recognizes the remains of a partly completed write.
 
-A gap above the mark is no damage: removals of a truncation may reach the disk in any order. A file of a wrong length
-is, because files appear under their name only when complete; the last one alone is taken for a remnant.
+A gap above the mark is not damage: removals of a truncation may reach the disk in any order. A file of a wrong length
+is, because files appear under their name only when complete; only the last one may be a remnant.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from dledger.store.traces import LastLife
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something wrong at one place of one file; ``position`` is where that is in the log."""
+    """A problem at one place of one file; ``position`` is its place in the log."""
 
     path: Path
     offset: int
@@ -58,7 +59,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class ScanFacts:
-    """What recovery knows after looking, before changing anything."""
+    """Recovery's findings, before it changes anything."""
 
     checkpoint: LogCheckpoint
     end: Mark
@@ -72,7 +73,7 @@ class ScanFacts:
     mark_agrees: bool
     """Whether the entry at the flushed mark has the recorded end and chain CRC."""
     torn: bool = True
-    """Whether sectors that did not reach the disk explain that no record begins at the stop (``torn``)."""
+    """Whether sectors that did not reach the disk explain the missing record at the stop (``torn``)."""
     bad_files: tuple[Damage, ...] = ()
     """Segments missing, of a wrong length, or whose first record is bad, oldest first."""
     misshapen_middle: Damage | None = None
@@ -81,7 +82,7 @@ class ScanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The log is whole; nothing lies behind its end."""
+    """The log is whole; nothing follows its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def plan(facts: ScanFacts) -> Plan:
 
 
 def doubt(facts: ScanFacts, decision: Keep | Cut, life: LastLife) -> str:
-    """Why the member may lack what it once said; empty if it does not (see the second table above)."""
+    """Why the member may have forgotten statements; empty if it has not (see the second table above)."""
     if life.replaced:
         return life.replaced
     cut = decision.reason if isinstance(decision, Cut) else ""

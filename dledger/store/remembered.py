@@ -1,7 +1,7 @@
-"""What this member knows the others to have held durably, so that it can still tell them after a restart.
+"""What this member knows the others to have held durably, kept for reporting after a restart.
 
 A small JSON file with a CRC, replaced as a whole. It is as old as its last write: about a second while the group works.
-One that is missing (an earlier version's directory) or unreadable tells nothing, as if nothing had been remembered.
+A missing (an earlier version's directory) or unreadable one counts as empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_remembered(directory: Path) -> dict[NodeId, EntryId]:
-    """What was saved last; nothing if that cannot be known."""
+    """The last saved state; empty if it cannot be known."""
     path = directory / REMEMBERED_FILE
     try:
         crc, _, text = read_whole(path).partition(b"\n")
@@ -48,7 +48,7 @@ class RememberedFile:
         self._saved: dict[NodeId, EntryId] = {}
 
     def save(self, remembered: Mapping[NodeId, EntryId]) -> None:
-        """Write it unless it says so already. What cannot be written now (a full disk) is tried again."""
+        """Write it unless it is up to date. A failed write (a full disk) is tried again."""
         if remembered == self._saved:
             return
         entries = {one: [held.term, held.index] for one, held in sorted(remembered.items())}
@@ -59,7 +59,7 @@ class RememberedFile:
 
 
 def forget_remembered(fs: FileSystem, directory: Path) -> None:
-    """Have the next start remember nothing. Raises ``OSError``."""
+    """Make the next start remember nothing. Raises ``OSError``."""
     with suppress(FileNotFoundError):
         fs.unlink(directory / REMEMBERED_FILE)
         fs.sync_dir(directory)

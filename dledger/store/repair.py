@@ -1,4 +1,4 @@
-"""Setting a damaged log aside, so that a follower can fetch it again from its leader.
+"""Sets a damaged log aside, so that a follower can fetch it again from its leader.
 
 Nothing is deleted: data, index and checkpoint move to ``damaged-<n>/``. What remains is an empty log of a node that
 knows its term and vote but may not vote until it has caught up (an emptied log must not elect anyone).
@@ -21,11 +21,11 @@ from dledger.types import HardState, Standing
 
 
 def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None = None) -> Path:
-    """Move the damaged log of a stopped node away and leave an empty one; returns where its bytes are now.
+    """Move the damaged log of a stopped node away and leave an empty one; returns where its files are now.
 
-    The vote goes first, so that a crash in between leaves a node that may not vote; the fence of one whose history is
-    not the group's goes last, so that it serves none of it, and what it remembers of others, which is of that history,
-    goes with the log: it would have sound members doubt themselves. If term and vote themselves are
+    The vote is taken first, so that a crash in between leaves a node that may not vote. The fence of a node whose
+    history is not the group's is lifted last, so that it serves none of it; its memory of others, which is of that
+    history, goes with the log, because it would make healthy members doubt themselves. If term and vote themselves are
     unreadable, they start over, which is safe only because the node may not vote. Data directories given by
     ``data_dirs`` get a ``damaged-<n>`` of their own. Raises ``DirectoryLockedError`` if the node is running, and
     ``ConfigError`` if too many logs were set aside before.

@@ -1,8 +1,8 @@
-"""Looking through a log at start: collects the facts that ``recovery.plan`` decides on. Changes nothing.
+"""Scans a log at start: collects the facts on which ``recovery.plan`` decides. Changes nothing.
 
 It starts ``recovery_verify_bytes`` below the flushed mark, at an entry that the index names and the data confirm, and
-verifies every record from there to the end. Of the segments before, only the first record is looked at. If the index
-cannot be trusted for that, the scan starts at the log's begin.
+verifies every record from there to the end. Of earlier segments, only the first record is checked. If the index cannot
+be trusted for that, the scan starts at the log's begin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK_ENTRIES = 16 * 1024
 
 @dataclass(slots=True)
 class ScanWalk:
-    """The state of one pass over the records: what was verified last and where it ended."""
+    """The state of one pass over the records: the last one verified and its end."""
 
     follow: Follow
     end: int
@@ -106,13 +106,13 @@ class ScanSettings:
     verify_bytes: int
     unchecked: bool
     directory: Path
-    """Named when a segment that should be there is not."""
+    """Named when a segment is missing."""
 
 
 def scan_log(
     files: LogFiles, misshapen: tuple[FoundFile, ...], checkpoint: LogCheckpoint, settings: ScanSettings
 ) -> LogScanOutcome:
-    """Look through the log."""
+    """Scan the log."""
     bad_files = _misshapen_or_missing(files, misshapen, checkpoint, settings)
     heads_bad, index_agrees = _check_heads(files, checkpoint)
     from_index = _start_from_index(files, checkpoint, settings) if index_agrees else None
@@ -154,7 +154,7 @@ def _start_from_index(files: LogFiles, checkpoint: LogCheckpoint, settings: Scan
     try:
         previous = files.first_index_at(target, begin.index + 1, last) - 1
         header = _proven_header(files, previous, begin, unchecked=settings.unchecked)
-    except (CorruptLogError, IndexBeforeBeginError):  # only the index, and that is rebuilt; or it is found on the way
+    except (CorruptLogError, IndexBeforeBeginError):  # the index alone is wrong, and rebuilt; or the scan finds it
         return None
     if header is None:
         return None
@@ -180,7 +180,7 @@ def _proven_header(files: LogFiles, index: int, begin: Boundary, *, unchecked: b
 
 
 def _check_heads(files: LogFiles, checkpoint: LogCheckpoint) -> tuple[list[Damage], bool]:
-    """Look at the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
+    """Check the first record of every segment below the mark: (damage, whether the index agrees with all of them)."""
     damage: list[Damage] = []
     agrees = True
     for file in files.data.files():

@@ -1,8 +1,8 @@
-"""Going through the log in the background: entry chain, body CRCs and index units, a bounded step at a time.
+"""Verifies the log in the background: entry chain, body CRCs and index units, a bounded step at a time.
 
-Reads with ``pread`` and holds no lock. What is verified is what cannot change any more: committed and flushed entries.
-Damage ends the look at its segment; the next one is entered at its first record, whose chain CRC is then taken as it
-is: whatever it says wrongly shows at the second one.
+Reads with ``pread`` and holds no lock. It verifies what cannot change any more: committed and flushed entries. Damage
+ends the check of its segment; the next one is entered at its first record, whose chain CRC is accepted as it is: an
+error in it shows at the second record.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dledger.store.mmap_file import MappedFile, UnreadableError
 STEP_BYTES: Final = MIB
 
 OnScan = Callable[[int, Scan], None]
-"""Takes the index of a scan's first record, and the scan."""
+"""Called with the index of a scan's first record, and the scan."""
 
 
 class DamagedError(Exception):
-    """Raised inside when a record does not check out: at ``offset`` of its file, being entry ``index`` if anything."""
+    """Raised internally for a bad record: at ``offset`` of its file, entry ``index`` if known."""
 
     def __init__(self, offset: int, reason: str, index: int | None) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class DamagedError(Exception):
 
 @dataclass(slots=True)
 class ScrubPlace:
-    """Where a walk has come to: the next record's position, and what it must continue (None: taken as it is)."""
+    """The place of a walk: the next record's position, and what it must continue (None: accepted as it is)."""
 
     position: int
     follow: Follow | None
@@ -60,10 +60,10 @@ class ScrubPlace:
 def verify_step(
     file: MappedFile, place: ScrubPlace, stop: int, max_bytes: int, *, unchecked: bool, on_scan: OnScan | None = None
 ) -> int:
-    """Verify what is at ``place``, which moves on: some records, or the blank at the end. Gives the bytes read.
+    """Verify some records at ``place``, or the blank at the end, and advance it. Returns the bytes read.
 
-    ``stop`` is an absolute position at which a record ends, or anything beyond the segment. Behind the segment's last
-    record ``place`` is the start of the next one. Raises ``DamagedError`` at a bad record, ``UnreadableError``.
+    ``stop`` is an absolute position at which a record ends, or anything beyond the segment. After the segment's last
+    record ``place`` is the start of the next segment. Raises ``DamagedError`` at a bad record, ``UnreadableError``.
     """
     offset = place.position - file.base
     room = min(file.size, stop - file.base) - offset
@@ -92,7 +92,7 @@ def verify_step(
 
 
 def _as_it_is(header: EntryHeader | None, data: bytes, position: int) -> Follow:
-    """What the record after a first one must continue. Raises ``DamagedError`` if that is none."""
+    """What the record after a first one must continue. Raises ``DamagedError`` if the first one is bad."""
     if header is None:
         raise DamagedError(0, "too little room for an entry header", None)
     problem = header_problem(header, position, Follow(header.index - 1, 0, 0))
@@ -123,7 +123,7 @@ def verify_file(
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """What a step read, the damage that it met, and whether it ended a pass over the whole log."""
+    """The bytes that a step read, the damage it found, and whether it ended a pass over the whole log."""
 
     read_bytes: int
     damage: CorruptLogError | None = None
@@ -134,14 +134,14 @@ class Scrub:
     """An endless walk through an open log. For one thread."""
 
     def __init__(self, files: LogFiles, state: LogState, mend: Callable[[int], None], *, unchecked: bool) -> None:
-        """``mend`` writes wrong index units at an entry again (``Headers.mend``)."""
+        """``mend`` rewrites wrong index units at an entry (``Headers.mend``)."""
         self._files = files
         self._state = state
         self._mend = mend
         self._unchecked = unchecked
         self._place = ScrubPlace(-1, None)
         self.position = 0
-        """Up to where the present pass has come."""
+        """How far the current pass has come."""
 
     def step(self, max_bytes: int) -> ScrubStep:
         """Verify the next bytes."""
@@ -185,7 +185,7 @@ class Scrub:
 
 
 def stable_end(state: LogState, files: LogFiles) -> Mark:
-    """The last entry that is committed and flushed, with its end and chain CRC as far as they are known."""
+    """The last committed and flushed entry, with its end and chain CRC as far as known."""
     flushed = state.flushed
     if flushed.index <= state.committed or flushed.index <= state.begin.index:
         return flushed

@@ -1,6 +1,6 @@
 """A small file of fixed slots, each with a sequence number and a CRC: the newest readable slot counts.
 
-One slot, in a page of its own:
+Each slot has a page of its own:
 
     0        4         8            16     20
     +--------+---------+------------+------+---------+
@@ -47,7 +47,7 @@ def encode_slot(sequence: int, payload: bytes) -> bytes:
 
 
 def decode_slot(number: int, raw: bytes) -> Slot | None:
-    """The slot in ``raw``, or ``None`` if it does not check out."""
+    """The slot in ``raw``, or ``None`` if it is invalid."""
     start = _HEAD.size + _CRC.size
     if len(raw) < start:
         return None

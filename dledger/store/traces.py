@@ -1,11 +1,11 @@
-"""What a start can tell of the life before it: on which boot of the machine it ran, how it flushed, with which files.
+"""What a start records for the next one: the boot of the machine, the flush mode, and the identity of the files.
 
-The file ``traces`` is written at every start. A directory that was copied, or restored file by file, has files of its
-own with other inodes than those written down: what its member said since the copy was made is not in it. Inodes are
-compared with their generation where the file system has one (ext4, xfs, btrfs), since a copy may get an inode of the
-same number. Devices are not compared: their numbers change with the next boot.
+The file ``traces`` is written at every start. A directory that was copied, or restored file by file, has files with
+other inodes than those recorded: it lacks what its member said since the copy was made. Inodes are compared with their
+generation where the file system has one (ext4, xfs, btrfs), since a copy may get an inode of the same number. Devices
+are not compared: their numbers change with the next boot.
 
-A set-back of the whole volume (a snapshot of it, a virtual machine's) leaves no trace here; the other members remember.
+Resetting the whole volume (to a snapshot, or a virtual machine's) leaves no trace here; the other members remember.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _UNREADABLE: Final = "the record of its last start is unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Inode:
-    """Which file a name stands for; ``generation`` is 0 where the file system has none."""
+    """The identity of a file; ``generation`` is 0 where the file system has none."""
 
     number: int
     generation: int
 
     def is_another_than(self, other: Inode) -> bool:
-        """Whether they are certainly two files."""
+        """Whether they are certainly different files."""
         generations = {self.generation, other.generation}
         return self.number != other.number or (0 not in generations and len(generations) > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What was written down at a start."""
+    """The record of a start."""
 
     boot_id: str
     flush_mode: str
@@ -54,18 +54,18 @@ class Traces:
 
 @dataclass(frozen=True, slots=True)
 class LastLife:
-    """What recovery knows of the life before: nothing at all of one that left no traces (an earlier version's)."""
+    """What recovery knows of the previous run: nothing if it left no traces (an earlier version's)."""
 
     same_boot: bool = True
-    """Whether the machine has not been started since, so that the page cache has what was written."""
+    """Whether the machine has not been restarted since, so that the page cache has everything written."""
     flushed_late: bool = False
-    """Whether it acknowledged what was not flushed yet (``flush_mode=async``)."""
+    """Whether it acknowledged before flushing (``flush_mode=async``)."""
     replaced: str = ""
     """Why its files are not those that it left; empty if they are."""
 
 
 def kernel_boot_id() -> str:
-    """What the kernel calls this boot of the machine; empty if it does not say."""
+    """The kernel's id of this boot; empty if there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -73,12 +73,12 @@ def kernel_boot_id() -> str:
 
 
 def traces_of(directory: Path, names: tuple[str, ...], flush_mode: FlushMode) -> Traces:
-    """What this start leaves. Raises ``OSError``."""
+    """The traces of this start. Raises ``OSError``."""
     return Traces(kernel_boot_id(), flush_mode.value, {name: _inode(directory / name) for name in names})
 
 
 def write_traces(fs: FileSystem, directory: Path, traces: Traces) -> None:
-    """Write them down durably, unless they are there already. Raises ``OSError``."""
+    """Write them durably, unless they are already there. Raises ``OSError``."""
     if _read(directory) == traces:
         return
     inodes = {name: [inode.number, inode.generation] for name, inode in traces.inodes.items()}
@@ -87,14 +87,14 @@ def write_traces(fs: FileSystem, directory: Path, traces: Traces) -> None:
 
 
 def forget_traces(fs: FileSystem, directory: Path) -> None:
-    """Have the next start believe the directory as it is: somebody vouches for it. Raises ``OSError``."""
+    """Make the next start accept the directory as it is, on an operator's word. Raises ``OSError``."""
     with suppress(FileNotFoundError):
         fs.unlink(directory / TRACES_FILE)
         fs.sync_dir(directory)
 
 
 def last_life(directory: Path) -> LastLife:
-    """What the traces in a directory tell now. Raises ``OSError``."""
+    """Compare a directory with its traces. Raises ``OSError``."""
     if not (directory / TRACES_FILE).exists():
         return LastLife()
     left = _read(directory)
@@ -126,7 +126,7 @@ def _inode(path: Path) -> Inode:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         generation = array.array("Q", [0])
-        with suppress(OSError):  # most file systems in memory and over the network have none
+        with suppress(OSError):  # most in-memory and network file systems have none
             fcntl.ioctl(fd, _GET_GENERATION, generation)
         return Inode(os.fstat(fd).st_ino, generation[0] & 0xFFFFFFFF)
     finally:

@@ -1,12 +1,11 @@
-"""Verifying a stopped node's directory as a whole: log, index, checkpoint, term and vote, identity; and two of them.
+"""Verifies a stopped node's whole directory: log, index, checkpoint, term and vote, identity; and compares directories.
 
-Reads only and takes no lock. ``inspect`` goes through the records and index units; here its findings are held against
-the evidence beside the log. What an unclean stop may leave behind the durable mark is no damage: the next start cuts
-it.
+Reads only and takes no lock. ``inspect`` reads the records and index units; its findings are checked here against the
+evidence beside the log. What an unclean stop may leave behind the durable mark is not damage: the next start cuts it.
 
 Directories of one group are compared by their chains: an entry's ``chainCrc`` vouches for every entry before it, so two
-logs that both check out are equal up to an entry if they agree there, and if they differ, they differ from the first
-sample on at which they do.
+intact logs are equal up to an entry if they agree there, and if they differ, they differ from the first differing
+sample on.
 """
 
 from __future__ import annotations
@@ -43,28 +42,28 @@ from dledger.store.inspect import (
 from dledger.types import GENESIS
 
 SAMPLE_ENTRIES: Final = 4096
-"""One chain CRC of so many entries is kept for comparing."""
+"""One chain CRC per this many entries is kept for comparisons."""
 PROBLEMS_MAX: Final = 1000
-"""More are counted, not listed."""
+"""Further ones are counted, not listed."""
 _IDENTITY_FILE: Final = "identity"
 _CHECKPOINT_FILE: Final = "checkpoint"
 
 
 @dataclass(slots=True)
 class VerifiedNode:
-    """What was found in one directory. Entries are those that check out; ``last_index`` is -1 if there are none."""
+    """The findings in one directory. Only valid entries count; ``last_index`` is -1 if there are none."""
 
     directory: Path
     data_dirs: tuple[Path, ...]
     segments: list[Path] = field(default_factory=list)
-    """Those of the log that were looked through, oldest first."""
+    """The log's segments that were read, oldest first."""
     identity: StoreIdentity | None = None
     checkpoint: LogCheckpoint | None = None
     entries: int = 0
     first_index: int = -1
     last_index: int = -1
     end: int = 0
-    """Where the last entry ends; ``committed_end``: the last committed one."""
+    """The end of the last entry; ``committed_end``: of the last committed one."""
     committed_end: int = 0
     torn: ProblemItem | None = None
     """What an unclean stop left behind the durable mark."""
@@ -75,7 +74,7 @@ class VerifiedNode:
 
     @property
     def committed(self) -> int:
-        """The last entry known to be committed, and there."""
+        """The last entry that is known to be committed and present."""
         return min(self.checkpoint.committed if self.checkpoint else -1, self.last_index)
 
     @property
@@ -84,13 +83,13 @@ class VerifiedNode:
         return self.identity.node_id if self.identity else self.directory.name
 
     def add(self, path: Path, offset: int, reason: str) -> None:
-        """Note a problem."""
+        """Record a problem."""
         self.problem_count += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(ProblemItem(path, offset, reason))
 
     def blame(self, error: CorruptLogError) -> None:
-        """Note what was raised."""
+        """Record an error as a problem."""
         self.add(error.path, error.offset, error.reason)
 
 
@@ -100,7 +99,7 @@ def is_node_directory(path: Path) -> bool:
 
 
 def verify_node(directory: Path, data_dirs: tuple[Path, ...] = ()) -> VerifiedNode:
-    """Look at everything in a node's directory; ``data_dirs`` if its segments are elsewhere."""
+    """Verify everything in a node's directory; ``data_dirs`` if its segments are elsewhere."""
     found = VerifiedNode(directory, data_dirs or (directory / "data",))
     _check_small_files(found)
     data = _segments(found, found.data_dirs)
@@ -155,7 +154,7 @@ def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
 
 
 def _of_size(found: VerifiedNode, paths: list[Path], size: int) -> list[Path]:
-    """Those that can be looked through: one that is too large may take hours, and is told as it is."""
+    """The segments of the right size; others are only reported, since reading one that is too large may take hours."""
     sizes = {path: path.stat().st_size for path in paths}
     for path, actual in sizes.items():
         if actual != size:
@@ -226,7 +225,7 @@ def _place_problem(found: VerifiedNode, item: ProblemItem, durable_end: int) -> 
 
 
 class _Units:
-    """The index's units in order, held against the records as those come."""
+    """The index's units in order, compared with the records as these arrive."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._items = inspect_index(paths)
@@ -236,7 +235,7 @@ class _Units:
         self._advance()
 
     def compare(self, found: VerifiedNode, record: RecordItem) -> None:
-        """Note the first record of each row of them that the index does not know, or knows otherwise."""
+        """Record the first of consecutive records that the index lacks or contradicts."""
         header = record.header
         while self._next is not None and self._next.unit.index < header.index:
             self._advance()
@@ -250,7 +249,7 @@ class _Units:
 
     @staticmethod
     def _may_be_missing(found: VerifiedNode, header: EntryHeader) -> bool:
-        """After an unclean stop, units behind the last durable one may be."""
+        """Whether the unit may be missing, as those behind the last durable one may after an unclean stop."""
         checkpoint = found.checkpoint
         return checkpoint is not None and not checkpoint.clean_stop and header.index > checkpoint.indexed
 
@@ -286,7 +285,7 @@ class LogDivergence:
     other: str
     index: int
     place: ProblemItem
-    """Where that entry is in the first of them."""
+    """Where that entry is in the first directory."""
 
     def sentence(self) -> str:
         """For people."""
@@ -294,7 +293,7 @@ class LogDivergence:
 
 
 def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[LogDivergence | str]:
-    """What differs between any two of them; a text where two cannot be compared."""
+    """The differences between any two of them; a text where two cannot be compared."""
     for one, other in itertools.combinations(nodes, 2):
         if _group_of(one) != _group_of(other):
             yield f"{one.directory} and {other.directory} belong to different groups: not compared"
@@ -307,7 +306,7 @@ def compare_nodes(nodes: Sequence[VerifiedNode]) -> Iterator[LogDivergence | str
         equal = list(itertools.takewhile(lambda index: one.samples[index] == other.samples[index], common))  # noqa: B023
         low = equal[-1] if equal else -1
         high = common[len(equal)] if len(equal) < len(common) else until
-        low = max(low, one.first_index - 1, other.first_index - 1)  # a log may begin thousands of millions later
+        low = max(low, one.first_index - 1, other.first_index - 1)  # a log may begin billions of entries later
         found = _first_difference(one, other, low, high)
         if found is not None:
             yield found
@@ -340,7 +339,7 @@ def _records(node: VerifiedNode, low: int, high: int) -> Iterator[RecordItem]:
 
 
 def _from_segment_of(data: list[Path], index: int) -> list[Path]:
-    """The segments from the one on that may hold ``index``, by the first record of each."""
+    """The segments that may hold ``index`` or later entries, by the first record of each."""
     start = 0
     for number, path in enumerate(data):
         first = _first_index(path)

@@ -1,11 +1,11 @@
-"""Getting disk space ready ahead of appends: one bounded step at a time, called without the node's lock.
+"""Prepares disk space ahead of appends: one bounded step at a time, without the node's lock.
 
 A cold page costs an append three times as much as a warm one, and a new segment milliseconds. So a window ahead of the
-end is written with zeros, and the next segment is created once half of the current one is used.
+end is filled with zeros, and the next segment is created once half of the current one is used.
 
-Zeros are written where data will be, so everything is written twice; that buys latency with throughput. While appends
-come faster than ``BUSY_BYTES`` a step, only segments are prepared: then the copying and flushing of zeros would take
-from the appends more than it gives them (measured: a fifth of the leader's processor time, a third of a follower's).
+Zeros are written where data will be, so everything is written twice; that trades throughput for latency. While appends
+arrive faster than ``BUSY_BYTES`` per step, only segments are prepared: copying and flushing zeros would then cost the
+appends more than it gains them (measured: a fifth of the leader's processor time, a third of a follower's).
 """
 
 from __future__ import annotations

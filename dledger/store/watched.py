@@ -1,4 +1,4 @@
-"""A file store as ``dledger.watch`` sees it: what is verified, repaired and compared in the background."""
+"""A file store as ``dledger.watch`` sees it: verified, repaired and compared in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dledger.types import LogIndex
 
 
 class WatchedStore:
-    """The node's own log, as ``LogWatch`` sees it. Used by its thread only, but for ``base_of``."""
+    """The node's own log for ``LogWatch``. Used by its thread only, except ``base_of``."""
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
@@ -39,13 +39,13 @@ class WatchedStore:
         return base if base is not None and path.parent in self._store.segment_directories else None
 
     def chain_crcs(self, indexes: Sequence[LogIndex]) -> dict[LogIndex, int]:
-        """Those of committed entries that are kept and check out."""
+        """The chain CRCs of those committed entries that are kept and valid."""
         found: dict[LogIndex, int] = {}
         for index in indexes:
             if self._store.begin.index <= index <= self._store.committed_index:
                 try:
                     found[index] = self._store.chain_crc_at(index)
-                except (CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError):  # damage is told where it is met
+                except (CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError):  # damage is reported by reads
                     continue
         return found
 

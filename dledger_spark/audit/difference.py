@@ -125,7 +125,7 @@ def judge(data: bytes, position: int, segment_bytes: int, follow: Follow | None)
         return Copy(data[:rest], not stray, "the blank contains data" if stray else "", False)
     reason = _problem(data, position, follow)
     size = BLANK.unpack_from(data)[1] if len(data) >= MIN_BLANK_BYTES else 0
-    # # A damaged length must not determine how much is compared: use the rest of the data instead.
+    # A damaged length must not determine how much is compared: use the rest of the data instead.
     return Copy(
         data[:size] if not reason and ENTRY_HEADER_BYTES <= size <= len(data) else data, not reason, reason, False
     )

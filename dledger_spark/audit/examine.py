@@ -93,7 +93,7 @@ class Directories:
         found = diverge(tails, start, segment_bytes, self._before(start, copies))
         if found is None:
             return None
-        # # Read again from the entry to the furthest end that any copy claims: it may be in another block.
+        # Read again from the entry to the furthest end that any copy claims: it may be in another block.
         size = max([_HEAD_BYTES, *(self._claimed(one, found.entry_position) for one in copies)])
         tails = {one.name: _readable(one, found.entry_position, size) for one in copies}
         again = diverge(tails, found.entry_position, segment_bytes, self._before(found.entry_position, copies))

@@ -1,4 +1,4 @@
-"""A log on a disk: its files, what of it is committed, how it is cut into splits, and how these are read."""
+"""A log on disk: its files, their committed part, the splits, and how these are read."""
 
 from dledger_spark.directory.files import IndexFiles, LogSegment
 from dledger_spark.directory.log import LogDirectory, locate, open_directory

@@ -1,4 +1,4 @@
-"""The files of a log directory: which there are, and what kind of records each segment holds."""
+"""The files of a log directory, and the kind of records in each segment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """One file of the log that holds something. ``base`` is the position of its first byte."""
+    """One non-empty file of the log. ``base`` is the position of its first byte."""
 
     path: Path
     base: int
@@ -45,7 +45,7 @@ class LogSegment:
 
     @property
     def end(self) -> int:
-        """The position behind its last byte."""
+        """The position after its last byte."""
         return self.base + self.size
 
     def read(self, position: int, length: int) -> bytes:
@@ -55,7 +55,7 @@ class LogSegment:
             return file.read(max(0, min(length, self.end - position)))
 
     def header(self, position: int) -> EntryHeader | None:
-        """The header of the entry that begins there; None if none does."""
+        """The header of the entry starting there; None if there is none."""
         head = self.read(position, ENTRY_HEADER_BYTES)
         if len(head) < ENTRY_HEADER_BYTES:
             return None
@@ -65,15 +65,15 @@ class LogSegment:
 
 @dataclass(frozen=True, slots=True)
 class LogPlaces:
-    """Where a log's files are: a plain log, a node's directory, or both after an upgrade."""
+    """Paths of a log's files: a plain log, a node's directory, or both after an upgrade."""
 
     segments: tuple[LogSegment, ...]
     node: Path | None
-    """The directory with ``index`` and ``checkpoint``; None if there is no replicated log, or its data stands alone."""
+    """The directory with ``index`` and ``checkpoint``; None if there is no replicated log, or only its data exist."""
 
 
 def find(path: Path) -> LogPlaces:
-    """The segments below a path. Raises ``LogDirectoryError`` if it is no log directory."""
+    """The segments below a path. Raises ``LogDirectoryError`` if it is not a log directory."""
     if not path.is_dir():
         raise LogDirectoryError(
             f"{path} is not a directory{' on this machine' if not path.exists() else ''}: name a node's "
@@ -100,7 +100,7 @@ def find(path: Path) -> LogPlaces:
 
 
 def _segments(directory: Path) -> list[LogSegment]:
-    """The segments that hold something, oldest first."""
+    """The non-empty segments, oldest first."""
     found: list[LogSegment] = []
     for entry in os.scandir(directory):
         base = parse_segment_name(entry.name)
@@ -114,13 +114,13 @@ def _segments(directory: Path) -> list[LogSegment]:
 
 
 def _framing(path: Path) -> Framing | None:
-    """What the segment begins with; None if nothing was written into it. Raises ``LogDirectoryError``."""
+    """The kind of records in a segment; None if it is empty. Raises ``LogDirectoryError``."""
     with path.open("rb") as file:
         head = file.read(BLANK.size)
     if not any(head):
         return None
     head = head.ljust(BLANK.size, b"\0")
-    if BLANK.unpack(head)[1] in _PLAIN_MAGICS:  # of an entry this is its size, never negative
+    if BLANK.unpack(head)[1] in _PLAIN_MAGICS:  # in an entry, this field is the size, which is never negative
         return "plain"
     magic = ENTRY_BLANK.unpack(head)[0]
     if is_magic(magic) or magic == ENTRY_BLANK_MAGIC:
@@ -129,7 +129,7 @@ def _framing(path: Path) -> Framing | None:
 
 
 def _checked(path: Path, segments: Sequence[LogSegment]) -> tuple[LogSegment, ...]:
-    """The segments, which must follow one another. Raises ``LogDirectoryError``."""
+    """The segments, which must be contiguous. Raises ``LogDirectoryError``."""
     for before, after in pairwise(segments):
         if after.base < before.end:
             raise LogDirectoryError(
@@ -148,7 +148,7 @@ def _checked(path: Path, segments: Sequence[LogSegment]) -> tuple[LogSegment, ..
 
 
 class IndexFiles:
-    """The index of a node's log: 32 bytes per entry, in files named by the place of their first byte."""
+    """The index of a node's log: 32 bytes per entry, in files named by the position of their first byte."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -161,7 +161,7 @@ class IndexFiles:
         self._files.sort()
 
     def units(self, first_index: int, count: int) -> NDArray[np.void]:
-        """Up to ``count`` units from an entry's on: fewer where a file is missing or short. Raises ``OSError``."""
+        """Up to ``count`` units from an entry on; fewer if a file is missing or short. Raises ``OSError``."""
         parts: list[NDArray[np.void]] = []
         at, left = first_index * INDEX_UNIT_BYTES, count
         for base, size, path in self._files:
@@ -178,7 +178,7 @@ class IndexFiles:
         return np.concatenate(parts) if parts else np.empty(0, UNITS)
 
     def place(self, index: int) -> tuple[int, int] | None:
-        """The position and size of one entry; None if the index does not tell."""
+        """The position and size of one entry; None if the index does not have it."""
         if index < 0:
             return None
         units = self.units(index, 1)

@@ -1,7 +1,7 @@
-"""What comes before a split: the chain of checksums that its first entry continues.
+"""Determines the checksum chain before a split, which its first entry continues.
 
-Planning says where the entries before it are, which costs nothing. If checksums matter, the task looks at two of them,
-which the index finds; without one it goes through the headers of the segment before.
+Planning only records where the preceding entries are. If checksums matter, the task reads two of them, located by the
+index; without an index it walks the headers of the preceding segment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dledger_spark.directory.files import IndexFiles, LogSegment
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A stretch of entries that ends where a split begins, but for a blank. Positions are the log's."""
+    """A stretch of entries that ends where a split starts, apart from a blank. Positions are those of the log."""
 
     segment: LogSegment
     begin: int
@@ -30,13 +30,13 @@ class Lead:
 
 
 def chain_before(lead: Lead, index_directory: str, first_index: int) -> Chain | None:
-    """What the split's first entry continues; None if it cannot be told. ``first_index``: its own; -1 if not known.
+    """The chain before the split's first entry; None if unknown. ``first_index``: that entry's; -1 if unknown.
 
-    Nor can it if what is before the split was trimmed or cut meanwhile. Raises ``OSError``.
+    It is also unknown if the preceding entries were trimmed or truncated meanwhile. Raises ``OSError``.
     """
     try:
         return _chain_before(lead, index_directory, first_index)
-    except (FileNotFoundError, ValueError):  # a file that is shorter cannot be mapped
+    except (FileNotFoundError, ValueError):  # a file that became shorter cannot be mapped
         return None
 
 
@@ -53,7 +53,7 @@ def _chain_before(lead: Lead, index_directory: str, first_index: int) -> Chain |
 
 
 def _by_index(lead: Lead, index: IndexFiles, first_index: int) -> Sequence[int]:
-    """Where the last two entries begin, or one if the other is not in the stretch; none if the index does not tell."""
+    """The starts of the last two entries, or of one if the other is outside the stretch; none if not in the index."""
     last = index.place(first_index - 1)
     if last is None or not lead.begin <= last[0] < last[0] + last[1] <= lead.end:
         return ()

@@ -1,10 +1,10 @@
-"""A log directory as a whole: where it begins, and how far it is known to be committed.
+"""A log directory as a whole: its start, and its known committed end.
 
-What is committed stands in the node's checkpoint, which is written after every flush: a directory that is copied from a
-running or killed node, or still in use, may know less than the group does. Reading stops there. A log without a
-checkpoint is refused, unless ``allow_uncommitted`` says that the end of the records is meant.
+The committed end is in the node's checkpoint, which is written after every flush: a directory copied from a running or
+killed node, or still in use, may know less than the group. Reading stops there. A log without a checkpoint is refused,
+unless ``allow_uncommitted`` selects the end of the records.
 
-A plain log is a broker's alone: all its records count, up to where a crash has torn it (``tail``).
+A plain log has no group: all its records count, up to the point where a crash has torn it (``tail``).
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from rocketstore.message.record import MESSAGE_MAGICS
 from rocketstore.store.checkpoint import UNKNOWN, decode_checkpoint
 
 _LOOKED_AT: Final = 64
-"""How many entries are looked at to tell what the log holds: those that begin terms tell nothing."""
+"""How many entries to examine to determine the log's contents: those that start terms are inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogDirectory:
-    """A log on a disk, as it was when looked at."""
+    """A log on disk, as of when it was opened."""
 
     path: Path
     segments: tuple[LogSegment, ...]
     index: IndexFiles | None
     begin: int
-    """The position of the first record kept."""
+    """The position of the first kept record."""
     end: int
-    """Where the last record ends that may be read."""
+    """The end of the last readable record."""
     committed: int
-    """The last entry that may be read; -1 of a plain log, and if there is none."""
+    """The last readable entry; -1 for a plain log, and if there is none."""
     boundary: tuple[int, int] | None = None
-    """Where the checkpoint says that the entries begin, and the chain checksum that the first of them continues.
+    """The start of the entries according to the checkpoint, and the chain CRC that the first one continues.
 
-    None if it does not say: an imported log's is not known, and is 0 there.
+    None if it has none; the start of an imported log is unknown, and 0 there.
     """
 
     def segment_at(self, position: int) -> LogSegment | None:
-        """The segment that holds a position."""
+        """The segment containing a position."""
         number = bisect_right(self.segments, position, key=lambda one: one.base) - 1
         found = self.segments[number] if number >= 0 else None
         return found if found is not None and position < found.end else None
 
     def content(self) -> Content:
-        """What the records hold: looked up in the first ones."""
+        """The contents of records, determined from the first ones."""
         for segment in self.segments:
             if segment.framing == "plain":
                 return "message"
@@ -71,9 +71,9 @@ class LogDirectory:
 
 
 def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogDirectory:
-    """Look at a log directory. Raises ``LogDirectoryError``, ``BrokenRecordError``, ``OSError``."""
+    """Open a log directory. Raises ``LogDirectoryError``, ``BrokenRecordError``, ``OSError``."""
     path = Path(path)
-    durable = _plain_durable(path)  # before the files are looked at: it must not tell of later ones
+    durable = _plain_durable(path)  # before listing files: it must not refer to newer ones
     places = find(path)
     segments = places.segments
     if not segments:
@@ -86,7 +86,7 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
     checkpoint = _checkpoint(places.node)
     flushed = checkpoint.flushed if isinstance(checkpoint, LogCheckpoint) else None
     if flushed is not None and flushed.position > segments[-1].end:
-        segments = find(path).segments  # one may have been begun meanwhile
+        segments = find(path).segments  # another one may have been started meanwhile
     if isinstance(checkpoint, LogCheckpoint):
         begin = max(begin, checkpoint.begin.position) if segments[0] is replicated else begin
     elif segments[0] is replicated:
@@ -113,7 +113,7 @@ def open_directory(path: str | Path, *, allow_uncommitted: bool = False) -> LogD
 
 
 def _leading_blank(segment: LogSegment) -> int:
-    """How much of the first segment is blank: Java's DLedger 0.4 blanks out what a reset drops."""
+    """The length of a blank at the start: Java's DLedger 0.4 blanks out what a reset drops."""
     magic, size = BLANK.unpack(segment.read(segment.base, BLANK.size).ljust(BLANK.size, b"\0"))
     return int(size) if magic == BLANK_MAGIC and 0 < size < segment.size else 0
 
@@ -132,7 +132,7 @@ def _checkpoint(node: Path | None) -> LogCheckpoint | int | None:
 
 
 def locate(log: LogDirectory, index: int) -> tuple[int, int] | None:
-    """Where an entry begins and ends; None if the log does not hold it. Asks the index, else walks one segment."""
+    """The start and end of an entry; None if the log lacks it. Uses the index, otherwise walks one segment."""
     if log.index is not None:
         place = log.index.place(index)
         segment = log.segment_at(place[0]) if place is not None else None
@@ -146,7 +146,7 @@ def locate(log: LogDirectory, index: int) -> tuple[int, int] | None:
 
 
 def first_index_of(log: LogDirectory, segment: LogSegment) -> int:
-    """The index of the first entry of a segment. Raises ``BrokenRecordError`` if it does not begin with one."""
+    """The index of a segment's first entry. Raises ``BrokenRecordError`` if it does not start with an entry."""
     start = max(segment.base, log.begin)
     header = segment.header(start)
     if header is None:
@@ -176,20 +176,20 @@ def _end_of(log: LogDirectory, committed: int) -> int:
 
 
 def _written(log: LogDirectory, flushed: Mark | None) -> tuple[int, int]:
-    """The last whole entry and where it ends, committed or not. Damage in what was flushed does not end the log."""
+    """The last whole entry and its end, committed or not. Damage in the flushed part does not end the log."""
     segment = log.segments[-1]
     durable = None if flushed is None else min(flushed.position, segment.end)
     starts, end = records_end(segment, max(segment.base, log.begin), durable)
     number = int(starts.searchsorted(end)) - 1
     last = segment.header(int(starts[number])) if number >= 0 else None
     index = last.index if last is not None else NO_INDEX
-    if flushed is not None and end >= flushed.position:  # the last record may be what is damaged
+    if flushed is not None and end >= flushed.position:  # the last record may be the damaged one
         index = max(index, flushed.index)
     return index, end
 
 
 def _plain_log(path: Path, segments: tuple[LogSegment, ...], durable: int | None, *, incomplete: bool) -> LogDirectory:
-    """A broker's alone. ``incomplete``: what is missing at its end may be. Raises ``LogDirectoryError``."""
+    """A plain broker's log. ``incomplete``: its end may be missing. Raises ``LogDirectoryError``."""
     last = segments[-1]
     if durable is not None and durable > last.end and not incomplete:
         raise LogDirectoryError(
@@ -201,7 +201,7 @@ def _plain_log(path: Path, segments: tuple[LogSegment, ...], durable: int | None
 
 
 def _plain_durable(path: Path) -> int | None:
-    """Up to where a broker's checkpoint says that its plain log was durable; None if nothing tells."""
+    """The durable end of a plain log according to the broker's checkpoint; None if unknown."""
     root = path.parent if path.name == PLAIN_LOG else path
     try:
         known = decode_checkpoint((root / CHECKPOINT).read_bytes()).replay_from
@@ -211,7 +211,7 @@ def _plain_durable(path: Path) -> int | None:
 
 
 def _content(segment: LogSegment, start: int, end: int) -> Content | None:
-    """What the first entry with a content holds; None if there are only NOOPs in the first entries."""
+    """The contents of the first entry that is not a NOOP; None if all examined ones are."""
     position = start
     for _ in range(_LOOKED_AT):
         if position >= end:

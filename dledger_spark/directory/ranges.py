@@ -1,4 +1,4 @@
-"""Which part of a log directory is asked for: from which position to which, by index or by time."""
+"""Determines the requested range of a log directory, by index or by time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rocketstore.message.record import HEAD, store_timestamp
 
 _HEAD_BYTES = ENTRY_HEADER_BYTES + max(head.size for head in HEAD.values())
 _TRIED = 64
-"""How many entries without a message are stepped over to find a time: terms begin with such."""
+"""How many entries without a message to skip when searching for a time: terms start with such entries."""
 
 
 def range_of(log: LogDirectory, options: ReadOptions) -> tuple[int, int]:
-    """The positions from which and to which the options ask; both where a record begins, or the log's end.
+    """The start and end positions selected by the options; each is the start of a record, or the log's end.
 
     Raises ``OptionError``, ``DataLossError``, ``BrokenRecordError``.
     """
@@ -39,7 +39,7 @@ def range_of(log: LogDirectory, options: ReadOptions) -> tuple[int, int]:
 
 
 def _position_of(log: LogDirectory, index: int, options: ReadOptions) -> int:
-    """Where an entry begins. Raises ``OptionError``, ``DataLossError``."""
+    """The start of an entry. Raises ``OptionError``, ``DataLossError``."""
     first_segment = next((one for one in log.segments if one.framing == "entry"), None)
     if first_segment is None:
         if log.segments:
@@ -58,10 +58,10 @@ def _position_of(log: LogDirectory, index: int, options: ReadOptions) -> int:
 
 
 def _position_at(log: LogDirectory, time_ms: int) -> int:
-    """Where the first message begins that was stored then or later; the log's end if there is none.
+    """The start of the first message stored at that time or later; the log's end if there is none.
 
-    Store times grow with the log. (A new leader whose clock is behind may begin a little earlier; halving then finds
-    one of the places where the time is crossed.)
+    Store times increase along the log. (A new leader whose clock is behind may start slightly earlier; the binary
+    search then finds one of the positions where the time is crossed.)
     """
     number = bisect_left(log.segments, time_ms, key=lambda one: _time_at(log, one, max(one.base, log.begin)) or 0)
     if number > 0:
@@ -72,7 +72,7 @@ def _position_at(log: LogDirectory, time_ms: int) -> int:
 
 
 def _in_segment(log: LogDirectory, segment: LogSegment, time_ms: int) -> int | None:
-    """Where in a segment, whose first message is older, the first one is that is not; None if none is."""
+    """The first such message in a segment whose first message is older; None if there is none."""
     start, stop = max(segment.base, log.begin), min(segment.end, log.end)
     with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
         found = walk(mapped, segment.framing, start - segment.base, stop - segment.base)
@@ -82,7 +82,7 @@ def _in_segment(log: LogDirectory, segment: LogSegment, time_ms: int) -> int | N
 
 
 def _time_at(log: LogDirectory, segment: LogSegment, position: int) -> int | None:
-    """The store time (ms) of the first message at or behind a position; None if a segment's end comes first.
+    """The store time (ms) of the first message at or after a position; None if the segment ends before one.
 
     Raises ``OptionError`` for entries that hold no messages.
     """

@@ -1,12 +1,12 @@
-"""Reading one split: map its bytes, find its records, decode them batch by batch. Nothing but the split is mapped.
+"""Reads one split: maps its bytes, finds its records, decodes them batch by batch. Only the split is mapped.
 
-What a batch needs is brought into the mapping with one call before it is decoded (``MADV_POPULATE_READ``): cheaper than
-faults, and where the file cannot be read it is an error that names the place, while a fault would end the process.
-Reading into a buffer of our own instead would copy bodies twice, which costs more than mapping them.
+Before a batch is decoded, its part of the mapping is populated with one call (``MADV_POPULATE_READ``). This is cheaper
+than page faults, and if the file cannot be read, it is an error with the position, while a fault would kill the
+process. Reading into our own buffer would copy bodies twice, which costs more than mapping them.
 
-Batches hold copies, so a mapping lives no longer than the batch after it. A file that is unlinked meanwhile stays
-readable; one that is cut short is noticed before a batch of it is decoded, though not during that (the kernel then ends
-the process, and Spark repeats the task).
+Batches hold copies, so a mapping does not outlive the next batch. A file that is unlinked meanwhile stays readable;
+truncation is noticed before a batch is decoded, but not during that (the kernel then kills the process, and Spark
+retries the task).
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from dledger_spark.options import SPLIT_BYTES_DEFAULT
 from dledger_spark.schema import SchemaColumn
 
 _UNITS_AT_ONCE: Final = 16 * 1024
-"""512 KiB of index: what is made of it stays in the processor's cache."""
+"""512 KiB of index: data derived from it stay in the processor's cache."""
 _RUN_BYTES: Final = 32 * MIB
 _MADV_POPULATE_READ: Final = 22
-"""Linux's number (since 5.14); Python's ``mmap`` has no name for it."""
+"""Linux's value (since 5.14), which Python's ``mmap`` does not define."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
-    """Records found in a mapped window: the window, its position in the log, where they begin in it, where they end."""
+    """Records in a mapped window: the window, its log position, the records' starts in it, and the end."""
 
     window: Bytes
     base: int
     starts: Ints
     end: int
-    """The position behind the last record."""
+    """The position after the last record."""
     told: Ints | None = None
-    """The magic numbers that the index has of them; None if it was not asked."""
+    """Their magic numbers in the index; None if it was not used."""
 
 
 def read_split(
     split: Split, columns: Sequence[SchemaColumn], context: DecodeContext, window_bytes: int = SPLIT_BYTES_DEFAULT
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a split. ``context`` says how to decode; framing and places are the split's.
+    """The rows of a split. ``context`` says how to decode; framing and positions come from the split.
 
     At most ``window_bytes`` of the file are mapped at a time, or one record if it is larger. Raises
     ``BrokenRecordError``, ``DataLossError`` if the file is gone, ``OSError``.
@@ -78,7 +78,7 @@ def read_split(
 
 
 def runs(split: Split, window_bytes: int = SPLIT_BYTES_DEFAULT, run_bytes: int = _RUN_BYTES) -> Iterator[RecordRun]:
-    """All records of a split, those of about ``run_bytes`` at a time. Raises as ``read_split``."""
+    """All records of a split, about ``run_bytes`` at a time. Raises the same errors as ``read_split``."""
     try:
         file = open(split.path, "rb")  # noqa: SIM115 - closed below; opening has errors of its own
     except FileNotFoundError as error:
@@ -104,11 +104,11 @@ class _SplitReader:
         self._base = split.begin
 
     def by_index(self) -> Iterator[RecordRun]:
-        """Where the index tells; stops where it does not agree with itself, which walking then makes good."""
+        """Locates records by the index; stops where it is inconsistent, and ``by_walking`` continues."""
         split = self._split
         index = IndexFiles(Path(split.index_directory))
         number, last = split.first_index, split.first_index + split.count
-        known = np.array([self._at], np.int64)  # where the next entries begin, and the last of them ends
+        known = np.array([self._at], np.int64)  # the starts of the next entries, and the end of the last one
         told = np.empty(0, np.int64)
         while number < last or len(known) > 1:
             if number < last and int(known[-1]) <= self._at + self._run_bytes:
@@ -128,7 +128,7 @@ class _SplitReader:
             known, told = known[count:], told[count:]
 
     def by_walking(self) -> Iterator[RecordRun]:
-        """From header to header."""
+        """Locates records by walking the headers."""
         split, needed = self._split, 0
         while self._at < split.end:
             left = split.end - self._at
@@ -143,7 +143,7 @@ class _SplitReader:
             elif found.kind is WalkEnd.CUT and needed < found.needed <= left:
                 needed = found.needed
             elif found.kind is WalkEnd.CUT and not found.needed and stop + self._base < split.end:
-                needed = MIN_BLANK_BYTES  # tells how long the record is
+                needed = MIN_BLANK_BYTES  # enough to know the record's length
             elif found.kind is WalkEnd.BLANK and split.is_rest:
                 return
             else:
@@ -154,7 +154,7 @@ class _SplitReader:
         return RecordRun(self._window, self._base, starts, end, told)
 
     def _map(self, position: int, needed: int) -> None:
-        """See to it that ``needed`` bytes from ``position`` on are in the window, which ends with the split."""
+        """Ensure that the window, which ends with the split, contains ``needed`` bytes from ``position`` on."""
         if self._base <= position and position + needed <= self._base + len(self._window):
             return
         split = self._split
@@ -171,15 +171,15 @@ class _SplitReader:
         self._base = position
 
     def _populate(self, begin: int, end: int) -> None:
-        """Bring what is mapped of these positions into memory. Raises ``BrokenRecordError`` where it cannot be read."""
+        """Read the mapped part of this range into memory. Raises ``BrokenRecordError`` if it is unreadable."""
         if self._mapped is None:
             return
-        skipped = len(self._mapped) - len(self._window) - self._base  # from positions to places in the mapping
+        skipped = len(self._mapped) - len(self._window) - self._base  # converts positions to offsets in the mapping
         start = (begin + skipped) // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             self._mapped.madvise(_MADV_POPULATE_READ, start, end + skipped - start)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # a kernel that does not know it: then by faults
+            if error.errno == errno.EINVAL:  # not supported by this kernel: use page faults
                 return
             raise BrokenRecordError(
                 f"segment {self._split.segment}, from offset {begin - self._split.segment_base}: the file was "

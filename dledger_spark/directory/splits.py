@@ -1,7 +1,7 @@
-"""Cutting a log into splits: stretches of records, one task each, of about equal size and never across segments.
+"""Cuts a log into splits: stretches of records, one per task, of similar size, each within one segment.
 
-With an index, cuts are found by halving, so that planning reads a few pages per split. Without one (plain logs have
-none) segments are walked here, unless there are many: then each is a split of its own.
+With an index, a binary search finds the cuts, so that planning reads a few pages per split. Without one (plain logs
+have none) segments are walked, unless there are many: then each becomes one split.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dledger_spark.directory.lead import Lead
 from dledger_spark.directory.log import LogDirectory, first_index_of
 
 WALKED_SEGMENTS_MAX: Final = 8
-"""With more segments without an index than that, each is one split: walking them all would delay the first task."""
+"""If more segments than this lack an index, each becomes one split: walking them would delay the first task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A stretch of one segment: what one task reads. Positions are the log's; ``end`` is exclusive."""
+    """The stretch of one segment that one task reads. Positions are those of the log; ``end`` is exclusive."""
 
     path: str
     segment: str
@@ -36,22 +36,22 @@ class Split:
     framing: Framing
     begin: int
     end: int
-    """Where the last record ends; if ``is_rest``, where the segment ends or what may be read of it."""
+    """The end of the last record; if ``is_rest``, the end of the segment or of its readable part."""
     is_rest: bool = False
     first_index: int = -1
-    """Of the first entry; -1 if the index is of no use here."""
+    """Index of the first entry; -1 if the index is unusable here."""
     count: int = 0
-    """How many entries the index tells of; 0 without it."""
+    """The number of entries according to the index; 0 without one."""
     index_directory: str = ""
     lead: Lead | None = None
-    """What is before it in the log; None if nothing is, or in a plain log."""
+    """The preceding entries; None at the start of the log, or in a plain log."""
     chain_before: Chain | None = None
-    """What the log's first entry continues; for others ``lead`` tells."""
+    """The chain before the log's first entry; for other splits, see ``lead``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSizes:
-    """How finely to cut; 0: no limit."""
+    """Limits for splits; 0: none."""
 
     split_bytes: int
     min_partitions: int = 0
@@ -59,7 +59,7 @@ class SplitSizes:
 
 
 def plan_splits(log: LogDirectory, begin: int, end: int, sizes: SplitSizes) -> list[Split]:
-    """The splits of ``[begin, end)``, in order. Both are where records begin or end. Raises ``BrokenRecordError``."""
+    """The splits of ``[begin, end)``, in order. Both are bounds of records. Raises ``BrokenRecordError``."""
     parts = [one for one in log.segments if one.base < end and one.end > begin]
     total = max(0, min(end, log.end) - max(begin, log.begin))
     if sizes.min_partitions:
@@ -79,7 +79,7 @@ def plan_splits(log: LogDirectory, begin: int, end: int, sizes: SplitSizes) -> l
 
 
 def _led(log: LogDirectory, split: Split) -> Split:
-    """The split with what is before it."""
+    """The split with its preceding entries."""
     if split.lead is not None:
         return split
     segment = log.segment_at(split.begin - 1) if split.begin > log.begin else None
@@ -94,7 +94,7 @@ def _led(log: LogDirectory, split: Split) -> Split:
 def _whole(
     log: LogDirectory, segment: LogSegment, number: int, parts: Sequence[LogSegment], bounds: tuple[int, int]
 ) -> Split:
-    """All of a segment that is asked for, as one split; ``is_rest`` if the index does not vouch for it."""
+    """The requested part of a segment as one split; ``is_rest`` if the index does not confirm it."""
     start, stop = max(segment.base, bounds[0], log.begin), min(segment.end, bounds[1], log.end)
     rest = Split(str(segment.path), segment.name, segment.base, segment.framing, start, stop, is_rest=True)
     index = log.index
@@ -121,7 +121,7 @@ def _whole(
 
 
 def _last_index(log: LogDirectory, parts: Sequence[LogSegment], number: int, end: int) -> int | None:
-    """The last entry of a segment that is asked for; None if nothing tells."""
+    """The last requested entry of a segment; None if unknown."""
     if number + 1 < len(parts):
         return first_index_of(log, parts[number + 1]) - 1
     if end >= log.end:
@@ -197,7 +197,7 @@ def _pieces(total: int, size: int) -> int:
 
 
 def _by_count(first: int, following: int, most: int) -> Iterator[tuple[int, int]]:
-    """``[first, following)`` in parts of at most ``most``, all about equal; nothing if it is empty."""
+    """``[first, following)`` in about equal parts of at most ``most``; none if it is empty."""
     pieces = _pieces(following - first, most) if most else 1
     for number in range(pieces):
         low = first + (following - first) * number // pieces

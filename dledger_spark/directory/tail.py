@@ -1,12 +1,12 @@
-"""Where the records of a log's last segment end: what a crash has torn ends the log, what is damaged does not.
+"""Finds the end of the records in a log's last segment: a torn record ends the log, a damaged one does not.
 
-A torn record and a damaged one look alike. What a checkpoint calls durable was whole once: damage below it is left to
-whoever reads the records, who tells of it. Behind it the first record that is not whole ends the log, as it does for a
-broker that starts. Where nothing tells what was durable, it ends the log only if no whole record follows that is later:
-an earlier one is what a store has truncated without zeros.
+The two look alike. Everything that a checkpoint calls durable was intact once: damage before that is left to the
+readers, which report it. After it, the first incomplete record ends the log, as when a broker starts. Without such a
+checkpoint, it ends the log only if no complete, later record follows: an earlier one is a remnant of a truncation
+without zeroing.
 
-The end given is where a record ends, or, if there is damage that cannot be stepped over, some place behind it: a walk
-to there does not arrive, and says where it stopped.
+The returned end is the end of a record or, if there is damage that cannot be skipped, some position after it: a walk to
+that position fails, and reports where it stopped.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from rocketstore.message.record import (
 from rocketstore.message.scan import scan_records
 
 _CHECKED_BYTES: Final = 4 * MIB
-"""How much of the end is checked by its checksums: what one flush may have left torn."""
+"""How much of the end is verified by checksums: as much as one flush may leave torn."""
 _SEARCHED_BYTES: Final = 4 * MIB
-"""How much is read at a time to find a record."""
+"""How much is read at a time when searching for a record."""
 _MAGIC_BYTES: Final = 4
 _ENTRY_MAGICS: Final = tuple(int(one).to_bytes(4, "big") for one in Magic)
 _MESSAGE_MAGICS: Final = tuple(one.to_bytes(4, "big", signed=True) for one in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2))
 
 
 def records_end(segment: LogSegment, start: int, durable: int | None) -> tuple[Ints, int]:
-    """Where the records of a segment begin that a walk from ``start`` on finds, and where the log ends.
+    """The starts of a segment's records found by a walk from ``start``, and the end of the log.
 
-    ``durable``: up to there everything is known to have been durable once; None if nothing is known.
+    ``durable``: the position up to which everything is known to have been durable; None if unknown.
     """
     with segment.path.open("rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as mapped:
         found = walk(mapped, segment.framing, start - segment.base)
@@ -63,16 +63,16 @@ def records_end(segment: LogSegment, start: int, durable: int | None) -> tuple[I
 
 
 def _unexpected(segment: LogSegment, found: RecordWalk) -> bool:
-    """Whether the walk ended elsewhere than where a segment that is full ends."""
+    """Whether the walk did not end as it does in a full segment."""
     is_full = found.kind is WalkEnd.BLANK and segment.base + found.end + found.needed == segment.end
     return found.kind is not WalkEnd.LIMIT and not is_full
 
 
 def _end_by_what_follows(segment: LogSegment, starts: Ints, good: int, end: int, *, broken: bool) -> int:
-    """Where the log ends if nothing is known of what was durable; ``broken``: the walk did not end as it should."""
+    """The log's end if the durable position is unknown; ``broken``: the walk did not end as it should."""
     last = int(starts[-1]) if len(starts) else None
     if broken and _whole_record_behind(segment, end, last) is not None and not _is_whole(segment, end):
-        return segment.end  # were it whole now, it was only being written when it was walked to
+        return segment.end  # if the record is intact now, it was still being written during the walk
     if good == end:
         return end
     number = int(starts.searchsorted(good))
@@ -80,11 +80,11 @@ def _end_by_what_follows(segment: LogSegment, starts: Ints, good: int, end: int,
     if following is None:
         return good
     number = int(starts.searchsorted(following, side="right")) - 1
-    return end if int(starts[number]) != good else following  # within the record, whose length is wrong then
+    return end if int(starts[number]) != good else following  # inside the record, whose length must then be wrong
 
 
 def _good_end(segment: LogSegment, starts: Ints, end: int, durable: int | None) -> int:
-    """Where the first record begins that is not whole by its checksums; only the end of the log is looked at."""
+    """The start of the first record that fails its checksums; only the end of the log is verified."""
     if not len(starts):
         return end
     first = max(0, int(starts.searchsorted(end - _CHECKED_BYTES)) - 1)
@@ -102,7 +102,7 @@ def _good_end(segment: LogSegment, starts: Ints, end: int, durable: int | None) 
 
 
 def _whole_entry(data: memoryview, position: int) -> bool:
-    """Whether an entry begins there that its own bytes vouch for."""
+    """Whether an intact entry starts there."""
     if len(data) < ENTRY_HEADER_BYTES:
         return False
     header = EntryHeader(*HEADER.unpack_from(data))
@@ -114,7 +114,7 @@ def _whole_entry(data: memoryview, position: int) -> bool:
 
 
 def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -> int | None:
-    """Where the first whole record begins behind a position, wherever that is, that was written after the ``last``."""
+    """The start of the first intact record anywhere after a position that was written after the ``last`` one."""
     plain = segment.framing == "plain"
     magics, magic_at, own_at = (
         (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, ENTRY.at("position"))
@@ -124,7 +124,7 @@ def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -
             continue
         for place in sorted(place for magic in magics for place in _places(data, magic)):
             at, own = base + place - magic_at, place - magic_at + own_at
-            told = data[own : own + 8]  # every record says where it stands
+            told = data[own : own + 8]  # every record contains its own position
             if at <= position or (len(told) == 8 and int.from_bytes(told, "big") != at):
                 continue
             if _is_whole(segment, at) and (last is None or _is_later(segment, at, last)):
@@ -133,10 +133,10 @@ def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -
 
 
 def _is_later(segment: LogSegment, position: int, last: int) -> bool:
-    """Whether a record was written after another, whose place is before its own."""
+    """Whether a record was written after another one at a lower position."""
     if segment.framing == "plain":
         old, new = (segment.read(one + STORE_TIMESTAMP_AT, 8) for one in (last, position))
-        return old <= new  # as numbers, which are big-endian and not negative
+        return old <= new  # big-endian and not negative, so they compare as numbers
     before, after = segment.header(last), segment.header(position)
     return before is not None and after is not None and before.index < after.index and before.term <= after.term
 
@@ -160,14 +160,14 @@ def _places(data: bytes, magic: bytes) -> Iterator[int]:
 
 
 def _stretches(segment: LogSegment, position: int) -> Iterator[tuple[int, bytes]]:
-    """The rest of a segment and where its parts begin, without holes; each overlaps the next by less than a magic."""
+    """The rest of a segment without holes, in parts with their positions; they overlap by less than a magic number."""
     with segment.path.open("rb") as file:
         at, end = position - segment.base, segment.size
         while at < end:
             try:
                 at = max(at, os.lseek(file.fileno(), at, os.SEEK_DATA))
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole
+                if error.errno == errno.ENXIO:  # only a hole follows
                     return
                 raise
             data = os.pread(file.fileno(), min(_SEARCHED_BYTES, end - at), at)

@@ -1,8 +1,8 @@
-"""Jobs over the log that outgrow one machine: one module per job, and the frame they share.
+"""Jobs for logs too large for one machine: one module per job, and their common framework.
 
-A job's module has three things: ``run(spark, options) -> Report``, ``command`` (its command line, also below ``dledger
-pipeline``), and ``main(argv)`` for ``python -m dledger_spark.jobs.<job>`` and ``spark-submit``. At its top a job's
-module imports neither pyspark nor pyarrow: they are an extra, and ``--help`` works without.
+A job's module has three parts: ``run(spark, options) -> Report``, ``command`` (its command line, also in ``dledger
+pipeline``), and ``main(argv)`` for ``python -m dledger_spark.jobs.<job>`` and ``spark-submit``. A job's module must not
+import pyspark or pyarrow at its top: they are an optional extra, and ``--help`` works without them.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from __future__ import annotations
 from typing import Final
 
 JOBS: Final[tuple[str, ...]] = ("audit", "rebuild", "export", "stats", "retention", "replay", "follow")
-"""Names of the jobs that there are; each is a module of this package."""
+"""Names of the jobs; each is a module of this package."""

@@ -1,8 +1,8 @@
-"""Job ``audit``: the replicas of a group against each other, byte for byte, by checksums of blocks.
+"""Job ``audit``: compares the replicas of a group byte for byte, by checksums of blocks.
 
-Every task digests a stretch of one replica; Spark brings the digests of a block together. Only what all replicas know
-to be committed is compared, and where a block differs the bytes are read again, so that the report can say which entry
-and which field, and whose copy is damaged. It takes the place of ``md5sum``, which says "different" and of files only.
+Each task digests a stretch of one replica; Spark groups the digests by block. Only what all replicas know to be
+committed is compared. Where a block differs, its bytes are read again, so that the report can name the entry, the
+field, and the damaged copy. It replaces ``md5sum``, which only says that files differ.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BLOCKS_PER_PIECE: Final = 100_000
-"""How many blocks' digests one task brings together."""
+"""How many blocks' digests one task compares."""
 DIFFERING_MAX: Final = 10_000
-"""Blocks that differ and are looked at; the rest is counted."""
+"""How many differing blocks are examined; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What to compare: ``directories`` (nodes', or brokers' around them; at least two), or a running group.
+    """What to compare: ``directories`` (of nodes, or of their brokers; at least two), or a running group.
 
-    ``connection`` are options of the format ``dledger`` for that: ``bootstrap.servers``, ``group``, ….
+    ``connection`` are options of the format ``dledger`` for a group: ``bootstrap.servers``, ``group``, ….
     """
 
     directories: tuple[Path, ...] = ()
     block_bytes: int = BLOCK_BYTES
     split_bytes: int | None = None
-    """What a task digests, of directories; None: what suits the processors that there are."""
+    """How much of a directory a task digests; None: depends on the number of processors."""
     connection: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,13 +72,13 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What the digests say: blocks that differ, in order of position."""
+    """The differing blocks, in order of position."""
 
     blocks: tuple[tuple[int, tuple[ReplicaDigest, ...]], ...]
 
     @property
     def count(self) -> int:
-        """How many differ, as far as they are looked at."""
+        """The number of differing blocks, as far as examined."""
         return len(self.blocks)
 
 
@@ -95,7 +95,8 @@ class AuditedMember:
 def run(spark: SparkSession, options: AuditOptions) -> JobReport:
     """Compare. The report has a problem for everything that is wrong.
 
-    Raises ``ConfigError``: these are no replicas of one log; ``JobError``: nothing can be compared; what clients raise.
+    Raises ``ConfigError`` if these are not replicas of one log; ``JobError`` if nothing can be compared; clients'
+    errors.
     """
     return _audit_group(spark, options) if options.connection else _audit_directories(spark, options)
 
@@ -123,7 +124,7 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> JobReport:
 
 
 def _audit_group(spark: SparkSession, options: AuditOptions) -> JobReport:
-    """Of running nodes: they digest, Spark compares, and only blocks that differ are fetched."""
+    """Audit running nodes: they digest, Spark compares, and only differing blocks are fetched."""
     from dledger_spark.audit.live import RunningNodes, connected, live_chain_crc, live_coverage, live_plan, look, said
     from dledger_spark.options import ReadOptions
 
@@ -166,19 +167,19 @@ def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOp
 
 
 def _pieces(covered: Coverage, options: AuditOptions) -> int:
-    """How many tasks to compare digests in: Spark's default would be 200, each with a file in every other task."""
+    """The number of tasks for comparing digests: Spark's default is 200, each with a file in every other task."""
     return 1 + covered.compared_bytes // options.block_bytes // BLOCKS_PER_PIECE
 
 
 def _with_ends(
     found: Differences, covered: Coverage, block_bytes: int
 ) -> list[tuple[int, int, tuple[ReplicaDigest, ...]]]:
-    """Blocks that differ, with where they end."""
+    """The differing blocks, with their ends."""
     return [(position, _end_of(position, covered, block_bytes), digests) for position, digests in found.blocks]
 
 
 def differences(rows: DataFrame, pieces: int = 1) -> Differences:
-    """Bring the digests of each block together, in so many tasks; all that agree are only counted."""
+    """Group the digests by block, in ``pieces`` tasks; matching ones are only counted."""
     from pyspark.sql import functions as sf
 
     blocks = (
@@ -222,7 +223,7 @@ def _of_checkpoints(replicas: Sequence[Replica]) -> list[Finding]:
     ]
 
 
-def _report(  # what was found, from every side
+def _report(  # one parameter per input of the report
     members: Sequence[AuditedMember],
     end: CommonEnd,
     covered: Coverage,

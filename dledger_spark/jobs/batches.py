@@ -1,20 +1,20 @@
-"""A directory that grows by whole batches, for any reader of Parquet: never half a batch, never one twice.
+"""A directory that grows by complete batches, for any reader of Parquet.
 
 ::
 
     OUT/
-      batch=00000000/                    what readers see: Spark, pyarrow, DuckDB, each by itself
-        _manifest.json                   what is in it, and how far it reaches
+      batch=00000000/                    visible to readers: Spark, pyarrow, DuckDB
+        _manifest.json                   its contents, and how far it reaches
         topic=orders/date=2026-11-20/part-….parquet
-      _state/                            readers pass over names that begin with _ or .
-        about.json                       what goes in here; another log, or another choice of rows, is refused
+      _state/                            readers skip names that begin with _ or .
+        about.json                       what belongs here; another log or selection of rows is refused
         lock                             held while a job writes
-        staging-…/                       a batch that is being written
+        staging-…/                       a batch being written
 
-A batch is written aside, synced, and then renamed: the rename is the one moment from which it counts, and the manifest
-comes with it. So there is no state beside the batches that could contradict them. A killed run leaves a staging
-directory, which the next one removes. Two runs at once are refused by the lock, and, where a file system does not keep
-locks, by the rename, which never replaces a batch.
+A batch is written to a staging directory, synced, and then renamed: from the rename on it counts, together with its
+manifest. So no other state can contradict the batches. A killed run leaves a staging directory, which the next run
+removes. Two runs at once are refused by the lock and, on file systems without locks, by the rename, which never
+replaces a batch.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True, slots=True)
 class BatchDirectory:
-    """An open one: the lock is held. Made by ``open_batches``."""
+    """An open directory, whose lock is held. Created by ``open_batches``."""
 
     path: Path
-    """Absolute, as what is staged is named to Spark by a URI."""
+    """Absolute, because staging directories are passed to Spark as URIs."""
 
     def numbers(self) -> list[int]:
-        """The batches that count, in order."""
+        """The batches, in order."""
         found = (_BATCH.fullmatch(one.name) for one in self.path.iterdir() if one.is_dir())
         return sorted(int(one[1]) for one in found if one)
 
     def place(self, number: int) -> Path:
-        """Where a batch is, or will be."""
+        """The path of a batch, existing or not."""
         return self.path / f"batch={number:08d}"
 
     def manifest(self, number: int) -> dict[str, Any]:  # Any: a JSON document
-        """What a batch says of itself. Raises ``JobError`` if it says nothing."""
+        """A batch's manifest. Raises ``JobError`` if it is missing or invalid."""
         path = self.place(number) / MANIFEST
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -73,15 +73,15 @@ class BatchDirectory:
         return document
 
     def staging(self) -> Path:
-        """A directory of its own for a batch that is about to be written; it does not exist yet."""
+        """A new staging directory for a batch, not created yet."""
         return self.path / STATE / f"{_STAGING}{uuid.uuid4().hex}"
 
     def publish(self, number: int, staging: Path, manifest: Mapping[str, Any]) -> Path:
-        """Make what was staged the batch ``number``, durably and at once.
+        """Make the staged files batch ``number``, durably and atomically.
 
-        Raises ``JobBusyError`` if there is such a batch already: somebody else wrote it meanwhile.
+        Raises ``JobBusyError`` if the batch exists already, because another run has written it meanwhile.
         """
-        staging.mkdir(exist_ok=True)  # a batch without a row has no files
+        staging.mkdir(exist_ok=True)  # a batch without rows has no files
         (staging / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         _sync_below(staging)
         place = self.place(number)
@@ -99,10 +99,10 @@ class BatchDirectory:
 
 @contextmanager
 def open_batches(path: Path, about: Mapping[str, Any]) -> Iterator[BatchDirectory]:
-    """Open a directory of batches for writing, or make one.
+    """Open a directory of batches for writing, or create one.
 
-    ``about`` says what goes in here. Raises ``JobBusyError`` while another run writes, ``ConfigError`` if the directory
-    is about something else or is no directory of batches.
+    ``about`` identifies its contents. Raises ``JobBusyError`` while another run writes, ``ConfigError`` if the
+    directory has other contents or is not a directory of batches.
     """
     _refuse_uri(path)
     path = path.absolute()
@@ -143,7 +143,7 @@ def _locked(file: Path, path: Path) -> Iterator[None]:
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
-        os.close(handle)  # and with it the lock; so does a kill
+        os.close(handle)  # releases the lock, as a kill does
 
 
 def _check_about(file: Path, about: Mapping[str, Any], path: Path) -> None:
@@ -166,7 +166,7 @@ def _check_about(file: Path, about: Mapping[str, Any], path: Path) -> None:
 
 
 def _sync_below(directory: Path) -> None:
-    """Everything in it, then the directories, the deepest first."""
+    """Sync all files in it, then the directories, deepest first."""
     for base, _, files in os.walk(directory, topdown=False):
         for name in files:
             _sync(Path(base, name))

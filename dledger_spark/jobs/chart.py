@@ -1,8 +1,8 @@
-"""Charts as SVG elements, made here: a report is one file that needs no network and no script.
+"""Generates charts as SVG elements, so that a report is one file without network access or scripts.
 
-Colours are the page's (classes, see ``page.py``), so a chart follows the reader's light or dark theme. Nothing is said
-by colour alone: what differs has a legend and a pattern of its own, every mark says its figure when pointed at, and the
-report's tables have the same figures.
+Colours are those of the page (classes, see ``page.py``), so a chart follows the reader's light or dark theme. Nothing
+depends on colour alone: series also have a legend and patterns, every mark shows its value on hover, and the report's
+tables contain the same figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dledger_spark.jobs.units import CountUnit, shown
 
 PLOT_HEIGHT: Final = 220
 SERIES_MAX: Final = 4
-"""How many colours the page has."""
+"""The number of colours on the page."""
 
 _LEFT: Final = 86
 _RIGHT: Final = 14
@@ -28,17 +28,17 @@ _AXIS: Final = 30
 _ROW: Final = 24
 _BAR: Final = 16
 _LABEL_PX: Final = 6.7
-"""Width of a character of the chart's font, about."""
+"""Approximate width of a character in the chart's font."""
 _LABEL_CHARS_MAX: Final = 36
 _VALUE_PX: Final = 120
 _TICKS: Final = 4
 _STEPS: Final = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10)
-"""What divides well by ``_TICKS``."""
+"""Multiples that divide well by ``_TICKS``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One colour: its name and a value per label."""
+    """One colour: a name and a value per label."""
 
     name: str
     values: tuple[float, ...]
@@ -67,12 +67,12 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChart(_Drawn):
-    """Standing columns side by side, mostly over time."""
+    """Vertical columns side by side, mostly over time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars(_Drawn):
-    """Lying bars below each other, for names."""
+    """Horizontal bars below each other, for names."""
 
 
 Chart = ColumnChart | Bars
@@ -85,7 +85,7 @@ def svg(chart: Chart, number: int) -> str:
 
 
 def legend(chart: Chart, number: int) -> str:
-    """What the colours mean; empty if there is but one. ``number``: as of its ``svg``, whose patterns it shows."""
+    """The legend; empty for a single series. ``number``: the same as for ``svg``, whose patterns it uses."""
     if len(chart.series) == 1:
         return ""
     items = "".join(
@@ -109,7 +109,7 @@ def _described(chart: Chart) -> str:
 
 
 def _patterns(count: int, number: int) -> str:
-    """Hatching over the second and every later colour, so that they differ without colour, too."""
+    """Hatching for the second and every later series, so that they differ without colour."""
     if count == 1:
         return ""
     marks = "".join(
@@ -180,7 +180,7 @@ def _words(label: str, series: Series, value: float, chart: Chart) -> str:
 
 
 def _short(label: str) -> str:
-    """The end of a long name says more than its middle."""
+    """Shorten a long name in the middle, because its end is informative, too."""
     if len(label) <= _LABEL_CHARS_MAX:
         return label
     half = (_LABEL_CHARS_MAX - 1) // 2
@@ -198,7 +198,7 @@ def _grid(top: float, unit: CountUnit, bottom: int) -> str:
 
 
 def _ceiling(most: float) -> float:
-    """The next number up of those that divide well."""
+    """The next higher number that divides well."""
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))

@@ -1,7 +1,7 @@
-"""What all jobs have in common on the command line: where they run, how they report, how they end.
+"""The command-line framework of all jobs: where they run, how they report, how they end.
 
-A job's function takes a session and its options and gives a report; its command makes the options of what was typed.
-Between the two stands this module, for ``dledger pipeline <job>`` and for ``spark-submit`` alike::
+A job's function takes a session and its options and returns a report; its command converts the command line to options.
+This module connects the two, for ``dledger pipeline <job>`` and for ``spark-submit``::
 
     @job_command(run, name="stats", short_help="…", epilog="…")
     @click.argument("path")
@@ -44,7 +44,7 @@ NOT_REMOTE = {
     "not visible. Name a cluster (--master spark://…) or this machine (--master 'local[*]'), and unset "
     "SPARK_REMOTE"
 }
-"""Jobs that cannot run on Spark Connect, and what to do."""
+"""Jobs that cannot run on Spark Connect, and the alternative."""
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a job runs and what becomes of its report."""
+    """Where a job runs, and where its report goes."""
 
     master: str | None
     conf: Mapping[str, str]
@@ -65,7 +65,7 @@ class Frame:
 def job_command(
     run: Callable[[SparkSession, Options], JobReport], *, name: str, short_help: str, epilog: str
 ) -> Callable[[Callable[P, Options]], click.Command]:
-    """Make a command of a function that turns what was typed into the job's options."""
+    """Make a command from a function that converts the command line to the job's options."""
 
     def decorate(parse: Callable[P, Options]) -> click.Command:
         @functools.wraps(parse)
@@ -115,7 +115,7 @@ _FRAME_OPTIONS = (
 
 
 def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: Frame) -> JobReport:
-    """Run the job in a session and give its report out; the report for the exit code."""
+    """Run the job in a session and output its report, which is returned for the exit code."""
     with job_session(frame) as spark, spark_errors_in_a_sentence():
         report = run(spark, options)
     if frame.html is not None:
@@ -126,7 +126,7 @@ def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options,
 
 @contextmanager
 def job_session(frame: Frame) -> Iterator[SparkSession]:
-    """A session for one job, ended with it unless it was there before.
+    """A session for one job, stopped afterwards unless it already existed.
 
     Raises ``MissingPartError``, ``SparkFailedError``, ``PipelineError``, ``JobError`` if the job cannot run there.
     """
@@ -149,8 +149,8 @@ def job_session(frame: Frame) -> Iterator[SparkSession]:
 
 
 def _suit_machine(spark: SparkSession) -> None:
-    """Fewer pieces per shuffle than Spark's 200, which are for clusters, where one machine does everything."""
-    if is_remote(spark):  # the server's machine, and its settings
+    """Use fewer partitions per shuffle than Spark's 200 if everything runs on one machine."""
+    if is_remote(spark):  # the machine and settings are the server's
         return
     context = spark.sparkContext
     if (context.master or "").startswith("local") and _SHUFFLE not in spark.conf.getAll:
@@ -158,7 +158,7 @@ def _suit_machine(spark: SparkSession) -> None:
 
 
 def require_spark() -> None:
-    """Raises ``MissingPartError`` unless what Python needs of Spark is installed."""
+    """Raises ``MissingPartError`` unless Spark's Python packages are installed."""
     missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPartError(
@@ -168,7 +168,7 @@ def require_spark() -> None:
 
 @contextmanager
 def spark_errors_in_a_sentence() -> Iterator[None]:
-    """Raise ``SparkFailedError`` for what Spark raises."""
+    """Convert Spark's errors to ``SparkFailedError``."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
     from pyspark.errors import PySparkException
 
@@ -181,7 +181,7 @@ def spark_errors_in_a_sentence() -> Iterator[None]:
 
 
 def run_standalone(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a job's command as a program of its own: errors are sentences, exit codes as of ``dledger``."""
+    """Run a job's command as a separate program, with errors as sentences and the exit codes of ``dledger``."""
     try:
         command.main(args=None if argv is None else list(argv), prog_name=command.name)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What can go wrong with a job, one class per different reaction."""
+"""The jobs' errors, one class per distinct reaction."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dledger.errors import DLedgerError
 
 
 class JobError(DLedgerError):
-    """Raised when a job cannot go on; the message says what to do."""
+    """Raised when a job cannot continue; the message says what to do."""
 
 
 class MissingPartError(JobError):
-    """Raised when Spark or Java, which only the pipeline needs, is not on this machine."""
+    """Raised when Spark or Java, which only the pipeline needs, is not installed."""
 
 
 class SparkFailedError(JobError):
-    """Raised when Spark gave a job up: the reason without the two stack traces, Java's and Python's."""
+    """Raised when Spark aborts a job: the cause, without Java's and Python's stack traces."""
 
 
 class JobBusyError(JobError):
-    """Raised when another run writes to the same place."""
+    """Raised when another run is writing to the same directory."""

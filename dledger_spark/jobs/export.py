@@ -1,6 +1,6 @@
-"""``dledger pipeline export``: the log as Parquet by topic and date, batch by batch, for any reader.
+"""``dledger pipeline export``: exports the log as Parquet by topic and date, batch by batch, for any reader.
 
-Each run goes on where the last batch ended, and every batch appears at once (see ``batches``). Where a batch ends is in
+Each run continues where the last batch ended, and every batch appears atomically (see ``batches``). A batch's end is in
 its own manifest, so a killed run leaves nothing to repair, and a repeated one adds nothing twice.
 """
 
@@ -33,13 +33,13 @@ BATCH_BYTES: Final = 4 << 30
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
 PARTITIONS: Final = ("topic", "date")
 _NOT_FROM_MESSAGES: Final = ("index", "term", "position", "body")
-"""The columns that entries have which are no messages."""
+"""The columns of entries that are not messages."""
 _TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """``columns``: of the format's; empty: all that are not virtual. ``batch_bytes``: of the log, in one batch."""
+    """``columns``: the exported columns; empty: all that are not virtual. ``batch_bytes``: log bytes per batch."""
 
     source: LogSource
     out: Path
@@ -50,7 +50,7 @@ class ExportOptions:
 
 
 def run(spark: SparkSession, options: ExportOptions) -> JobReport:
-    """Export what is committed and was not exported yet."""
+    """Export everything committed that was not exported yet."""
     began = time.monotonic()
     extent = extent_of(options.source)
     options = replace(options, columns=chosen_columns(options, extent))
@@ -64,7 +64,7 @@ def run(spark: SparkSession, options: ExportOptions) -> JobReport:
 
 
 def chosen_columns(options: ExportOptions, extent: Extent) -> tuple[str, ...]:
-    """The columns of the files, partitions included. Raises ``ConfigError`` for those that there are not."""
+    """The columns of the files, including partition columns. Raises ``ConfigError`` for unknown ones."""
     from dledger_spark.schema import COLUMNS
 
     unknown = set(options.columns) - {one.name for one in COLUMNS}
@@ -93,9 +93,9 @@ def about(options: ExportOptions, extent: Extent) -> dict[str, Any]:  # Any: a J
 
 
 def planned(options: ExportOptions, extent: Extent, before: Sequence[ExportedBatch]) -> Iterator[ExportedBatch]:
-    """The batches that are due, none if there is nothing new.
+    """The batches to write; none if there is nothing new.
 
-    Raises ``JobError`` if entries that are due are no longer kept, unless the options say to go on without them.
+    Raises ``JobError`` if entries to be exported are no longer kept, unless the options say to skip them.
     """
     source = options.source
     number = before[-1].number + 1 if before else 0
@@ -166,13 +166,13 @@ def _rows(spark: SparkSession, options: ExportOptions, extent: Extent, batch: Ex
         rows = rows.where(at < f.timestamp_millis(f.lit(source.to_time_ms)))
     if "topic" not in options.columns:
         return rows
-    # Sorted, so that a task has one file open at a time, and a file is in the order of the log.
+    # Sorted, so that a task has one file open at a time, and each file is in log order.
     return rows.withColumn("date", f.to_date(at)).sortWithinPartitions(*PARTITIONS, extent.unit)
 
 
 @contextmanager
 def _timestamps_that_all_readers_know(spark: SparkSession) -> Iterator[None]:
-    """Microseconds: Spark's own default is a type that Parquet gave up."""
+    """Write timestamps as microseconds: Spark's default is a type that Parquet has deprecated."""
     before = spark.conf.get(_TIMESTAMPS)
     spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     try:
@@ -248,6 +248,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from dledger_spark.jobs import export  # what runs must be importable by its name in Spark's workers
+    from dledger_spark.jobs import export  # functions sent to Spark's workers must be importable by module name
 
     export.main()

@@ -1,4 +1,4 @@
-"""What an export has written: the manifests of its batches, and the report of a run."""
+"""The manifests of an export's batches, and the report of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DATES_MAX: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """One Parquet file of a batch, its path below the batch."""
+    """One Parquet file of a batch; its path is relative to the batch."""
 
     path: str
     size_bytes: int
     rows: int
 
     def part(self, name: str) -> str | None:
-        """The value of a partition that it is in."""
+        """The value of one of its partition columns."""
         for one in self.path.split("/"):
             if one.startswith(f"{name}="):
                 value = unquote(one.partition("=")[2])
@@ -42,8 +42,8 @@ class FileFact:
 
 @dataclass(frozen=True, slots=True)
 class ExportedBatch:
-    """What a batch says of itself: the log from ``first`` up to ``end`` (exclusive), by index or position, of
-    which ``lost`` at the beginning was no longer there.
+    """A batch's manifest: the log from ``first`` up to ``end`` (exclusive), by index or position; ``lost`` entries at
+    its start were no longer kept.
     """
 
     number: int
@@ -54,16 +54,16 @@ class ExportedBatch:
 
     @property
     def rows(self) -> int:
-        """How many messages it holds."""
+        """The number of messages in it."""
         return sum(one.rows for one in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """How large its files are."""
+        """The total size of its files."""
         return sum(one.size_bytes for one in self.files)
 
     def to_manifest(self) -> dict[str, Any]:  # Any: a JSON document
-        """The content of its manifest."""
+        """The manifest as JSON."""
         return {
             "version": VERSION,
             "batch": self.number,
@@ -78,7 +78,7 @@ class ExportedBatch:
 
     @classmethod
     def of_manifest(cls, document: dict[str, Any], path: Path) -> ExportedBatch:  # Any: a JSON document
-        """Raises ``JobError`` if it is none of ours."""
+        """Parse a manifest. Raises ``JobError`` if it is not an export's."""
         try:
             if document["version"] != VERSION:
                 raise JobError(f"{path} was written by another version ({document['version']}, this one has {VERSION})")
@@ -90,7 +90,7 @@ class ExportedBatch:
 
 
 def batches_of(out: BatchDirectory) -> list[ExportedBatch]:
-    """The batches that are there. Raises ``JobError`` unless each begins where the one before it ended."""
+    """The existing batches. Raises ``JobError`` unless each starts where the previous one ends."""
     found = [ExportedBatch.of_manifest(out.manifest(number), out.place(number) / MANIFEST) for number in out.numbers()]
     for at, one in enumerate(found):
         if one.number != found[0].number + at or (at and one.first != found[at - 1].end):
@@ -107,7 +107,7 @@ def batches_of(out: BatchDirectory) -> list[ExportedBatch]:
 def report(
     log: str, out: Path, before: Sequence[ExportedBatch], made: Sequence[ExportedBatch], seconds: float
 ) -> JobReport:
-    """What a run added to what was there ``before``."""
+    """The additions of a run to the batches that existed ``before``."""
     every = [*before, *made]
     rows = sum(one.rows for one in made)
     lost = sum(one.lost for one in made)
@@ -144,7 +144,7 @@ def _batch_table(made: Sequence[ExportedBatch]) -> Table:
 
 
 def _sums(made: Sequence[ExportedBatch], name: str) -> list[tuple[str, int, int, int]]:
-    """Rows, files and bytes per value of a partition, in its order."""
+    """Rows, files and bytes per value of a partition column, in order."""
     sums: dict[str, list[FileFact]] = defaultdict(list)
     for one in (file for batch in made for file in batch.files):
         sums[one.part(name) or "-"].append(one)

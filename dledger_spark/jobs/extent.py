@@ -1,6 +1,6 @@
-"""How far a log reaches, for jobs that go on where they ended.
+"""The extent of a log, for jobs that continue where they ended.
 
-A replicated log is counted in entries, by their index, in a directory as in a running group. A plain broker's log, or
+A replicated log is counted in entries, by index, in a directory as in a running group. The log of a plain broker, or
 one that was plain once, has no indexes throughout, and is counted in bytes, by position.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dledger_spark.source.client_log import ClientLog
 
 Unit = Literal["index", "position"]
-"""What is counted; also the name of the column that has it."""
+"""The unit of counting, which is also the name of its column."""
 
 
 class _Places(Protocol):
     def end_within(self, first: int, end: int, size_bytes: int) -> int:
-        """The furthest place up to ``end`` such that at most ``size_bytes`` are before it; at least one record."""
+        """The highest end up to ``end`` with at most ``size_bytes`` between ``first`` and it; at least one record."""
 
     def at_time(self, time_ms: int) -> int:
         """The first place stored at this time or later, or the end."""
@@ -34,22 +34,22 @@ class _Places(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is committed now: from ``begin`` up to ``end`` (exclusive), in ``unit``."""
+    """The committed range now: from ``begin`` up to ``end`` (exclusive), in ``unit``."""
 
     identity: str
-    """The same for all copies of a replicated log, and for no other log."""
+    """Equal for all copies of a replicated log, and different for all other logs."""
     unit: Unit
     begin: int
     end: int
     holds_messages: bool
     places: _Places
     group: str = ""
-    """Of a replicated log, where that is known."""
+    """The group's name, for a replicated log, if known."""
 
     def end_within(self, first: int, end: int, size_bytes: int) -> int:
-        """The furthest place up to ``end`` so that at most ``size_bytes`` are between the two; at least one record.
+        """The highest end up to ``end`` with at most ``size_bytes`` between ``first`` and it; at least one record.
 
-        Of a plain log ``end``, however much that is.
+        For a plain log always ``end``.
         """
         return self.places.end_within(first, end, size_bytes)
 
@@ -59,7 +59,7 @@ class Extent:
 
 
 def read_options(source: LogSource) -> ReadOptions:
-    """The options of the format, checked before Spark is asked. Raises ``ConfigError``."""
+    """The format's options, validated before Spark is started. Raises ``ConfigError``."""
     from dledger_spark.errors import OptionError
     from dledger_spark.options import ReadOptions
 
@@ -70,7 +70,7 @@ def read_options(source: LogSource) -> ReadOptions:
 
 
 def extent_of(source: LogSource) -> Extent:
-    """Look at the log that is meant. Raises ``ConfigError``, and what reading it raises."""
+    """The extent of the selected log. Raises ``ConfigError``, and errors from reading the log."""
     whole = replace(source, from_index=None, to_index=None, from_time_ms=None, to_time_ms=None)
     options = read_options(whole)
     return _of_group(options) if source.is_live else _of_directory(source, options)
@@ -147,8 +147,8 @@ class _DirectoryPlaces:
             return end
         number = bisect_right(self.log.segments, limit, key=lambda one: one.base) - 1
         segment, after = self.log.segments[number], self.log.segments[number + 1 : number + 2]
-        low = max(first, first_index_of(self.log, segment))  # all before it ends before the limit
-        high = min(end, first_index_of(self.log, after[0])) if after else end  # all from there on ends behind it
+        low = max(first, first_index_of(self.log, segment))  # all earlier entries end before the limit
+        high = min(end, first_index_of(self.log, after[0])) if after else end  # all entries from there on end after it
         return max(first + 1, low + self._ending_before(limit, segment, low, high))
 
     def _ending_before(self, limit: int, segment: LogSegment, low: int, high: int) -> int:
@@ -189,7 +189,7 @@ class _PositionPlaces:
     directory: _DirectoryPlaces
 
     def end_within(self, first: int, end: int, size_bytes: int) -> int:  # noqa: ARG002  # a port
-        # A reader finds a position only by passing over all before it: one batch, however large, reads the log once.
+        # Readers reach a position only by passing everything before it: one batch, of any size, reads the log once.
         return end
 
     def at_time(self, time_ms: int) -> int:

@@ -1,14 +1,14 @@
-"""``dledger pipeline follow``: messages per window, topic and tag while they come, on the console and as Parquet.
+"""``dledger pipeline follow``: counts messages per window, topic and tag as they arrive, on the console and as Parquet.
 
-``examples/follow.py`` is the small version of it, to copy and adapt. What makes it exact is small:
+``examples/follow.py`` is a small version of it, to copy and adapt. The counts are exact because:
 
-- Each batch of the stream is counted by itself, and its counts are one directory that appears at once. When a killed
-  run is started again, Spark gives the unfinished batch again, with the same messages; a batch whose directory is there
-  is not written twice. So the counts of all batches, added up, are the messages of the log, neither fewer nor more.
-- What makes it the same batch is Spark's checkpoint, not its number: each batch's manifest says which stream it is of
-  and how far it reaches, and a checkpoint that says something else is refused.
-- A window's messages may come in several batches; whoever reads adds up: ``sum(messages)`` by window, topic, tag.
-  There is no watermark and no state, and nothing is ever too late.
+- Each batch of the stream is counted separately, and its counts are one directory that appears atomically. When a
+  killed run is restarted, Spark repeats the unfinished batch with the same messages; a batch whose directory exists
+  is not written again. So the counts of all batches, added up, are exactly the messages of the log.
+- Spark's checkpoint identifies a batch, not its number: each batch's manifest names its stream and its end, and a
+  checkpoint that disagrees is refused.
+- A window's messages may arrive in several batches; readers add them up: ``sum(messages)`` by window, topic, tag.
+  There is no watermark and no state, so no message is too late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BATCH_BYTES: Final = "1g"
-"""How much one batch reads at most: a stream that begins far behind must not read everything at once."""
+"""How much one batch reads at most, so that a stream that starts far behind does not read everything at once."""
 _SCHEMA: Final = "topic string, tags string, storeTimestamp timestamp, size int"
 _SHOWN_MAX: Final = 10
 _WINDOWS_MAX: Final = 120
@@ -48,9 +48,9 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """``once``: end when what is committed now has been counted. ``show`` gets the lines of each batch.
+    """``once``: end after counting everything committed at the start. ``show`` receives the lines of each batch.
 
-    ``as_json``: a JSON object for each count; the report then is one more, the last line, as for other jobs.
+    ``as_json``: one JSON object per count, and the report as the last line, as for other jobs.
     """
 
     source: LogSource
@@ -64,7 +64,7 @@ class FollowOptions:
 
 
 def run(spark: SparkSession, options: FollowOptions) -> JobReport:
-    """Count until Ctrl-C, or with ``once`` until all is counted that is committed now."""
+    """Count until Ctrl-C, or with ``once`` until everything committed now is counted."""
     check(options)
     began = time.monotonic()
     with ExitStack() as open_things:
@@ -82,7 +82,7 @@ def run(spark: SparkSession, options: FollowOptions) -> JobReport:
 
 
 def check(options: FollowOptions) -> None:
-    """Raises ``ConfigError`` for what a stream cannot do."""
+    """Raises ``ConfigError`` for options that a stream does not support."""
     source = options.source
     if not source.is_live:
         raise ConfigError(["a directory does not grow while being read: name a running group, --bootstrap HOST:PORT,…"])
@@ -105,7 +105,7 @@ def about(options: FollowOptions) -> dict[str, object]:
 def counts(rows: DataFrame, window_s: int) -> DataFrame:
     """Messages and bytes per window, topic and tag.
 
-    Entries that are no messages have no time of their own; they count when they are read.
+    Entries that are not messages have no timestamp; they count at the time they are read.
     """
     from pyspark.sql import functions as f
 
@@ -120,10 +120,9 @@ def counts(rows: DataFrame, window_s: int) -> DataFrame:
 
 
 def check_stream(out: BatchDirectory) -> None:
-    """Raises ``JobError`` if batches are there and Spark's checkpoint is not the one that they were counted with.
+    """Raises ``JobError`` if there are batches, but Spark's checkpoint is not the one they were counted with.
 
-    A new stream numbers its batches from 0: it would take those that are there for its own, and not write what it has
-    counted itself.
+    A new stream numbers its batches from 0: it would mistake the existing ones for its own, and drop its own counts.
     """
     numbers = out.numbers()
     if numbers:
@@ -134,8 +133,8 @@ def check_stream(out: BatchDirectory) -> None:
 
 
 def mark(out: BatchDirectory, number: int) -> dict[str, Any]:  # Any: a JSON document
-    """What tells a batch from any other of the same number: the stream it is of, and where it ends."""
-    planned = _checkpoint(out) / "offsets" / str(number)  # Spark writes it down before it gives the batch
+    """Identifies a batch: its stream, and its end."""
+    planned = _checkpoint(out) / "offsets" / str(number)  # Spark writes it before it delivers the batch
     return {"query": _query_id(_checkpoint(out)), "end": json.loads(planned.read_text("utf-8").splitlines()[-1])}
 
 
@@ -163,7 +162,7 @@ def _another_stream(out: BatchDirectory, newest: Mapping[str, Any]) -> JobError:
 
 
 class _Counter:
-    """Takes the batches of the stream, one after the other, in one thread of Spark's."""
+    """Receives the stream's batches, one after the other, on one of Spark's threads."""
 
     def __init__(self, options: FollowOptions, out: BatchDirectory | None) -> None:
         self._options = options
@@ -184,7 +183,7 @@ class _Counter:
             total = counted.agg(f.sum("messages"), f.sum("bytes"), f.count_distinct("window_start")).collect()[0]
             if total[0] is not None:
                 ordered = counted.orderBy(f.desc("window_start"), f.desc("messages"), "topic", "tag")
-                if self._options.as_json:  # programs want all of them
+                if self._options.as_json:  # programs want all counts
                     self._show(number, total, ordered.toLocalIterator())
                 else:
                     self._show(number, total, ordered.limit(_SHOWN_MAX).collect())
@@ -197,7 +196,7 @@ class _Counter:
             there = out.manifest(number)
             if any(there.get(name, value) != value for name, value in this.items()):
                 raise _another_stream(out, out.manifest(out.numbers()[-1]))
-            return  # the run before wrote it, and was killed before Spark took note
+            return  # written by a previous run, which was killed before Spark recorded it
         staging = out.staging()
         writer = counted.coalesce(1).write.option("compression", "zstd")
         writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{staging}")
@@ -242,7 +241,7 @@ def _start(spark: SparkSession, options: FollowOptions, counter: _Counter) -> St
 
 
 def _await(query: StreamingQuery) -> None:
-    """Until it ends by itself, or Ctrl-C."""
+    """Wait until it ends by itself, or Ctrl-C."""
     try:
         while not query.awaitTermination(_POLL_S):
             pass
@@ -251,7 +250,7 @@ def _await(query: StreamingQuery) -> None:
 
 
 def _behind(query: StreamingQuery) -> int | None:
-    """How many entries were committed and not yet read, when the last batch was."""
+    """How many committed entries were unread at the last batch."""
     progress = query.lastProgress
     if progress is None or not progress.sources:
         return None
@@ -395,6 +394,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from dledger_spark.jobs import follow  # what runs must be importable by its name in Spark's workers
+    from dledger_spark.jobs import follow  # functions sent to Spark's workers must be importable by module name
 
     follow.main()

@@ -1,4 +1,4 @@
-"""Throughput over time: sums per hour as rates per column of a chart."""
+"""Throughput over time: converts hourly totals to rates per column of a chart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 
 HOUR_MS: Final = 3_600_000
 COLUMNS_MAX: Final = 168
-"""A week of hours fits side by side; of more, several are put together."""
+"""A week of hours fits side by side; beyond that, hours are combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``hours`` hours of the log, from ``begin_ms`` on, of which ``seconds`` are between its first and last message."""
+    """``hours`` hours of the log from ``begin_ms`` on, ``seconds`` of them between its first and last message."""
 
     begin_ms: int
     hours: int
@@ -24,24 +24,24 @@ class Span:
 
     @property
     def messages_per_s(self) -> float:
-        """Over the part of it that the log covers."""
+        """The rate over the part covered by the log."""
         return self.messages / self.seconds
 
     @property
     def bytes_per_s(self) -> float:
-        """Over the part of it that the log covers."""
+        """The rate over the part covered by the log."""
         return self.size_bytes / self.seconds
 
     @property
     def label(self) -> str:
-        """When it begins, UTC."""
+        """Its start, in UTC."""
         return f"{datetime.fromtimestamp(self.begin_ms / 1000, UTC):%m-%d %H:%M}"
 
 
 def spans(
     by_hour: Mapping[int, tuple[int, int]], first_ms: int, last_ms: int, columns: int = COLUMNS_MAX
 ) -> list[Span]:
-    """``by_hour``: (messages, bytes) by the hour's begin. Hours without a message are there; at most ``columns``."""
+    """``by_hour``: (messages, bytes) by start of the hour. Empty hours are included; at most ``columns`` spans."""
     if not by_hour:
         return []
     begin, end = min(by_hour), max(by_hour) + HOUR_MS
@@ -56,5 +56,5 @@ def spans(
 
 
 def silent_hours(by_hour: Mapping[int, tuple[int, int]]) -> int:
-    """Hours between the first and the last one in which nothing came."""
+    """Hours without messages between the first and the last one."""
     return (max(by_hour) - min(by_hour)) // HOUR_MS + 1 - len(by_hour) if by_hour else 0

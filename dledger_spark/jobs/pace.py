@@ -1,4 +1,4 @@
-"""Rows per second, kept to in tasks: rows flow through at most as fast as that, whatever they came in."""
+"""Rate limiting in tasks: rows pass at most at a given rate, whatever the sizes of batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 BURST_S: Final = 0.1
-"""How much may go at once: what the rate makes of this time. It is also how smooth the rate is."""
+"""Rows that may pass at once, as time at the given rate. It is also the granularity of the rate."""
 
 
 @dataclass(slots=True)
 class RowPace:
-    """Waits so that rows go at ``rows_per_s`` from the first one on; what was late is not made up for."""
+    """Waits so that rows pass at ``rows_per_s``, counted from the first one; lost time is not made up for."""
 
     rows_per_s: float
     clock: Callable[[], float] = time.monotonic
@@ -24,7 +24,7 @@ class RowPace:
     _free_at_s: float = field(default=0.0, init=False)
 
     def take(self, rows: int) -> None:
-        """Return when ``rows`` more may go."""
+        """Return when ``rows`` more may pass."""
         now = self.clock()
         self._free_at_s = max(self._free_at_s, now) + rows / self.rows_per_s
         if self._free_at_s > now:
@@ -32,14 +32,14 @@ class RowPace:
 
 
 def rows_at_once(rows_per_s: float) -> int:
-    """How many rows a task should be given at a time, for a smooth rate."""
+    """How many rows to give to a task at a time, for an even rate."""
     return max(1, min(10_000, round(rows_per_s * BURST_S)))
 
 
 def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
-    """``body`` as it is, at most so many per second and task; the first ``unpaced`` rows of each task go at once."""
+    """``body`` unchanged, at a limited rate per task; the first ``unpaced`` rows of each task are not delayed."""
     import pyarrow as pa
-    from pyspark.sql.pandas.functions import arrow_udf  # where the types are found
+    from pyspark.sql.pandas.functions import arrow_udf  # which is where the types are
 
     paces: dict[int, list[object]] = {}
 
@@ -50,7 +50,7 @@ def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
         assert context is not None
         attempt = context.taskAttemptId()
         if attempt not in paces:
-            paces.clear()  # one task after the other
+            paces.clear()  # tasks run one after the other
             paces[attempt] = [RowPace(rows_per_s), unpaced[context.partitionId()]]
         pace, free = paces[attempt]
         assert isinstance(pace, RowPace)
@@ -61,7 +61,7 @@ def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
             pace.take(len(bodies) - going_free)
         return bodies
 
-    flow.__annotations__.update({"bodies": pa.Array, "return": pa.Array})  # Spark looks at these, not at their names
-    make: Callable[..., Any] = arrow_udf  # Any: its types want a kind of function that it deprecates
+    flow.__annotations__.update({"bodies": pa.Array, "return": pa.Array})  # Spark inspects the objects, not names
+    make: Callable[..., Any] = arrow_udf  # Any: its types expect a kind of function that it deprecates
     column: Column = make(flow, "binary")(body)
     return column

@@ -1,4 +1,4 @@
-"""A report as one HTML file: it needs no network, no script and no other file, and follows the reader's theme."""
+"""A report as one HTML file that needs no network, script or other file, and follows the reader's theme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dledger_spark.jobs.report import Fact, JobReport, Table
 from dledger_spark.jobs.units import shown
 
 ROWS_MAX: Final = 2000
-"""How many rows of a table the page has at most: more make browsers slow, and ``--json`` has them."""
+"""Rows of a table on the page: more make browsers slow, and ``--json`` has all."""
 
 _CSS: Final = """\
 :root { --s0: #0b61b8; --s1: #d68f00; --s2: #12703a; --s3: #8a4fbf; --hatch: rgba(255, 255, 255, .55); }
@@ -56,7 +56,7 @@ def page(report: JobReport) -> str:
 
 
 def write_page(report: JobReport, path: Path) -> None:
-    """Write it, whole or not at all."""
+    """Write the file atomically."""
     html_page.write(page(report), path)
 
 

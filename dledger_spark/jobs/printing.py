@@ -1,4 +1,4 @@
-"""A report on standard output: rich tables for people on a terminal, padded columns for everything else."""
+"""A report on standard output: rich tables on a terminal, padded columns elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dledger_spark.jobs.units import CountUnit, Value, shown
 
 
 def print_report(report: JobReport, out: TextIO | None = None) -> None:
-    """The title, the summary, the tables, and at the end what needs attention."""
+    """Print the title, the summary, the tables, and finally the problems."""
     out = sys.stdout if out is None else out
     rich = out.isatty()
     out.write(f"{report.title}\n\n")
@@ -54,7 +54,7 @@ def _cells(table: Table) -> list[list[str]]:
 
 
 def printable(text: str) -> str:
-    """Text in which nothing can move the cursor or recolour the terminal: topics and tags are other people's."""
+    """Text that cannot move the cursor or change colours: topics and tags are untrusted."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 

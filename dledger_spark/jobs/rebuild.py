@@ -1,9 +1,10 @@
-"""Job ``rebuild``: a broker's consume queues and key index out of its log, byte for byte as the broker writes them.
+"""Job ``rebuild``: derives a broker's consume queues and key index from its log, byte for byte as the broker writes
+them.
 
-One pass over the log, split by split, gives the units of all queues and the keys. They are brought together by queue;
-the index is a row of files whose entries are chained in log order, so its keys are written by one task, like one more
-queue. ``--verify`` derives the same and compares it with what is there. A broker rebuilds by itself what is missing at
-its start, with one processor; this is for large stores, for checking, and for restoring a store from its log alone.
+One pass over the log, split by split, extracts the units of all queues and the keys. They are grouped by queue; index
+files are chained in log order, so one task writes all keys, like one more queue. ``--verify`` derives the same and
+compares it with the existing files. A broker rebuilds missing files by itself at startup, on one processor; this job is
+for large stores, for checking, and for restoring a store from its log alone.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ SPLIT_BYTES: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RebuildOptions:
-    """What to rebuild or to verify. ``root`` is a broker's ``storePathRootDir``, ``store`` its settings.
+    """What to rebuild or verify. ``root`` is a broker's ``storePathRootDir``, ``store`` its settings.
 
-    ``out``: put the result there instead of in the place of the broker's files; it must not hold any.
+    ``out``: write the result there instead of replacing the broker's files; it must not contain any.
     """
 
     root: Path
@@ -73,19 +74,19 @@ class RebuildOptions:
 
     @property
     def target(self) -> Path:
-        """Below what the result goes."""
+        """The directory for the result."""
         return self.out or self.root
 
     @property
     def shape(self) -> IndexShape:
-        """Of index files."""
+        """The shape of index files."""
         return IndexShape(self.store.max_hash_slot_num, self.store.max_index_num)
 
 
 def run(spark: SparkSession, options: RebuildOptions) -> JobReport:
-    """Rebuild, or verify; a report with a problem for everything that differs.
+    """Rebuild or verify; the report has a problem for everything that differs.
 
-    Raises ``DirectoryLockedError`` if a broker has open what is to be written to, ``PipelineError``, ``DiskError``.
+    Raises ``DirectoryLockedError`` if a broker has the target open, ``PipelineError``, ``DiskError``.
     """
     began_s = time.monotonic()
     report = _verify if options.verify else _rebuild
@@ -123,7 +124,7 @@ def _verify(spark: SparkSession, options: RebuildOptions, began_s: float) -> Job
     from dledger_spark.rebuild.rows import KEYS_FILE
     from rocketstore.verification.compare import compare_index, compare_queues, read_keys
 
-    bounds = _bounds(options)  # before the log is read: what is dispatched then is in the log, too
+    bounds = _bounds(options)  # before reading the log, so that everything dispatched by then is in the log
     tallies: dict[str, Tally] = {}
     with _staging(None) as staging:
         built = staging / "built"
@@ -178,7 +179,7 @@ def _facts(options: RebuildOptions, written: Written, took_s: float) -> tuple[Fa
 
 
 def _derive(spark: SparkSession, options: RebuildOptions, target: Path, *, keys_only: bool) -> Written:
-    """Write what the log makes to ``target``, which must not exist."""
+    """Write the files derived from the log to ``target``, which must not exist."""
     from dledger_spark.rebuild.rows import ORDER
     from dledger_spark.source import derived as formats
 
@@ -218,7 +219,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _staging(beside: Path | None) -> Iterator[Path]:
-    """A directory to work in, on the file system of ``beside`` if given, removed at the end."""
+    """A temporary directory, on the file system of ``beside`` if given, removed at the end."""
     from dledger_spark.rebuild.install import STAGING
 
     staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=beside))
@@ -229,7 +230,7 @@ def _staging(beside: Path | None) -> Iterator[Path]:
 
 
 def _bounds(options: RebuildOptions) -> Bounds:
-    """What the broker says it has dispatched: all of the log if it has stopped in order."""
+    """What the broker has dispatched according to its files: the whole log, if it was stopped cleanly."""
     from rocketstore.verification.compare import Bounds, read_deleted
 
     running = (options.root / ABORT_FILE).exists()

@@ -1,12 +1,12 @@
-"""``dledger pipeline replay``: a part of a log, or Parquet, back into a topic, each row exactly once.
+"""``dledger pipeline replay``: replays part of a log, or Parquet, into a topic, each row exactly once.
 
-Rows go through a fixed number of writers, each with a name of its own. The log that they go to remembers how many rows
-it has of each (see ``docs/idempotence.md``), so a replay that was killed, or is run again, adds what is missing. For
-that a writer must always meet the same rows in the same order: rows are dealt out to writers by their place in the log,
-in chunks, and sorted by it. A range that has grown meanwhile only adds rows at each writer's end.
+Rows go through a fixed number of named writers. The target log remembers how many rows of each writer it has (see
+``docs/idempotence.md``), so a replay that was killed, or is run again, adds what is missing. This requires that a
+writer always gets the same rows in the same order: rows are assigned to writers by their place in the log, in chunks,
+and sorted by it. If the range has grown meanwhile, rows are only added at each writer's end.
 
-The writers' names are made of all that decides which rows are meant and where they go. Another filter, begin or target
-is another replay.
+The writers' names are derived from everything that determines the rows and the target. A different filter, start or
+target makes it a different replay.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 WRITERS: Final = 4
 CHUNK: Final = {"index": 1024, "position": 1 << 20, "place": 1024}
-"""How much of the log in a row goes to one writer, by what it is counted in."""
+"""How many consecutive units of the log go to one writer, by unit."""
 SYSTEM_TOPICS: Final = ("RMQ_SYS_", "SCHEDULE_TOPIC_", "OFFSET_MOVED_EVENT", "TBW102")
-"""How the topics begin that brokers keep for themselves: they are replayed only if they are named."""
+"""Prefixes of brokers' internal topics, which are replayed only if they are named."""
 DROPPED_PROPERTIES: Final = ("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "DELAY", "REAL_TOPIC", "REAL_QID")
-"""What stands in columns of its own, or was said to the broker that stored the message once."""
+"""Properties that have their own columns, or that only the original broker needed."""
 _COLUMNS: Final = {
     "topic": "string",
     "queueId": "int",
@@ -64,13 +64,13 @@ _COLUMNS: Final = {
     "storeTimestamp": "timestamp",
 }
 _SETTINGS: Final = {"spark.sql.adaptive.enabled": "false"}
-"""A writer is a task: nobody may put tasks together."""
+"""One task per writer: tasks must not be merged."""
 _ASK_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTarget:
-    """Where rows go: a topic, or, without one, the entries of a group that is no broker's."""
+    """The target: a topic, or without one a group of plain entries."""
 
     bootstrap: str
     group: str = "default"
@@ -78,14 +78,14 @@ class ReplayTarget:
     others: dict[str, str] = field(default_factory=dict)
 
     def options(self) -> dict[str, str]:
-        """The options of the sink, but for the writer."""
+        """The sink's options, except the writer."""
         found = {"bootstrap.servers": self.bootstrap, "group": self.group} | self.others
         return found | ({"topic": self.topic} if self.topic else {})
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """``rate``: rows per second, None: as fast as it goes."""
+    """``rate``: rows per second; None: unlimited."""
 
     source: LogSource | ParquetSource
     target: ReplayTarget
@@ -100,7 +100,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is replayed: rows with a column ``place``, by which they are ordered and dealt out, and what they are of."""
+    """The rows to replay, with a column ``place`` by which they are ordered and assigned, and their identity."""
 
     frame: DataFrame
     identity: dict[str, Any]  # Any: a JSON document
@@ -123,7 +123,7 @@ def run(spark: SparkSession, options: ReplayOptions) -> JobReport:
 
 
 def writer_of(options: ReplayOptions, identity: dict[str, Any]) -> str:  # Any: a JSON document
-    """The writers' name: the same for the same rows to the same target, and for nothing else."""
+    """The writers' name: equal for the same rows and the same target, and for nothing else."""
     facts = {
         "version": 1,
         "rows": identity,
@@ -161,14 +161,14 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
 
 
 def rows_identity(source: LogSource, extent: Extent, first: int) -> dict[str, Any]:  # Any: a JSON document
-    """Which rows of which log, but for the filters."""
+    """Identifies the rows of the log, without the filters."""
     identity = {"log": extent.identity, "unit": extent.unit, "first": first}
     chosen = source.chosen()
     return identity | {"options": chosen} if chosen else identity
 
 
 def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
-    """Where the replay begins: it must not move with retention, or a second run would deal out other rows.
+    """The start of the replay: it must not move with retention, or a second run would assign rows differently.
 
     Raises ``JobError`` if the log no longer reaches back that far.
     """
@@ -188,10 +188,10 @@ def first_of(source: LogSource, extent: Extent, *, skip_lost: bool) -> int:
 
 
 def check_loop(source: LogSource, target: ReplayTarget, extent: Extent) -> None:
-    """Refuse to feed a log with itself: a second run would replay what the first one wrote."""
+    """Refuse to feed a log into itself: a second run would replay the first one's output."""
     if extent.holds_messages and source.topics and target.topic not in source.topics:
         return
-    if source.to_index is not None and source.to_index <= extent.end:  # what is written comes behind it
+    if source.to_index is not None and source.to_index <= extent.end:  # the output is appended after it
         return
     if not _is_of_target(source, target, extent):
         return
@@ -205,9 +205,9 @@ def check_loop(source: LogSource, target: ReplayTarget, extent: Extent) -> None:
 
 
 def _is_of_target(source: LogSource, target: ReplayTarget, extent: Extent) -> bool:
-    """Whether a log is the target's, by the name that the target itself gives: its nodes have many addresses.
+    """Whether a log is the target's, by the target's own name, because its nodes have many addresses.
 
-    A plain broker's log has no name, and is nobody's.
+    A plain broker's log has no name, and matches no target.
     """
     from dledger_spark.jobs.extent import identity_of
     from dledger_spark.source.client_log import shared_client
@@ -218,9 +218,9 @@ def _is_of_target(source: LogSource, target: ReplayTarget, extent: Extent) -> bo
     client = shared_client(options.servers, extent.group, options.security)
     try:
         status = client.metadata(timeout_s=_ASK_TIMEOUT_S)
-    except (IdentityError, InvalidRequestError):  # it is another group; it is brokers without one
+    except (IdentityError, InvalidRequestError):  # it is another group; it is a broker without a group
         return False
-    except AccessDeniedError:  # this account may write and is told no more
+    except AccessDeniedError:  # this account may write, but not read the status
         return bool(set((source.bootstrap or "").split(",")) & set(target.bootstrap.split(",")))
     return identity_of(status.cluster_id, status.group) == extent.identity
 
@@ -249,7 +249,7 @@ def _of_parquet(spark: SparkSession, options: ReplayOptions, source: ParquetSour
 
 
 def export_of(path: Path) -> dict[str, Any] | None:  # Any: a JSON document
-    """What the job ``export`` says of a directory; None if it was not made by it."""
+    """The manifest of the ``export`` job for a directory; None if it was not written by that job."""
     from dledger_spark.jobs.batches import STATE
 
     file = path / STATE / "about.json"
@@ -260,7 +260,7 @@ def export_of(path: Path) -> dict[str, Any] | None:  # Any: a JSON document
 
 
 def _placed(spark: SparkSession, frame: DataFrame, path: Path, ranks: dict[str, int]) -> DataFrame:
-    """Files in the order of their names, rows in the order of the file: row 7 of file 2 is at 2 x 2**40 + 7."""
+    """Files in order of their names, rows in file order: row 7 of file 2 is at 2 x 2**40 + 7."""
     from pyspark.sql import functions as f
 
     base = f"file:{path.absolute()}/"
@@ -337,7 +337,7 @@ def stored(target: ReplayTarget, writer: str, writers: int) -> tuple[int, ...]:
 
 
 def write_options(target: ReplayTarget) -> WriteOptions:
-    """The options of the sink, checked before Spark is asked. Raises ``ConfigError``."""
+    """The sink's options, validated before Spark is started. Raises ``ConfigError``."""
     from dledger_spark.errors import OptionError
     from dledger_spark.options import WriteOptions
 
@@ -465,6 +465,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from dledger_spark.jobs import replay  # what runs must be importable by its name in Spark's workers
+    from dledger_spark.jobs import replay  # functions sent to Spark's workers must be importable by module name
 
     replay.main()

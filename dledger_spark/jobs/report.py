@@ -1,4 +1,4 @@
-"""What a job found, as one value: printed, written as JSON or as a page with charts by others, never by the job."""
+"""A job's findings as one value; other modules print it, or write it as JSON or as a page with charts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReportColumn:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Details. ``rows`` are all there are to say; ``shown_max`` bounds what is printed, JSON has all of them."""
+    """Details. ``rows`` is complete; ``shown_max`` limits what is printed, JSON has all rows."""
 
     title: str
     columns: tuple[ReportColumn, ...]
@@ -45,15 +45,15 @@ class Table:
             raise ValueError(f"{self.title}: {len(self.columns)} columns, but a row is {wrong[0]!r}")
 
     def records(self) -> list[dict[str, Value]]:
-        """The rows with the columns' names, as JSON has them."""
+        """The rows as dictionaries by column name, as in JSON."""
         names = [key(column.name) for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What a job found. ``problems``: what is wrong with the log or with what was made, one sentence each; with any of
-    them the job ends with exit code 1. ``notes``: what people should know besides.
+    """A job's findings. ``problems``: one sentence for each defect of the log or the output; if there are any, the exit
+    code is 1. ``notes``: other remarks for the user.
     """
 
     job: str
@@ -70,21 +70,21 @@ class JobReport:
         return EXIT_FAILED if self.problems else EXIT_DONE
 
     def fact(self, name: str) -> Value:
-        """The value of a row of the summary. Raises ``KeyError``."""
+        """The value of a summary row. Raises ``KeyError``."""
         for one in self.summary:
             if one.name == name:
                 return one.value
         raise KeyError(name)
 
     def table(self, title: str) -> Table:
-        """The table of this title. Raises ``KeyError``."""
+        """The table with this title. Raises ``KeyError``."""
         for one in self.tables:
             if one.title == title:
                 return one
         raise KeyError(title)
 
     def to_json(self) -> dict[str, Any]:  # Any: a JSON document
-        """The report for scripts: names in snake_case, numbers as they are, times in ms since 1970."""
+        """The report for scripts: names in snake_case, plain numbers, times in ms since 1970."""
         return {
             "job": self.job,
             "ok": not self.problems,
@@ -97,5 +97,5 @@ class JobReport:
 
 
 def key(name: str) -> str:
-    """A title as the name of a JSON field: ``longest gap`` is ``longest_gap``."""
+    """A title as a JSON field name: ``longest gap`` becomes ``longest_gap``."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

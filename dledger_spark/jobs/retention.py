@@ -1,4 +1,4 @@
-"""``dledger pipeline retention``: what each segment and topic holds, how old it is, what a setting would delete."""
+"""``dledger pipeline retention``: size and age of each segment and topic, and what a setting would delete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = Setting(hours=72)
 HOURS: Final = (1.0, 6.0, 12.0, 24.0, 48.0, 72.0, 168.0, 336.0, 720.0)
-"""Settings whose outcome is told beside the one that was asked about."""
+"""Settings shown in addition to the requested one."""
 NO_MESSAGE: Final = "(entries that are not messages)"
 _SCHEMA: Final = "segment string, topic string, size int, storeTimestamp timestamp"
 _BARS_MAX: Final = 40
@@ -32,7 +32,7 @@ _TOPICS_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RetentionOptions:
-    """``now_ms``: what ages are counted from; None: the present."""
+    """``now_ms``: the reference time for ages; None: the current time."""
 
     source: LogSource
     setting: Setting = DEFAULT
@@ -41,7 +41,7 @@ class RetentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one topic has in one segment."""
+    """One topic's share of one segment."""
 
     segment: str
     topic: str
@@ -52,7 +52,7 @@ class _Part:
 
 
 def run(spark: SparkSession, options: RetentionOptions) -> JobReport:
-    """Look at every header once."""
+    """Read every header once."""
     from pyspark.sql import functions as f
 
     rows = (
@@ -76,7 +76,7 @@ def _part(row: Row) -> _Part:
 
 
 def _files(source: LogSource) -> Mapping[str, tuple[int, int]]:
-    """Size and time of the last change (ms) of the segments' files; empty for a running group: they are elsewhere."""
+    """Size and modification time (ms) of the segment files; empty for a running group, whose files are remote."""
     if source.is_live:
         return {}
     from dledger_spark.directory import open_directory
@@ -88,7 +88,7 @@ def _files(source: LogSource) -> Mapping[str, tuple[int, int]]:
 
 
 def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) -> list[RetentionSegment]:
-    """The segments, the oldest first. Their names are their places in the log."""
+    """The segments, oldest first, named by their positions."""
     by_segment: dict[str, list[_Part]] = defaultdict(list)
     for one in parts:
         by_segment[one.segment].append(one)
@@ -112,7 +112,7 @@ def segments_of(parts: Sequence[_Part], files: Mapping[str, tuple[int, int]]) ->
 def report(
     options: RetentionOptions, parts: Sequence[_Part], files: Mapping[str, tuple[int, int]], now_ms: int
 ) -> JobReport:
-    """The report of what was counted."""
+    """The report of the counts."""
     segments = segments_of(parts, files)
     found = outcome(segments, options.setting, now_ms)
     live = sum(one.live_bytes for one in segments)
@@ -178,7 +178,7 @@ def _settings_row(setting: Setting, found: RetentionOutcome) -> tuple[str | int 
 
 
 def _by_topic(parts: Sequence[_Part], gone: set[str]) -> list[tuple[str, int, int, int, int | None, int | None]]:
-    """Topic, messages, live bytes, bytes that would go, oldest, newest; the largest first."""
+    """Topic, messages, live bytes, bytes that would be deleted, oldest, newest; largest first."""
     by_topic: dict[str, list[_Part]] = defaultdict(list)
     for one in parts:
         by_topic[one.topic].append(one)
@@ -307,6 +307,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from dledger_spark.jobs import retention  # what runs must be importable by its name in Spark's workers
+    from dledger_spark.jobs import retention  # functions sent to Spark's workers must be importable by module name
 
     retention.main()

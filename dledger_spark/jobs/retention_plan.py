@@ -1,7 +1,7 @@
-"""What a retention setting would delete: the rule of the logs' cleaners, as arithmetic.
+"""Calculates what a retention setting would delete, by the rules of the logs' cleaners.
 
-Logs are deleted by whole segments, the oldest first, and the newest segment stays whatever its age. A segment has
-expired when it was written last longer ago than the setting says.
+Logs are deleted by whole segments, oldest first, and the newest segment always stays. A segment expires when its last
+write is older than the setting.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ _MS_PER_HOUR = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class RetentionSegment:
-    """One file of the log. ``disk_bytes``: its size, reserved space included; ``live_bytes``: what its records take."""
+    """One file of the log. ``disk_bytes``: its size with reserved space; ``live_bytes``: the size of its records."""
 
     name: str
     messages: int
     live_bytes: int
     disk_bytes: int
     oldest_ms: int | None
-    """None: nothing in it has a time."""
+    """None if nothing in it has a timestamp."""
     newest_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How much to keep; None: does not matter. With both, what either deletes is deleted."""
+    """How much to keep; None: no limit. With both, whatever exceeds either is deleted."""
 
     hours: float | None = None
     disk_bytes: int | None = None
 
     @property
     def words(self) -> str:
-        """For titles and tables."""
+        """The setting in words, for titles and tables."""
         parts = [] if self.hours is None else [f"{self.hours:g} h"]
         return " and ".join([*parts, *([] if self.disk_bytes is None else [f"{self.disk_bytes:,} bytes"])]) or "all"
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionOutcome:
-    """What a setting would do: the first ``segments`` would go."""
+    """The effect of a setting: the first ``segments`` would be deleted."""
 
     segments: int
     messages: int
@@ -49,7 +49,7 @@ class RetentionOutcome:
     disk_bytes: int
     kept_disk_bytes: int
     kept_from_ms: int | None
-    """The oldest time that would still be there."""
+    """The oldest time that would be kept."""
 
 
 def outcome(segments: Sequence[RetentionSegment], setting: Setting, now_ms: int) -> RetentionOutcome:

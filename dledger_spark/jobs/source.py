@@ -1,4 +1,4 @@
-"""Which part of which log a job reads: the same options for every job that reads one."""
+"""Selects the part of a log that a job reads: the same options for all jobs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A log and a range of it: exactly one of ``path`` and ``bootstrap``, ``to_index`` and ``to_time_ms`` exclusive."""
+    """A log (``path`` or ``bootstrap``) and a range of it; ``to_index`` and ``to_time_ms`` are exclusive ends."""
 
     path: str | None = None
     bootstrap: str | None = None
     group: str = "default"
     topics: tuple[str, ...] = ()
-    """Empty: all."""
+    """Empty: all topics."""
     from_index: int | None = None
     to_index: int | None = None
     from_time_ms: int | None = None
@@ -55,19 +55,19 @@ class LogSource:
 
     @property
     def is_live(self) -> bool:
-        """Whether a running group is asked."""
+        """Whether it is a running group."""
         return self.bootstrap is not None
 
     @property
     def name(self) -> str:
-        """For titles and messages."""
+        """A name for titles and messages."""
         return self.path if self.path is not None else f"group {self.group} at {self.bootstrap}"
 
     def options(self) -> dict[str, str]:
         """The options for ``spark.read``."""
         found = dict(self.others)
         if self.path is not None:
-            # Spark's processes, the JVM and the workers, need not be in the directory that this one is in.
+            # The working directory of Spark's processes may differ from ours.
             found["path"] = str(Path(self.path).absolute())
         else:
             found |= {"bootstrap.servers": self.bootstrap or "", "group": self.group, "readFrom": self.read_from}
@@ -84,19 +84,19 @@ class LogSource:
         return found
 
     def chosen(self) -> dict[str, str]:
-        """Those of the further options that decide which rows there are, or what they hold."""
+        """The further options that affect which rows are read, or their contents."""
         return {name.lower(): text for name, text in self.others.items() if name.lower() in _CHOOSING}
 
     def between(self, unit: str, first: int, end: int) -> LogSource:
-        """The same log from ``first`` up to ``end`` (exclusive), whatever its times.
+        """The same log from ``first`` up to ``end`` (exclusive), without time limits.
 
-        All of it if the unit is positions, which cannot be named to the format.
+        The whole log if the unit is positions, which the format cannot select.
         """
         whole = replace(self, from_index=None, to_index=None, from_time_ms=None, to_time_ms=None)
         return replace(whole, from_index=first, to_index=end) if unit == "index" else whole
 
     def read(self, spark: SparkSession, schema: str) -> DataFrame:
-        """The rows, with just the columns of ``schema``: no others are decoded or moved."""
+        """The rows with only the columns of ``schema``, so that no others are decoded or transferred."""
         return spark.read.format(FORMAT).schema(schema).options(**self.options()).load()
 
 
@@ -111,12 +111,12 @@ class ParquetSource:
 
     @property
     def name(self) -> str:
-        """For titles and messages."""
+        """A name for titles and messages."""
         return str(self.path)
 
 
 def source_options(command: Callable[Concatenate[LogSource, P], Result]) -> Callable[..., Result]:
-    """Add the argument DIR and the options of a ``LogSource``, which reaches the command as its first argument."""
+    """Add the argument DIR and the options of a ``LogSource``, passed to the command as its first argument."""
 
     @functools.wraps(command)
     def with_source(*args: P.args, **typed: P.kwargs) -> Result:
@@ -128,7 +128,7 @@ def source_options(command: Callable[Concatenate[LogSource, P], Result]) -> Call
 def source_or_parquet_options(
     command: Callable[Concatenate[LogSource | ParquetSource, P], Result],
 ) -> Callable[..., Result]:
-    """The same with ``--parquet DIR`` instead of the log."""
+    """The same, with ``--parquet DIR`` as an alternative to the log."""
 
     @functools.wraps(command)
     def with_source(*args: P.args, **typed: P.kwargs) -> Result:
@@ -156,7 +156,7 @@ def _with_options(command: Callable[..., Result], options: Sequence[Callable[...
 
 
 def _log_source(typed: dict[str, Any]) -> LogSource:  # Any: what click made of each option
-    """Take the options of a source out of all that was typed."""
+    """Extract the options of a source from all parameters."""
     path, bootstrap, group, read_from, topics, from_index, to_index, from_time, to_time, option = (
         typed.pop(name) for name in _NAMES
     )
@@ -175,12 +175,12 @@ def _log_source(typed: dict[str, Any]) -> LogSource:  # Any: what click made of 
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Values of an option that may be repeated and may hold commas."""
+    """Values of an option that may be repeated and may contain commas."""
     return tuple(one.strip() for text in texts for one in text.split(",") if one.strip())
 
 
 def security_of_environment() -> dict[str, str]:
-    """What the variables of all commands that talk to a group say of TLS and access keys, as options of the format."""
+    """TLS and access key options of the format, from the environment variables of all commands that talk to a group."""
     found = {option: os.environ[name] for name, option in _SECURITY.items() if os.environ.get(name)}
     file = os.environ.get("DLEDGER_SECRET_KEY_FILE")
     if file and "secretKey" not in found:
@@ -211,7 +211,7 @@ _NAMES: Final = (
     "to_time",
     "option",
 )
-"""Of the options of a source, as click calls them."""
+"""Click's parameter names for the options of a source."""
 _PARQUET: Final = click.option(
     "--parquet",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

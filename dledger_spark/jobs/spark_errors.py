@@ -1,4 +1,4 @@
-"""The reason in what Spark says when it gives a job up: a Python stack trace, wrapped into Java's, several times."""
+"""Extracts the cause from Spark's error messages: a Python stack trace, wrapped in Java's, several times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LINES_MAX: Final = 4
 
 
 def reason(text: str) -> str:
-    """The error that Python code raised last, as a sentence; or else the first lines, without the stack."""
+    """The last error raised by Python code, as a sentence; otherwise the first lines, without the stack."""
     lines = text.splitlines()
     found = next(filter(None, map(_PYTHON_ERROR.match, lines)), None)
     if found is not None:
@@ -24,4 +24,4 @@ def reason(text: str) -> str:
 _PLAIN: Final = frozenset(
     {"TypeError", "ValueError", "KeyError", "AttributeError", "RuntimeError", "OSError", "IndexError"}
 )
-"""Whose message does not say what it is about."""
+"""Exceptions whose message is unclear without their name."""

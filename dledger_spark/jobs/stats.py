@@ -1,6 +1,6 @@
-"""``dledger pipeline stats``: what is in a log, by topic, queue, hour, tag and key, without reading a body.
+"""``dledger pipeline stats``: counts a log's messages by topic, queue, hour, tag and key, without reading bodies.
 
-One pass makes a small table per topic, queue and hour; everything else is added up from that.
+One pass builds a small table per topic, queue and hour, from which everything else is summed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SCHEMA: Final = "index bigint, topic string, queueId int, queueOffset bigint, s
 
 @dataclass(frozen=True, slots=True)
 class StatsOptions:
-    """``by``: which tables. ``top``: how many tags, keys and queues are named, the largest first.
+    """``by``: the tables to make. ``top``: how many tags, keys and queues to list, largest first.
 
-    ``internal``: count what a broker writes for itself, too; topics that ``source`` names are always counted.
+    ``internal``: also count brokers' internal topics; topics named by ``source`` are always counted.
     """
 
     source: LogSource
@@ -78,7 +78,7 @@ def run(spark: SparkSession, options: StatsOptions) -> JobReport:
 
 
 def _without_internal(rows: DataFrame) -> DataFrame:
-    """Without what brokers tell each other, which may be most of a log that is seldom written to."""
+    """Without brokers' internal topics, which may be most of a log with few messages."""
     from pyspark.sql import functions as f
 
     return rows.where(f.col("topic").isNull() | ~f.col("topic").isin(*sorted(HIDDEN_TOPICS)))
@@ -124,7 +124,7 @@ def _hours(cube: DataFrame) -> dict[int, tuple[int, int]]:
 def _per_queue(cube: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    # What has no offset of its own (a half message of a transaction) makes the span shorter than the count.
+    # Half messages of transactions have no offset, so the span may be smaller than the count.
     missing = f.max("last_offset") - f.min("first_offset") + 1 - f.sum("messages")
     return cube.groupBy("topic", "queueId").agg(
         f.sum("messages").alias("messages"),
@@ -190,7 +190,7 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 
 def _seconds(row: Row) -> float:
-    """Between the first and the last message; at least 1, so that a single one has a rate."""
+    """Between the first and the last message; at least 1, so that a single message has a rate."""
     return 1.0 if row["first_ms"] is None else max(1.0, (row["last_ms"] - row["first_ms"]) / 1000)
 
 
@@ -410,6 +410,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from dledger_spark.jobs import stats  # what runs must be importable by its name in Spark's workers
+    from dledger_spark.jobs import stats  # functions sent to Spark's workers must be importable by module name
 
     stats.main()

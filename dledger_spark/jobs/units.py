@@ -1,4 +1,4 @@
-"""How figures are shown to people; in JSON they stay plain numbers."""
+"""Formats figures for people; in JSON they stay plain numbers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class CountUnit(Enum):
     PER_SECOND = "per second"
     BYTES_PER_SECOND = "bytes per second"
     SHARE = "share"
-    """0 to 1, shown as percent."""
+    """0 to 1, shown as a percentage."""
     RATIO = "ratio"
-    """How many times something."""
+    """A factor."""
     TIME_MS = "time"
     """Milliseconds since 1970, shown as UTC."""
 
     @property
     def is_number(self) -> bool:
-        """Whether it stands right in its column."""
+        """Whether it is right-aligned."""
         return self not in (CountUnit.TEXT, CountUnit.TIME_MS)
 
 
 def shown(value: Value, unit: CountUnit) -> str:
-    """``value`` as people read it; what there is not is a dash."""
+    """``value`` formatted for people; a dash if there is none."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -56,7 +56,7 @@ def _bytes(value: float) -> str:
 
 
 def _figures(value: float) -> str:
-    """Three figures, as far as they stand behind the point."""
+    """About three significant digits; digits before the point are always kept."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"
 

@@ -1,5 +1,5 @@
-"""What a broker derives from its log, derived again: consume queues and the key index. Knows no Spark.
+"""Derives consume queues and the key index from a log, as a broker does. Independent of Spark.
 
 The rules are those of ``rocketstore.consume_queue`` and ``rocketstore.index``, with which tests compare every byte;
-here they are worked out for many thousand records at a time.
+here they are applied to many thousand records at a time.
 """

@@ -1,6 +1,6 @@
-"""From a stretch of log to what dispatch would take from it: units of consume queues, and keys with their hashes.
+"""Derives what a broker's dispatch derives from records: units of consume queues, and keys with their hashes.
 
-What dispatch would stop at is an error here too: a record that does not add up is not stepped over.
+Whatever would stop dispatch is an error here, too: an inconsistent record is not skipped.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from rocketstore.message.property_texts import PADDING, PropertyTexts
 from rocketstore.types import SCHEDULE_TOPIC
 
 RECORDS_AT_ONCE: Final = 16_384
-"""Enough that numpy's overhead is none, few enough that what is worked on stays in the cache."""
+"""Enough to make numpy's overhead negligible, few enough for the processor's cache."""
 PROPERTY_BYTES_AT_ONCE: Final = 4 * MIB
-"""The same for records with long properties: a byte of these may become a key, of which several arrays are made."""
+"""The same for records with long properties: each byte may become a key, for which several arrays are made."""
 _NO_PLACE_IN_QUEUE: Final = 0x4
-"""Set in the system flag of prepared and of rolled-back messages, and of no others."""
+"""Set in the system flag of prepared and rolled-back messages only, which are not in queues."""
 _QUEUE_ID_BITS: Final = 32
 _TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 
 
 class UnitRun(NamedTuple):
-    """Units of one queue in log order: their numbers in the queue (little-endian int64) and the units themselves.
+    """Units of one queue in log order: their queue offsets (little-endian int64) and the units themselves.
 
-    ``position`` is the physical offset of the first one's record.
+    ``position`` is the physical offset of the first unit's record.
     """
 
     topic: str
@@ -54,29 +54,29 @@ class UnitRun(NamedTuple):
 
     @property
     def numbers(self) -> Ints:
-        """``offsets`` as numbers."""
+        """``offsets`` as integers."""
         return np.frombuffer(self.offsets, "<i8")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueColumns:
-    """What consume queues need of records, one number per record that has a place in a queue; in log order."""
+    """Columns for consume queues, with one number per record that belongs to a queue, in log order."""
 
     topics: tuple[bytes, ...]
-    """The different ones; ``topic`` are numbers of them."""
+    """The distinct topics, to which ``topic`` refers by number."""
     topic: Ints
     queue_id: Ints
     queue_offset: Ints
     units: NDArray[np.void]
 
     def select(self, wanted: Mask) -> QueueColumns:
-        """Only the records that are wanted."""
+        """Only the wanted records."""
         numbers = self.topic[wanted], self.queue_id[wanted], self.queue_offset[wanted]
         return QueueColumns(self.topics, *numbers, self.units[wanted])
 
 
 def records_of(split: Split) -> Iterator[Records]:
-    """The messages of a split, up to some thousand at a time, all of them whole. Raises ``BrokenRecordError``."""
+    """The messages of a split, up to some thousand at a time, all intact. Raises ``BrokenRecordError``."""
     context = DecodeContext(split.framing, "message", segment=split.segment, segment_base=split.segment_base)
     for stretch in reading.runs(split):
         for at in range(0, len(stretch.starts), RECORDS_AT_ONCE):
@@ -87,7 +87,7 @@ def records_of(split: Split) -> Iterator[Records]:
 
 
 def pieces(records: Records, property_bytes: int) -> Iterator[Records]:
-    """Whole records in pieces with so many bytes of properties, or one record that has more; none of them is empty."""
+    """Non-empty pieces of whole records with at most so many bytes of properties, or one record that has more."""
     ends = np.cumsum(records.property_lengths)
     first = 0
     while first < len(records):
@@ -99,7 +99,7 @@ def pieces(records: Records, property_bytes: int) -> Iterator[Records]:
 
 
 def _check_whole(records: Records) -> None:
-    """Raise ``BrokenRecordError`` for the first record that is not whole; names its segment and offset."""
+    """Raise ``BrokenRecordError`` for the first broken record, with its segment and offset."""
     broken = records.broken | records.broken_tail
     if broken.any():
         row = int(np.argmax(broken))
@@ -112,20 +112,20 @@ def _check_whole(records: Records) -> None:
 
 
 class Details:
-    """What queues and index both look at in whole records: their topics and properties. There is at least one."""
+    """Topics and properties of intact records, needed for queues and index. There is at least one record."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
         encoded = pc.dictionary_encode(slices(records.buffer, records.topic_begins, records.topic_ends))
         self.topics: tuple[bytes, ...] = tuple(encoded.dictionary.to_pylist())
-        """The different ones."""
+        """The distinct topics."""
         self.topic: Ints = np.asarray(encoded.indices).astype(np.int64)
-        """Per record the number of its topic."""
+        """The number of each record's topic."""
         self.properties = _properties(records)
 
 
 def _properties(records: Records) -> PropertyTexts:
-    """The property strings, each with the byte before it, in the place of which comes the separator."""
+    """The property strings, each with the preceding byte, which is replaced by the separator."""
     strings = slices(records.buffer, records.property_begins - 1, records.ends)
     _, offsets, values = strings.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4).astype(np.int64)
@@ -137,7 +137,7 @@ def _properties(records: Records) -> PropertyTexts:
 
 
 def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
-    """The units of the records. Those without a place in a queue are left out."""
+    """The units of the records. Records that belong to no queue are left out."""
     records = details.records
     units = np.empty(len(records), UNIT)
     units["offset"] = records.field("physical_offset")
@@ -151,7 +151,7 @@ def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
 
 
 def _codes(details: Details, levels: DelayLevels) -> Ints:
-    """Hashes of tags, 0 without; of delayed messages the time at which they are due."""
+    """Hash codes of tags, 0 without; for delayed messages, their delivery time."""
     codes = np.zeros(len(details.records), np.int64)
     tags = details.properties.named(_TAGS)
     codes[tags.owners] = details.properties.hashes(tags).view(np.int32)
@@ -166,7 +166,7 @@ def _codes(details: Details, levels: DelayLevels) -> Ints:
 
 
 def runs(columns: QueueColumns) -> Iterator[UnitRun]:
-    """The units by queue. Queues that cannot exist (a topic that is no name, a negative number) are left out."""
+    """The units by queue. Impossible queues (an invalid topic name, a negative queue id) are left out."""
     queue = (columns.topic << _QUEUE_ID_BITS) | columns.queue_id
     order = np.argsort(queue, kind="stable")
     ordered = queue[order]
@@ -188,7 +188,7 @@ def runs(columns: QueueColumns) -> Iterator[UnitRun]:
 
 
 def keys_of(details: Details, hashes_of: TopicHashes) -> NDArray[np.void]:
-    """The keys of the records, in the order of the index."""
+    """The keys of the records, in index order."""
     records = details.records
     known = [hashes_of[topic.decode(errors="replace")] for topic in details.topics]
     hashes, owners = hashes_in(details.properties, np.array(known, np.uint32)[details.topic])
@@ -204,5 +204,5 @@ def keys_of(details: Details, hashes_of: TopicHashes) -> NDArray[np.void]:
 
 
 def as_units(data: bytes) -> NDArray[np.void]:
-    """Stored units."""
+    """Parse stored units."""
     return np.frombuffer(data, UNIT)

@@ -1,6 +1,6 @@
-"""Putting rebuilt files in the place of a broker's, while nobody else can have its directory.
+"""Replaces a broker's files with rebuilt ones, while its directory is locked.
 
-A directory is exchanged by two renames. Should the process end between them, the broker finds no queues (or no index)
+A directory is swapped by two renames. If the process is killed between them, the broker finds no queues (or no index)
 at its next start and builds them itself: slow once, never wrong.
 """
 
@@ -17,13 +17,13 @@ from dledger.store.format import parse_segment_name
 from rocketstore.consume_queue.units import FILLER, UNIT
 
 STAGING: Final = ".rebuild-"
-"""How the names of directories begin in which a rebuild is under way."""
+"""Prefix of directories in which a rebuild is in progress."""
 
 
 def keep_expired_queues(built: Path, old: Path, begin: int) -> list[str]:
-    """Copy over queues whose messages have all expired: their files say how their numbering goes on.
+    """Copy queues whose messages have all expired, because their files hold the next queue offset.
 
-    ``begin`` is where the log begins. Gives the names, as topic/queue.
+    ``begin`` is the start of the log. Returns the names, as topic/queue.
     """
     kept: list[str] = []
     for queue in sorted(old.glob("*/*")):
@@ -35,7 +35,7 @@ def keep_expired_queues(built: Path, old: Path, begin: int) -> list[str]:
 
 
 def _is_expired(queue: Path, begin: int) -> bool:
-    """Whether a queue has units, and all of records before ``begin``."""
+    """Whether a queue has units, all of them for records before ``begin``."""
     files = sorted(one for one in queue.iterdir() if parse_segment_name(one.name) is not None)
     found = False
     for one in files:
@@ -48,7 +48,7 @@ def _is_expired(queue: Path, begin: int) -> bool:
 
 
 def exchange(root: Path, staging: Path, name: str) -> None:
-    """Put ``staging/name`` in the place of ``root/name``, whose old content goes to ``staging``. Raises ``OSError``."""
+    """Replace ``root/name`` by ``staging/name``, and move the old files to ``staging``. Raises ``OSError``."""
     if (root / name).exists():
         os.rename(root / name, staging / f"old-{name}")
     os.rename(staging / name, root / name)
@@ -56,13 +56,13 @@ def exchange(root: Path, staging: Path, name: str) -> None:
 
 
 def remove_left_overs(root: Path) -> None:
-    """Remove what rebuilds left that did not end; under the broker's lock."""
+    """Remove the remains of interrupted rebuilds; requires the broker's lock."""
     for one in root.glob(f"{STAGING}*"):
         shutil.rmtree(one, ignore_errors=True)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable. Raises ``OSError``."""
+    """Make a directory's entries durable. Raises ``OSError``."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

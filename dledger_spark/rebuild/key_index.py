@@ -1,7 +1,7 @@
-"""The key index's files out of the keys of the log: ``rocketstore.index``'s rules, for whole arrays.
+"""Builds the key index files from the log's keys: the rules of ``rocketstore.index``, for whole arrays.
 
-A file's chains link each entry to the one before it in the same slot, so a file is made in log order by one writer; it
-keeps the slots in memory (4 bytes each) and streams the entries. A record's keys never lie in two files.
+A file's chains link each entry to the previous one in the same slot, so one writer writes a file in log order; it keeps
+the slots in memory (4 bytes each) and streams the entries. A record's keys are never split between two files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rocketstore.index.file import IndexShape
 
 
 class IndexWriter:
-    """Writes index files into a directory; keys come in log order, those of one record in one call."""
+    """Writes index files into a directory; keys are added in log order, all those of a record in one call."""
 
     def __init__(self, directory: Path, shape: IndexShape) -> None:
         """Raises ``OSError``."""
@@ -27,13 +27,13 @@ class IndexWriter:
         self._file: _File | None = None
         self._last_name = 0
         self.files = 0
-        """Files begun."""
+        """Files started."""
         self.entries = 0
         """Keys written."""
         directory.mkdir(parents=True, exist_ok=True)
 
     def append(self, keys: NDArray[np.void]) -> None:
-        """Add keys, going on to the next file where a record's no longer fit."""
+        """Add keys, starting the next file if a record's keys no longer fit."""
         offsets = keys["offset"]
         start = 0
         while start < len(keys):
@@ -45,20 +45,20 @@ class IndexWriter:
                     if not file.is_empty:
                         self._roll(keys, start)
                         continue
-                    end = start + file.room  # more keys than a file takes: only then a record's are in two
+                    end = start + file.room  # more keys than fit into a file: only these are split
             end = min(end, len(keys))
             file.put(keys[start:end])
             self.entries += end - start
             start = end
 
     def close(self) -> None:
-        """Finish the last file; it is durable then."""
+        """Finish the last file and make it durable."""
         if self._file is not None:
             self._file.finish()
             self._file = None
 
     def _roll(self, keys: NDArray[np.void], start: int) -> _File:
-        """Begin the next file. RocketMQ names files by the time they are made; here by their first record's time."""
+        """Start the next file. RocketMQ names files by creation time; here it is the time of the first record."""
         self.close()
         stored = datetime.fromtimestamp(max(int(keys["store_ms"][start]), 0) / 1000)  # noqa: DTZ006  # as the broker does
         self._last_name = max(int(stored.strftime("%Y%m%d%H%M%S%f")[:17]), self._last_name + 1)
@@ -68,7 +68,7 @@ class IndexWriter:
 
 
 class _File:
-    """One file under way: slots and header go to the disk at the end."""
+    """A file being written: slots and header are written at the end."""
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
         self._shape = shape
@@ -109,7 +109,7 @@ class _File:
         )
 
     def finish(self) -> None:
-        """Write slots and header, durably."""
+        """Write slots and header durably."""
         _write(self._fd, HEADER.pack(*self._header) + self._slots.astype(SLOT).tobytes(), 0)
         os.fsync(self._fd)
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""The two parts of what is derived, and what they are called."""
+"""The names of the two derived parts."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ PARTS: Final = (QUEUES, INDEX)
 QUEUES_DIR: Final = "consumequeue"
 INDEX_DIR: Final = "index"
 DIRECTORIES: Final = {QUEUES: QUEUES_DIR, INDEX: INDEX_DIR}
-"""Below a broker's root."""
+"""Their directories below a broker's root."""

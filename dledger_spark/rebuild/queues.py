@@ -1,7 +1,7 @@
-"""A consume queue's files out of its units: ``rocketstore.consume_queue.queue``'s rules, for whole arrays.
+"""Builds a consume queue's files from its units: the rules of ``rocketstore.consume_queue.queue``, for whole arrays.
 
-Places without a message hold the filler: before the first unit of a queue that begins inside a file, and where queue
-offsets are missing in the log. An offset that comes a second time is left out, as the broker does.
+Fillers take the places without messages: before the first unit of a queue that starts inside a file, and for queue
+offsets missing in the log. A repeated offset is ignored, as by the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILLERS_AT_ONCE: Final = 1 << 16
 
 
 class QueueWriter:
-    """Writes one queue into its directory, from its first unit on. ``close`` it; then the files are durable."""
+    """Writes one queue into its directory, from its first unit on. ``close`` makes the files durable."""
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
         """``file_bytes`` is a multiple of 20. Raises ``OSError``."""
@@ -36,11 +36,11 @@ class QueueWriter:
         self.units = 0
         """Messages written."""
         self.repeated = 0
-        """Messages left out because their place was taken."""
+        """Messages ignored because their offset was taken."""
         directory.mkdir(parents=True)
 
     def append(self, offsets: Ints, units: NDArray[np.void]) -> None:
-        """Append units at these queue offsets, in log order. Raises ``PipelineError`` for a gap beyond belief."""
+        """Append units at these queue offsets, in log order. Raises ``PipelineError`` for an implausible gap."""
         per_file = self._file_bytes // UNIT_BYTES
         for first, last in _consecutive(offsets):
             offset = int(offsets[first])
@@ -90,7 +90,7 @@ class QueueWriter:
 
 
 def _consecutive(offsets: Ints) -> list[tuple[int, int]]:
-    """Runs of consecutive offsets as (first, end) of the array."""
+    """Runs of consecutive offsets, as (first, end) positions in the array."""
     if not len(offsets):
         return []
     cuts = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()

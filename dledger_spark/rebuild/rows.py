@@ -1,7 +1,7 @@
-"""The rows in which what is derived travels from where the log is read to where the files are written.
+"""The rows that carry derived data from the tasks that read the log to those that write the files.
 
-They are packed, one for thousands of messages, as one for each would cost more than the work: a row of ``queues`` has a
-run of units, a row of ``index`` a block of keys, which belongs to no topic.
+One row holds thousands of messages, because a row per message would cost more than the work: a row of ``queues`` holds
+a run of units, a row of ``index`` a block of keys, regardless of topic.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rocketstore.message.delay import DelayLevels
 
 SCHEMA: Final = "part string, topic string, queueId int, position long, offsets binary, data binary"
 ORDER: Final = ("part", "topic", "queueId", "position")
-"""Rows are written in this order; those that agree but for the position belong into one task."""
+"""The sort order of rows; rows equal but for the position belong to one task."""
 KEYS_FILE: Final = "keys"
-"""All keys in log order, as they come, instead of index files; for comparing."""
+"""A file with all keys in log order, written instead of index files for comparison."""
 _ARROW: Final = pa.schema(
     [
         ("part", pa.string()),
@@ -45,21 +45,21 @@ COLUMNS: Final = tuple(_ARROW.names)
 
 
 class RebuildRow(NamedTuple):
-    """One row; ``position`` is the physical offset of the first record in it."""
+    """One row; ``position`` is the physical offset of its first record."""
 
     part: str
     topic: str
     queue_id: int
     position: int
     offsets: bytes
-    """Of queues: the units' numbers, little-endian int64."""
+    """For queues: the queue offsets of the units, little-endian int64."""
     data: bytes
-    """Units, or keys."""
+    """Units or keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileShapes:
-    """How files are made. ``keys_only``: no index files but ``KEYS_FILE``."""
+    """How to write files. ``keys_only``: write ``KEYS_FILE`` instead of index files."""
 
     queue_file_bytes: int
     index: IndexShape
@@ -68,14 +68,14 @@ class FileShapes:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many units and keys there are in files."""
+    """The number of units and keys in the files."""
 
     units: int = 0
     keys: int = 0
 
 
 def rows_of(found: Iterable[Records], parts: Collection[str], levels: DelayLevels) -> Iterator[pa.RecordBatch]:
-    """What is derived of whole records in log order."""
+    """The data derived from intact records in log order."""
     topics = TopicHashes()
     for records in found:
         details = Details(records)
@@ -90,7 +90,7 @@ def rows_of(found: Iterable[Records], parts: Collection[str], levels: DelayLevel
 
 
 def write_rows(directory: Path, shapes: FileShapes, batches: Iterable[pa.RecordBatch]) -> Written:
-    """The files of these rows below ``directory``, durable. Raises ``PipelineError`` unless the rows are sorted."""
+    """Write the files of these rows to ``directory``, durably. Raises ``PipelineError`` unless the rows are sorted."""
     sink: _Sink | None = None
     last: RebuildRow | None = None
     units = keys = 0
@@ -112,7 +112,7 @@ def write_rows(directory: Path, shapes: FileShapes, batches: Iterable[pa.RecordB
 
 
 class _Sink(Protocol):
-    """Where rows go that agree but for their position."""
+    """Writes the rows that are equal but for their position."""
 
     def append(self, row: RebuildRow) -> int: ...
 

@@ -1,1 +1,1 @@
-"""The format ``dledger`` for Spark: what reads (batch, live, stream) and what writes."""
+"""The format ``dledger`` for Spark: readers (batch, live, stream) and writers."""

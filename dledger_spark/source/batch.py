@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SplitPartition(InputPartition):
-    """What a task gets: its split, and what the log holds."""
+    """A task's input: its split, and the contents of the log."""
 
     split: Split
     content: Content
@@ -32,7 +32,7 @@ class SplitPartition(InputPartition):
 
 
 class DirectoryReader(DataSourceReader):
-    """Reads the committed part of a log directory. Pickled between processes: nothing is open in it."""
+    """Reads the committed part of a log directory. Pickled between processes, so it holds nothing open."""
 
     def __init__(self, options: ReadOptions, projection: Projection) -> None:
         self._options = options
@@ -49,7 +49,7 @@ class DirectoryReader(DataSourceReader):
         return [SplitPartition(split, content) for split in plan_splits(log, begin, end, sizes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SplitPartition):  # Spark's way to say that there are none
+        if not isinstance(partition, SplitPartition):  # Spark passes something else if there are no partitions
             return
         settle_worker()
         found = read_split(
@@ -62,7 +62,7 @@ class DirectoryReader(DataSourceReader):
 
 
 class FilteringDirectoryReader(DirectoryReader):
-    """The same, filtering as Spark asks it to. Spark refuses a reader that can, unless the session says that it may."""
+    """The same, with filter pushdown. Spark refuses a reader that supports it unless the session enables it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
         for one in filters:
@@ -76,7 +76,7 @@ class FilteringDirectoryReader(DirectoryReader):
 def decode_context(
     options: ReadOptions, projection: Projection, content: Content, filters: tuple[RowFilter, ...] = ()
 ) -> DecodeContext:
-    """How to decode what the options ask for; where the bytes are from is added later."""
+    """How to decode what the options select; the source of the bytes is added later."""
     is_raw = RAW_PROPERTIES in projection.columns
     return DecodeContext(
         content=content,
@@ -88,7 +88,7 @@ def decode_context(
 
 
 def directory_reader(options: ReadOptions, projection: Projection) -> DirectoryReader:
-    """The reader for these options. Raises ``OptionError`` for options that only running groups have."""
+    """The reader for these options. Raises ``OptionError`` for options that only apply to running groups."""
     if options.consumer_group:
         raise OptionError("option consumerGroup: only for streams of a running group; a directory has no consumers")
     return (FilteringDirectoryReader if options.push_filters else DirectoryReader)(options, projection)

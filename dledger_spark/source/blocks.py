@@ -1,11 +1,11 @@
-"""Format ``dledger-blocks``: the digest of every block of the replicas of a log, for comparing them.
+"""Format ``dledger-blocks``: the digest of every block of the replicas of a log, to compare them.
 
 One row per replica and block. ``load("/a/dledger-n0,/b/dledger-n1")`` reads directories; with ``plan`` (JSON: lists of
-replica, path, base, start, stop) exactly those stretches, which is how the audit gives every task the same bounds. With
-``bootstrap.servers`` and the other options of the format ``dledger`` for a running group, the paths of a plan are
-addresses of nodes, and each is asked for the digests of its own disk.
+replica, path, base, start, stop), it reads exactly those stretches, which is how the audit gives every task the same
+bounds. With ``bootstrap.servers`` and the other options of the format ``dledger`` for a running group, the paths of a
+plan are addresses of nodes, and each node digests its own disk.
 
-Rows travel as Arrow batches; a block that cannot be read is a row with an ``error``.
+Rows are transferred as Arrow batches; a block that cannot be read is a row with an ``error``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BlocksPartition(InputPartition):
 
 
 class BlocksDataSource(DataSource):
-    """The format, see the module."""
+    """The format; see the module."""
 
     @classmethod
     def name(cls) -> str:
@@ -64,7 +64,7 @@ class BlocksDataSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """The only one there is."""
+        """The only schema supported."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -109,7 +109,7 @@ class BlocksReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
-        if not isinstance(partition, BlocksPartition):  # Spark's way to say that there are none
+        if not isinstance(partition, BlocksPartition):  # Spark passes something else if there are no partitions
             return
         settle_worker()
         if self._connection is None:
@@ -131,7 +131,7 @@ def _batches(digests: Iterable[ReplicaDigest]) -> Iterator[pa.RecordBatch]:
 
 
 def to_batch(rows: Sequence[ReplicaDigest]) -> pa.RecordBatch:
-    """Digests as Spark wants them."""
+    """Digests as an Arrow batch for Spark."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns[4] = [error or None for error in columns[4]]
     return pa.RecordBatch.from_arrays(

@@ -1,7 +1,7 @@
-"""A group's log over gRPC. Clients are made when first needed, one per process, and kept: Spark forks its workers.
+"""A group's log over gRPC. Clients are created on first use, one per process, and kept: Spark forks its workers.
 
-A worker serves many tasks, one after the other, so a connection is worth keeping; one made before a fork would be
-shared with the parent, so the process id is part of what a client is found by.
+A worker runs many tasks, one after the other, so a connection is worth keeping; one made before a fork would be shared
+with the parent, so clients are keyed by process id, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Key = tuple[int, tuple[str, ...], str, SecurityOptions]
 
 
 class _Shared(Generic[_T]):
-    """One process's clients; the least recently asked for is closed when there are too many. Thread-safe."""
+    """One process's clients; the least recently used is closed when there are too many. Thread-safe."""
 
     def __init__(self, make: Callable[[tuple[str, ...], str, SecurityOptions], _T]) -> None:
         self._make = make
@@ -51,7 +51,7 @@ class _Shared(Generic[_T]):
             self._clients.move_to_end(key)
             unused = [self._clients.popitem(last=False) for _ in range(len(self._clients) - _CLIENTS_MAX)]
         for (pid, *_), old in unused:
-            if pid == os.getpid():  # what was inherited from a parent is the parent's
+            if pid == os.getpid():  # clients inherited from a parent belong to the parent
                 old.close()
         return client
 
@@ -63,17 +63,17 @@ _admins: Final = _Shared(lambda servers, _, security: Admin(servers, security=se
 
 
 def shared_client(servers: tuple[str, ...], group: str, security: SecurityOptions) -> DLedgerClient:
-    """This process's client for a group. Whoever asks does not close it."""
+    """This process's client for a group. Callers must not close it."""
     return _clients.get(servers, group, security)
 
 
 def shared_admin(servers: tuple[str, ...], security: SecurityOptions) -> Admin:
-    """This process's administrator of brokers. Whoever asks does not close it."""
+    """This process's admin client for brokers. Callers must not close it."""
     return _admins.get(servers, "", security)
 
 
 def status_of(servers: tuple[str, ...], group: str, security: SecurityOptions, timeout_s: float) -> NodeStatus:
-    """What a member says of itself. Raises ``OptionError``, with the right name, if the group has another."""
+    """A member's status. Raises ``OptionError`` with the right name if the group has another one."""
     try:
         return shared_client(servers, group, security).metadata(timeout_s=timeout_s)
     except IdentityError as error:
@@ -82,16 +82,16 @@ def status_of(servers: tuple[str, ...], group: str, security: SecurityOptions, t
 
 @dataclass(frozen=True, slots=True)
 class ClientLog:
-    """A running group's log as these options say to read it. Pickles: holds no connection.
+    """A running group's log, read according to the options. Pickles: holds no connection.
 
-    Every call has a deadline; errors are ``DLedgerError``. Plans are made of what the leader says, which are small
-    questions, unless any member may be asked; ``readFrom`` is about who sends the log itself.
+    Every call has a deadline; errors are ``DLedgerError``. Planning uses the leader's metadata, which are small
+    requests, unless any member may be asked; ``readFrom`` selects which members send the log itself.
     """
 
     options: ReadOptions
 
     def committed(self) -> CommittedRange:
-        """What is committed now. Where any member may be asked it begins where the one that keeps most does."""
+        """The committed range now. If any member may be asked, it starts where the one that keeps most does."""
         status = self._status()
         found = self._locate().range
         begin = found.begin.index
@@ -101,9 +101,10 @@ class ClientLog:
         return CommittedRange(status.cluster_id, status.group, begin, found.end.index, holds_messages=status.is_broker)
 
     def confirmed_end(self) -> int | None:
-        """As ``committed().end_index``, of a leader that has made sure that it is one: nothing was ever beyond it.
+        """Like ``committed().end_index``, from a leader that has confirmed its leadership: no committed entry is beyond
+        it.
 
-        None while no leader is that sure. A read that the leader confirms, between two looks at the same leader.
+        None if no leader can confirm. Implemented as a confirmed read between two requests to the same leader.
         """
         before = self._status()
         self._client.read(before.begin_index, count=1, mode=ReadMode.LINEARIZABLE, timeout_s=self._timeout_s)
@@ -113,17 +114,17 @@ class ClientLog:
         return after.committed_index + 1
 
     def positions_of(self, indexes: Sequence[int]) -> list[int]:
-        """Where these entries begin, in bytes of the log; the committed end for the index after the last one.
+        """The start positions of these entries; the committed end for the index after the last one.
 
         Raises ``TrimmedError``.
         """
         places = self._locate(indexes=indexes).places
-        if any(place.index != index for place, index in zip(places, indexes, strict=True)):  # one that is behind
+        if any(place.index != index for place, index in zip(places, indexes, strict=True)):  # from a lagging member
             places = self._locate(ReadFrom.LEADER, indexes=indexes).places
         return [place.position for place in places]
 
     def indexes_at(self, positions: Sequence[int]) -> list[int]:
-        """The first committed entries that begin at or after these positions. Raises ``TrimmedError``."""
+        """The first committed entries starting at or after these positions. Raises ``TrimmedError``."""
         return [place.index for place in self._locate(positions=positions).places]
 
     def index_at(self, time_ms: int) -> int:
@@ -131,9 +132,9 @@ class ClientLog:
         return self._locate(times_ms=(time_ms,)).places[0].index
 
     def chunks(self, first: int, end: int) -> Iterator[LogChunk]:
-        """The entries from ``first`` up to ``end`` (exclusive), all of them, as stored. Raises ``TrimmedError``.
+        """The stored entries from ``first`` up to ``end`` (exclusive), all of them. Raises ``TrimmedError``.
 
-        What is lost on the way is fetched again, from another member if there is one.
+        Whatever is lost on the way is fetched again, from another member if there is one.
         """
         failures = 0
         while first < end:
@@ -151,13 +152,13 @@ class ClientLog:
                     raise
 
     def publish(self, consumer_group: str, index: int) -> None:
-        """Make what is before ``index`` the consumer group's progress, in the queues of the topics that are read."""
+        """Publish everything before ``index`` as the consumer group's progress, in the queues of the topics read."""
         options = self.options
         admin = shared_admin(options.servers, options.security)
         topics: Sequence[str] = options.topics
         if options.topic_pattern:
             topics = [one.name for one in admin.topics() if re.fullmatch(options.topic_pattern, one.name)]
-            if not topics:  # none named would mean all
+            if not topics:  # no names would mean all
                 return
         admin.commit_position(consumer_group, index=index, topics=topics)
 
@@ -196,6 +197,6 @@ class ClientLog:
             raise self._trimmed(error, min(indexes)) from None
 
     def _trimmed(self, error: IndexBeforeBeginError, first: int) -> TrimmedError | IndexBeforeBeginError:
-        """What to raise: readers go on behind what is trimmed, so that is held against where the log begins."""
+        """The error to raise: readers continue after the trimmed part, so compare it with the log's start."""
         begin = self.committed().begin_index
         return TrimmedError(begin) if begin > first else error

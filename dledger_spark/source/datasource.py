@@ -1,7 +1,7 @@
-"""The format ``dledger``: picks who reads or writes by the options.
+"""The format ``dledger``: selects the reader or writer by the options.
 
-Spark pickles this object between several short processes (look-up, planning, workers), so it holds nothing but the
-options. It is found without registration through the module ``pyspark_dledger``.
+Spark pickles this object between several short-lived processes (look-up, planning, workers), so it holds only the
+options. Spark discovers it without registration through the module ``pyspark_dledger``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation"})
-"""Options of every stream's sink, which Spark hands over as well."""
+"""Options that Spark passes to every stream's sink."""
 
 
 class DLedgerDataSource(DataSource):
@@ -69,7 +69,7 @@ class DLedgerDataSource(DataSource):
         return stream_writer(self._write_options(schema), schema, overwrite=overwrite)
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, Projection]:
-        """What to read and how. Raises ``OptionError``, ``SchemaError``."""
+        """The parsed options and projection. Raises ``OptionError``, ``SchemaError``."""
         options = ReadOptions.parse(for_reads(options_in(schema), self.options))
         return options, projection_of(schema, options.schema_style, options.properties_format)
 

@@ -1,18 +1,18 @@
-"""Formats ``dledger-derived``, ``dledger-cq`` and ``dledger-index``: what a broker derives from its log.
+"""Formats ``dledger-derived``, ``dledger-cq`` and ``dledger-index``: data that a broker derives from its log.
 
-Read, they give runs of units per queue and blocks of keys with their hashes, in packed rows
+Reading returns runs of units per queue and blocks of keys with their hashes, in packed rows
 (``dledger_spark.rebuild.rows``): ``dledger-cq`` those of queues, ``dledger-index`` those of the index,
-``dledger-derived`` both, in one pass over the log. Written, they make the files a broker has, below ``consumequeue``
-and ``index`` of the target. So a rebuild is a read, a shuffle by queue (the keys are one more, as their chain has one
-order), and a write::
+``dledger-derived`` both, in one pass over the log. Writing creates the broker's files below ``consumequeue`` and
+``index`` of the target. So a rebuild is a read, a shuffle by queue (the keys count as one more, because their chain has
+one order), and a write::
 
     rows = spark.read.format("dledger-derived").load("/data/broker").repartition("part", "topic", "queueId")
     sorted = rows.sortWithinPartitions("part", "topic", "queueId", "position")
     sorted.write.format("dledger-derived").mode("append").save("/data/rebuilt")
 
-Each attempt of a task writes into a directory of its own below ``.attempts-…`` beside the target; only the commit makes
-the target, by renaming. The target must not exist: who replaces a broker's files locks the broker out first (the job
-``rebuild`` does). Beside the files it has ``derived.json``, which says how many units and keys are in them.
+Each attempt of a task writes to its own directory below ``.attempts-…`` next to the target; only the commit creates the
+target, by renaming. The target must not exist: callers that replace a broker's files lock the broker out first (as the
+job ``rebuild`` does). ``derived.json``, next to the files, contains the number of units and keys in them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ BOTH_FORMAT: Final = "dledger-derived"
 QUEUES_FORMAT: Final = "dledger-cq"
 INDEX_FORMAT: Final = "dledger-index"
 FORMATS: Final = {PARTS: BOTH_FORMAT, (QUEUES,): QUEUES_FORMAT, (INDEX,): INDEX_FORMAT}
-"""The format of some parts."""
+"""The format for each selection of parts."""
 SPLIT_BYTES: Final = 256 * 1024 * 1024
 COUNTS_FILE: Final = "derived.json"
 _NUMBERS: Final = {
@@ -81,7 +81,7 @@ class DerivedOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> DerivedOptions:
-        """Raises ``OptionError`` with every problem, ``ConfigError`` for delay levels that are none."""
+        """Raises ``OptionError`` with every problem, ``ConfigError`` for invalid delay levels."""
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in (*_NUMBERS, *_TEXTS)}
         problems = [unknown_option(name, known) for name in given.keys() - known]
@@ -175,7 +175,7 @@ class StretchPartition(InputPartition):
 
 
 class DerivedReader(DataSourceReader):
-    """Reads the log and gives what is derived from it. Pickled; nothing is open in it."""
+    """Reads the log and returns the derived data. Pickled, so it holds nothing open."""
 
     def __init__(self, parts: tuple[str, ...], options: DerivedOptions) -> None:
         self._parts = parts
@@ -192,7 +192,7 @@ class DerivedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split. Raises ``BrokenRecordError``."""
-        if not isinstance(partition, StretchPartition):  # Spark's way to say that there are none
+        if not isinstance(partition, StretchPartition):  # Spark passes something else if there are no partitions
             return
         settle_worker()
         yield from rows_of(records_of(partition.split), self._parts, self._options.levels)
@@ -200,14 +200,14 @@ class DerivedReader(DataSourceReader):
 
 @dataclass
 class Attempt(WriterCommitMessage):
-    """What a successful attempt of a task has written, and where."""
+    """The output of a successful task attempt, and its directory."""
 
     directory: str
     written: Written
 
 
 class DerivedWriter(DataSourceArrowWriter):
-    """Writes files; each attempt into a directory of its own, which the commit puts in its place."""
+    """Writes files; each attempt to its own directory, and the commit moves them to the target."""
 
     def __init__(self, parts: tuple[str, ...], options: DerivedOptions, *, overwrite: bool) -> None:
         target = options.path
@@ -220,13 +220,13 @@ class DerivedWriter(DataSourceArrowWriter):
         self._staging = target.with_name(f".attempts-{target.name}-{uuid.uuid4().hex}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition's rows, which are sorted."""
+        """Write one partition's rows, which must be sorted."""
         directory = self._staging / uuid.uuid4().hex
         directory.mkdir(parents=True)
         return Attempt(str(directory), write_rows(directory, self._options.shapes, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Put together what the tasks have written, under the target's name. Raises ``PipelineError``."""
+        """Merge the tasks' files under the target's name. Raises ``PipelineError``."""
         attempts = [one for one in messages if isinstance(one, Attempt)]
         if len(attempts) != len(messages):
             raise PipelineError(f"a task did not report what it wrote: nothing was stored at {self._options.path}")
@@ -244,19 +244,21 @@ class DerivedWriter(DataSourceArrowWriter):
             _merge(Path(attempt.directory), whole)
         counts = {name: sum(getattr(one.written, name) for one in attempts) for name in ("units", "keys")}
         (whole / COUNTS_FILE).write_text(json.dumps(counts))
-        for directory, _, _ in os.walk(whole):  # the files themselves are durable since they were closed
+        for directory, _, _ in os.walk(whole):  # the files themselves became durable when they were closed
             sync_directory(Path(directory))
         os.rename(whole, self._options.path)
         sync_directory(self._options.path.parent)
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # all goes
-        """Remove whatever was written."""
+        """Remove everything written."""
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move what is in ``source`` to ``target``; directories that both have are merged. Raises ``PipelineError``."""
+    """Move the contents of ``source`` to ``target``; directories that exist in both are merged. Raises
+    ``PipelineError``.
+    """
     for one in sorted(source.iterdir()):
         there = target / one.name
         if one.is_dir() and there.is_dir():
@@ -268,5 +270,5 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def read_counts(path: Path) -> Written:
-    """How much is in the files of a target."""
+    """The number of units and keys in a target's files."""
     return Written(**json.loads((path / COUNTS_FILE).read_text()))

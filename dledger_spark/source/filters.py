@@ -1,6 +1,6 @@
-"""Filters that readers apply to rows before the other columns are computed: topics, and what Spark pushes down.
+"""Filters that readers apply to rows before the other columns are computed: topics, and Spark's pushed filters.
 
-A filter that Spark pushes is either evaluated exactly as Spark would, or left to Spark.
+A pushed filter is either evaluated exactly as in Spark, or left to Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TYPES: Final = {one.name: one.arrow for one in COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """``subscribe`` and ``subscribePattern``. Records too damaged to have a topic stay: they are to be seen."""
+    """``subscribe`` and ``subscribePattern``. Records too damaged to have a topic are kept, to be reported."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -55,31 +55,31 @@ class TopicFilter:
 
 
 def topic_filters(options: ReadOptions) -> tuple[RowFilter, ...]:
-    """What the options say of topics."""
+    """The filters for the options' topics."""
     if options.topics or options.topic_pattern:
         return (TopicFilter(options.topics, options.topic_pattern),)
     return ()
 
 
 def check_topics(options: ReadOptions, content: str) -> None:
-    """Raise ``OptionError`` if topics are asked of entries that have none."""
+    """Raise ``OptionError`` if topics are selected in a log of entries without topics."""
     if content == "entry" and (options.topics or options.topic_pattern):
         raise OptionError("options subscribe and subscribePattern: these entries are not messages and have no topics")
 
 
 @dataclass(frozen=True, slots=True)
 class PushedFilter:
-    """One filter of Spark's on one column. SQL's logic: what is neither true nor false keeps no row, negated or not."""
+    """One of Spark's filters on one column, in SQL logic: a null result keeps no row, negated or not."""
 
     kind: str
     column: str
-    value: Any  # what Spark gives: a number, a text, a time, a tuple of such
+    value: Any  # a number, a text, a time, or a tuple of them
     negated: bool = False
     keeps_broken: bool = False
 
     @property
     def columns(self) -> Sequence[str]:
-        """The one column."""
+        """The filtered column."""
         return (self.column,)
 
     def keeps(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
@@ -101,7 +101,7 @@ class PushedFilter:
 
 
 def pushed(found: spark.Filter, projection: Projection) -> PushedFilter | None:
-    """A filter of Spark's as one of ours; None if it must be left to Spark."""
+    """The equivalent of one of Spark's filters; None if it must be left to Spark."""
     negated = isinstance(found, spark.Not)
     inner = found.child if isinstance(found, spark.Not) else found
     attribute = getattr(inner, "attribute", None)
@@ -124,7 +124,7 @@ def _is_plain(arrow: pa.DataType) -> bool:
 
 
 def _fits(found: spark.Filter, value: object, arrow: pa.DataType) -> bool:
-    """Whether we can evaluate this kind of filter, with this value, on this type."""
+    """Whether this kind of filter can be evaluated here, with this value and type."""
     try:
         if type(found) in _TEXT_SEARCHES:
             return pa.types.is_string(arrow) and isinstance(value, str)

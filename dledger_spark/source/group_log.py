@@ -1,6 +1,6 @@
-"""What readers know of a running group's log: a port, so that they are tested without a network.
+"""A running group's log as readers see it: a port, so that they can be tested without a network.
 
-Nothing here is ever beyond what is committed.
+It only contains committed entries.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CommittedRange:
-    """What a node holds that can never be lost: the entries from ``begin_index`` up to ``end_index`` (exclusive)."""
+    """A node's committed entries from ``begin_index`` up to ``end_index`` (exclusive)."""
 
     cluster: str
     group: str
     begin_index: int
     end_index: int
     holds_messages: bool = False
-    """Whether the node is a broker: its entries hold RocketMQ's messages."""
+    """Whether the node is a broker, whose entries hold RocketMQ's messages."""
 
 
 class TrimmedError(Exception):
-    """Raised for entries that are no longer kept; ``begin_index`` is the first one that is."""
+    """Raised for entries that are no longer kept; ``begin_index`` is the first kept one."""
 
     def __init__(self, begin_index: int) -> None:
         super().__init__(begin_index)

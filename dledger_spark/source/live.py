@@ -1,4 +1,4 @@
-"""Batches over a running group: the committed log at the time of planning, in even ranges, read by tasks over gRPC."""
+"""Batches over a running group: what is committed at planning time, in even ranges, read by tasks over gRPC."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dledger_spark.source.rows import settle_worker
 
 
 class LogPartition(InputPartition):
-    """What one task reads: a range of entries, and what they hold."""
+    """A task's input: a range of entries, and their contents."""
 
     def __init__(self, wanted: IndexRange, content: Content) -> None:
         super().__init__((wanted.first, wanted.end))
@@ -31,7 +31,7 @@ class LogPartition(InputPartition):
 
 
 def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReader:
-    """The reader of a running group. Raises ``OptionError`` for options that make no sense in a batch."""
+    """The reader of a running group. Raises ``OptionError`` for options that do not apply to a batch."""
     if options.starting == LATEST:
         raise OptionError('startingOffsets=latest is for streams: in a batch use earliest or {"index": N}')
     if options.push_filters:
@@ -40,10 +40,10 @@ def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReade
 
 
 def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -> IndexRange:
-    """What a batch reads, never more than what is committed. Raises ``OptionError``, ``DataLossError``."""
+    """The range that a batch reads, never beyond the commit index. Raises ``OptionError``, ``DataLossError``."""
     first = state.begin_index if options.starting in (None, EARLIEST) else int(options.starting or 0)
     end = state.end_index if options.ending == LATEST else options.ending
-    if options.starting_ms is not None:  # what was committed since has no part in it
+    if options.starting_ms is not None:  # excludes what has been committed since
         first = min(log.index_at(options.starting_ms), state.end_index)
     if options.ending_ms is not None:
         end = min(log.index_at(options.ending_ms), state.end_index)
@@ -53,12 +53,12 @@ def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -
             f"{state.end_index - 1}: read up to latest, or follow the group with readStream"
         )
     if first > state.end_index and (sure := log.confirmed_end()) is not None and first > sure:
-        first = begin_within(options, state.group, first, sure)  # else it is a member that is behind
+        first = begin_within(options, state.group, first, sure)  # otherwise a member that is behind answered
     return IndexRange(first, max(first, end))
 
 
 def content_of(options: ReadOptions, state: CommittedRange) -> Content:
-    """What the group's entries hold: a broker's messages, or whatever their writer chose. Raises ``OptionError``."""
+    """The contents of the group's entries: a broker's messages, or arbitrary bytes. Raises ``OptionError``."""
     content: Content = "message" if state.holds_messages else "entry"
     if options.record_format != "auto":
         content = options.record_format
@@ -70,7 +70,7 @@ def read_partition(
     options: ReadOptions, projection: Projection, filters: tuple[RowFilter, ...], partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in a task."""
-    if not isinstance(partition, LogPartition):  # Spark's way to say that there are none
+    if not isinstance(partition, LogPartition):  # Spark passes something else if there are no partitions
         return
     settle_worker()
     context = decode_context(options, projection, partition.content, filters)
@@ -79,7 +79,7 @@ def read_partition(
 
 
 class LiveReader(DataSourceReader):
-    """One query's reader; Spark pickles it for the tasks."""
+    """One query's reader, pickled by Spark for the tasks."""
 
     def __init__(self, options: ReadOptions, projection: Projection) -> None:
         self._options = options
@@ -100,10 +100,10 @@ class LiveReader(DataSourceReader):
 
 
 class FilteringLiveReader(LiveReader):
-    """The same, filtering as Spark asks it to. Spark refuses a reader that can, unless the session says that it may."""
+    """The same, with filter pushdown. Spark refuses a reader that supports it unless the session enables it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-        """Take what can be evaluated here."""
+        """Take the filters that can be evaluated here."""
         for one in filters:
             ours = pushed(one, self._projection)
             if ours is None:

@@ -1,4 +1,4 @@
-"""The rows of a range of a running group's log: what tasks do, in batches and in streams alike."""
+"""Reads the rows of a range of a running group's log, in tasks of batches and streams."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from dledger_spark.source.rows import projected
 
 _log = logging.getLogger(__name__)
 _LEAD: Final = 2
-"""How many entries before a range are asked for: the last, and the one that vouches for its header."""
+"""How many entries before a range are requested: the last one, and the one that verifies its header."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """How to make rows of log bytes. Pickles. ``context`` tells all but where the bytes are from."""
+    """Converts log bytes to rows. Pickles. ``context`` contains everything but the source of the bytes."""
 
     group: str
     projection: Projection
@@ -78,7 +78,7 @@ class RowReader:
             ) from error
 
     def _chain_before(self, log: ClientLog, first: int) -> Chain | None:
-        """What the first entry continues, if checksums matter: told by the two before it, as far as they are kept."""
+        """The chain before the first entry, if checksums matter: computed from the two previous ones, if kept."""
         if not looks_at_checksums(self.projection.columns, self.context):
             return None
         for count in range(min(_LEAD, first), 0, -1):

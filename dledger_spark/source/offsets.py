@@ -1,8 +1,8 @@
-"""Where a stream stands in a group's log, and where it may begin: what Spark keeps in the checkpoint.
+"""A stream's position in a group's log, and its start, as kept in Spark's checkpoint.
 
 A group has one total order, so one number is the whole position: ``index`` is the next entry to read. ``initial`` is
-where the stream began, carried along in every offset: Spark asks ``initialOffset`` again until the first batch is
-committed, and an answer such as "latest" has moved by then. The first batch begins where its own end says that it does.
+where the stream started, repeated in every offset: Spark calls ``initialOffset`` again until the first batch is
+committed, and an answer such as "latest" has moved by then. The first batch starts at the ``initial`` of its own end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OffsetError(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class LogOffset:
-    """A position of one group's log, exclusive where it ends a batch. Entries are counted from 0."""
+    """A position in one group's log, exclusive if it ends a batch. Entries are counted from 0."""
 
     cluster: str
     group: str
@@ -34,7 +34,7 @@ class LogOffset:
     initial: int
 
     def to_dict(self) -> dict[str, str | int]:
-        """What Spark writes down: numbers and texts only."""
+        """The form stored by Spark: only numbers and texts."""
         return {
             "v": VERSION,
             "cluster": self.cluster,
@@ -44,12 +44,12 @@ class LogOffset:
         }
 
     def at(self, index: int) -> LogOffset:
-        """Another place of the same stream."""
+        """Another position of the same stream."""
         return LogOffset(self.cluster, self.group, index, self.initial)
 
 
 def parse_offset(raw: Mapping[str, object]) -> LogOffset:
-    """Raises ``OffsetError`` for anything but exactly what ``to_dict`` makes."""
+    """Raises ``OffsetError`` for anything that ``to_dict`` does not produce."""
     version = raw.get("v")
     if _is_index(version) and version > VERSION:
         raise OffsetError(f"the checkpoint was written by a newer version ({version}, this one knows {VERSION}): {raw}")
@@ -63,7 +63,7 @@ def parse_offset(raw: Mapping[str, object]) -> LogOffset:
 
 
 def check_same_log(offset: LogOffset, cluster: str, group: str) -> None:
-    """Raises ``OffsetError`` if the offset is of another log: its numbers mean nothing here."""
+    """Raises ``OffsetError`` if the offset is of another log, where its numbers are meaningless."""
     if (offset.cluster, offset.group) != (cluster, group):
         raise OffsetError(
             f"the checkpoint belongs to group {offset.group!r} of cluster {offset.cluster!r}, but the servers "
@@ -75,8 +75,8 @@ def check_same_log(offset: LogOffset, cluster: str, group: str) -> None:
 def first_of_batch(start: LogOffset, end: LogOffset) -> int:
     """The first index of the batch from ``start`` to ``end``.
 
-    A start that is where its stream began has read nothing yet: then it may be a later answer of ``initialOffset`` than
-    the one that the batch was planned with, and the batch's own end knows better.
+    A start equal to its stream's initial position has read nothing yet. It may then be a later answer of
+    ``initialOffset`` than the one used for planning the batch, so the batch's own end takes precedence.
     """
     return end.initial if start.index == start.initial else start.index
 

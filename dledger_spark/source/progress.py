@@ -1,10 +1,10 @@
-"""What a stream reads next, and in which pieces: the rules of the stream reader, without Spark and without a network.
+"""Decides what a stream reads next, and in which ranges: the stream reader's rules, without Spark or a network.
 
-- Nothing beyond what is committed, whichever node says so, and nothing beyond the target of ``Trigger.AvailableNow``.
-- A batch that was planned once is read again in the same way after a restart: its end is in Spark's checkpoint, its
-  beginning is the end before it, or ``initial`` (see ``offsets``), and the log does not change.
+- Nothing beyond the commit index, whichever node reports it, or beyond the target of ``Trigger.AvailableNow``.
+- A planned batch is read again in the same way after a restart: its end is in Spark's checkpoint, its start is the
+  previous end, or ``initial`` (see ``offsets``), and the log does not change.
 - An offset never goes back because a node is behind. It does if the log itself is shorter than the checkpoint says,
-  and the user chose to go on (``failOnDataLoss=false``).
+  and the user chose to continue (``failOnDataLoss=false``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dledger_spark.source.ranges import Cutting, IndexRange, cut, end_within
 
 _log = logging.getLogger(__name__)
 _TRIMS_MAX: Final = 10
-"""How often the log may lose its beginning while one batch is planned."""
+"""How often the log's beginning may be removed while one batch is planned."""
 
 
 class StreamProgress:
@@ -37,7 +37,7 @@ class StreamProgress:
         self._triggered_at: float | None = None
 
     def initial(self) -> LogOffset:
-        """Where a stream without a checkpoint begins. Raises ``DataLossError`` for an entry that there is not yet."""
+        """Where a stream without a checkpoint starts. Raises ``DataLossError`` for an entry that does not exist yet."""
         options, state = self._options, self._log.committed()
         if options.starting_ms is not None:
             index = self._log.index_at(options.starting_ms)
@@ -49,18 +49,18 @@ class StreamProgress:
         return LogOffset(state.cluster, state.group, index, index)
 
     def stop_at_present_end(self) -> None:
-        """Read what is committed now and no more: ``Trigger.AvailableNow``."""
+        """Read only what is committed now, for ``Trigger.AvailableNow``."""
         self._target = self._log.committed().end_index
 
     def present_end(self) -> LogOffset:
-        """The end of what is committed, for the report of how far behind a stream is."""
+        """The committed end, for reporting a stream's lag."""
         state = self._log.committed()
         return LogOffset(state.cluster, state.group, state.end_index, state.end_index)
 
     def next_end(self, start: LogOffset, *, limited: bool) -> LogOffset:
-        """The end of the batch that begins at ``start``; ``start`` itself if there is nothing to read yet.
+        """The end of the batch that starts at ``start``; ``start`` itself if there is nothing to read yet.
 
-        ``limited``: the limits of the options apply. Raises ``DataLossError``, ``OffsetError``.
+        ``limited``: the options' limits apply. Raises ``DataLossError``, ``OffsetError``.
         """
         state = self._log.committed()
         check_same_log(start, state.cluster, state.group)
@@ -85,7 +85,7 @@ class StreamProgress:
         raise trimmed_too_fast(state.group)
 
     def plan(self, start: LogOffset, end: LogOffset) -> tuple[CommittedRange, list[IndexRange]]:
-        """The pieces of the batch between two offsets, at least one, which may be empty. Raises ``DataLossError``."""
+        """The ranges of the batch between two offsets: at least one, possibly empty. Raises ``DataLossError``."""
         state = self._log.committed()
         check_same_log(end, state.cluster, state.group)
         first = first_of_batch(start, end)
@@ -94,7 +94,7 @@ class StreamProgress:
         return state, cut_kept(self._log, IndexRange(first, end.index), state, self._options)
 
     def _waits_for_more(self, kept: IndexRange) -> bool:
-        """Whether so little is there that the batch is put off, for a while."""
+        """Whether there is so little that the batch is delayed, for a limited time."""
         options = self._options
         if self._target is not None or kept.count >= options.min_rows_per_trigger or self._triggered_at is None:
             return False
@@ -109,7 +109,7 @@ class StreamProgress:
         return kept.end
 
     def _shorter_log(self, start: LogOffset, group: str, end_index: int) -> LogOffset:
-        if start.index == start.initial:  # where it began; it may have read nothing
+        if start.index == start.initial:  # the stream's start: it may have read nothing
             return start.at(begin_within(self._options, group, start.index, end_index))
         if self._options.fail_on_data_loss:
             raise DataLossError(
@@ -122,7 +122,7 @@ class StreamProgress:
 
 
 def cut_kept(log: ClientLog, whole: IndexRange, state: CommittedRange, options: ReadOptions) -> list[IndexRange]:
-    """The ranges of what is still kept of a stretch. Raises ``DataLossError`` if some is not, unless told not to."""
+    """The kept ranges of a stretch. Raises ``DataLossError`` if a part is missing, unless the options allow it."""
     cutting = Cutting(options.split_bytes, options.max_records_per_partition, options.min_partitions)
     for _ in range(_TRIMS_MAX):
         kept = whole
@@ -140,7 +140,7 @@ def cut_kept(log: ClientLog, whole: IndexRange, state: CommittedRange, options: 
 
 
 def begin_within(options: ReadOptions, group: str, index: int, end_index: int) -> int:
-    """Where to begin that was told to begin behind the end. Raises ``DataLossError``, unless told not to."""
+    """The start if the requested one is beyond the end. Raises ``DataLossError``, unless the options allow it."""
     if options.fail_on_data_loss:
         raise DataLossError(
             f"the read starts at entry {index}, but the committed log of group {group} ends before entry "
@@ -152,7 +152,7 @@ def begin_within(options: ReadOptions, group: str, index: int, end_index: int) -
 
 
 def data_lost(group: str, first: int, end: int) -> DataLossError:
-    """What to say of entries that were to be read and are gone."""
+    """The error for requested entries that are no longer kept."""
     return DataLossError(
         f"entries {first} to {end - 1} ({end - first} entries) of group {group} are no longer kept: the log was "
         "trimmed before they were read. To continue without them, set failOnDataLoss=false; to keep more, raise "
@@ -161,7 +161,7 @@ def data_lost(group: str, first: int, end: int) -> DataLossError:
 
 
 def trimmed_too_fast(group: str) -> DataLossError:
-    """What to say when planning never catches up with retention."""
+    """The error if retention keeps overtaking the planning."""
     return DataLossError(
         f"the log of group {group} is being trimmed faster than a read can be planned: start later, or keep more of it"
     )

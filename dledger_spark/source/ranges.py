@@ -1,6 +1,6 @@
-"""Cutting a stretch of the log into ranges of entries for tasks, of about as many bytes each, however sizes differ.
+"""Cuts a stretch of the log into ranges of entries for tasks, with about as many bytes each, whatever the entry sizes.
 
-All of it depends on the log and the options only, so that the same stretch is always cut in the same way.
+The result depends only on the log and the options, so the same stretch is always cut in the same way.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class IndexRange:
 
     @property
     def count(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.end - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How to cut: bytes and entries at most in a range, and how many ranges at least; 0: does not matter."""
+    """Limits for cutting: maximum bytes and entries per range, minimum number of ranges; 0: no limit."""
 
     split_bytes: int
     entries_max: int = 0
@@ -38,7 +38,8 @@ def cut(whole: IndexRange, cutting: Cutting, places: ClientLog) -> list[IndexRan
     """The ranges, in order, at least one: an empty stretch is one empty range."""
     if whole.count <= 0:
         return [IndexRange(whole.first, whole.first)]
-    # Where the last entry begins, not where the stretch ends: what follows an entry may be a blank, but only later.
+    # Use the start of the last entry instead of the stretch's end, because a blank may be added after that entry
+    # later.
     begin, last = places.positions_of((whole.first, whole.end - 1))
     wanted = min(max(1, cutting.ranges_min, _ceil(last - begin, cutting.split_bytes)), whole.count, SPLITS_MAX)
     bounds = [whole.first, whole.end]
@@ -58,14 +59,14 @@ def end_within(whole: IndexRange, bytes_max: int, places: ClientLog) -> int:
     begin, end = places.positions_of((whole.first, whole.end))
     if end - begin <= bytes_max:
         return whole.end
-    beyond = min(places.indexes_at((begin + bytes_max,))[0], whole.end)  # the one before it may reach over the limit
+    beyond = min(places.indexes_at((begin + bytes_max,))[0], whole.end)  # the previous entry may exceed the limit
     if beyond > whole.first + 1 and places.positions_of((beyond,))[0] - begin > bytes_max:
         beyond -= 1
     return max(beyond, whole.first + 1)
 
 
 def _spread(bounds: list[int]) -> list[int]:
-    """The bounds, each at least one after the other: a huge entry makes several cuts fall on one place.
+    """Make bounds strictly ascending: a huge entry makes several cuts coincide.
 
     There are at least as many entries as ranges.
     """

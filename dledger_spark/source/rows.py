@@ -1,4 +1,4 @@
-"""What all readers do with batches on their way to Spark, and once per worker process."""
+"""Common to all readers: prepares batches for Spark, and worker processes for reading."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _frozen: Final[list[bool]] = []
 
 
 def projected(found: Iterator[pa.RecordBatch], projection: Projection) -> Iterator[pa.RecordBatch]:
-    """The batches under the names that Spark expects, with exactly the schema that it compares them with."""
+    """The batches under the names that Spark expects, with exactly the schema that it checks."""
     schema = projection.schema
     for batch in found:
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def settle_worker() -> None:
-    """Take what is loaded out of the garbage collector's sight, once per process.
+    """Exclude everything loaded from garbage collection, once per process.
 
-    Spark forks its workers from a daemon; a collection in each task then copies the memory that they share, and scans
-    the modules of pyspark, numpy and Arrow: together 40 ms per task.
+    Spark forks its workers from a daemon; a collection in each task would copy the memory that they share, and scan the
+    modules of pyspark, numpy and Arrow: together 40 ms per task.
     """
     if not _frozen:
         _frozen.append(True)

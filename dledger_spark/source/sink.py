@@ -1,13 +1,13 @@
 """The sink of the format ``dledger``: appends rows to a topic, or to a log of plain entries, each exactly once.
 
-The log only grows, so nothing can be undone: instead everything may be repeated. A task first asks how many of its
-rows are stored already and goes on after them; see ``sink_targets``. What a failed job has stored stays, and a rerun
-with the same ``writerId`` adds the rest. A stream's batch writes under its query's and its own number, so that a batch
-that Spark repeats after a restart adds nothing twice.
+The log is append-only, so nothing can be undone; instead, everything can be repeated. A task first asks how many of its
+rows are already stored and continues after them; see ``sink_targets``. Rows stored by a failed job stay, and a rerun
+with the same ``writerId`` adds the rest. A stream's batch writes under its query's id and its own number, so that a
+batch repeated by Spark after a restart adds nothing twice.
 
-The same rows in the same partitions and order are what this needs. Where a query does not give that by itself (it
-repartitions at random, say), sort or checkpoint before writing. If it finds that a writer has stored more rows than
-there are now, it says so; it cannot see other differences.
+This requires the same rows in the same partitions and order. If a query does not guarantee that (for example because it
+repartitions at random), sort or checkpoint before writing. A writer that has stored more rows than there are now is an
+error; other differences cannot be detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WRITER_ID: Final = re.compile(r"[A-Za-z0-9._/:-]{1,112}")
-"""What a producer's name may hold, less room for the partition."""
+"""Characters allowed in a producer's name, with room for the partition."""
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -45,7 +45,7 @@ class WriterReusedError(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class StoredRows(WriterCommitMessage):
-    """What a task has to say: its rows, and how many of them were stored before it ran."""
+    """A task's result: its rows, and how many of them were stored before it ran."""
 
     partition: int
     rows: int
@@ -53,7 +53,7 @@ class StoredRows(WriterCommitMessage):
 
 
 def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of a batch. Checks all that can be checked before a task runs. Raises ``PipelineError``."""
+    """The writer of a batch. Checks everything possible before a task runs. Raises ``PipelineError``."""
     return BatchWriter(options, _checked(options, schema, overwrite=overwrite))
 
 
@@ -77,7 +77,7 @@ def _checked(options: WriteOptions, schema: StructType, *, overwrite: bool) -> R
 
 
 def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, writer: str) -> StoredRows:
-    """Store what the target does not have yet of one partition's rows. Raises whatever keeps it from that."""
+    """Store those of one partition's rows that the target lacks. Raises the target's errors."""
     known = target.begin()
     rows = 0
     for batch in batches:
@@ -96,7 +96,7 @@ def store(target: RowTarget, batches: Iterable[pa.RecordBatch], partition: int, 
 
 
 class _Writer:
-    """What both writers do. Pickled for the tasks."""
+    """Common to both writers. Pickled for the tasks."""
 
     def __init__(self, options: WriteOptions, form: RowFormat) -> None:
         self._options = options
@@ -120,12 +120,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._store(iterator, f"{self._writer}/{partition}", self._writer, partition)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Everything is stored: nothing is left to do."""
+        """Everything is stored: nothing to do."""
         rows, known = _sums(messages)
         _log.info("writer %s has stored %d rows, %d of them before", self._writer, rows, known)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back: say how to go on."""
+        """Nothing can be undone: say how to continue."""
         rows, _ = _sums(messages)
         _log.warning(
             "the job failed; at least %d of its rows are stored and stay there. To add only the missing ones, "
@@ -154,7 +154,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         _log.info("batch %d has stored %d rows, %d of them before", batchId, rows, known)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing can be taken back, and need not: the batch is repeated under the same name."""
+        """Nothing can be undone, nor needs to be: the batch is retried under the same name."""
         rows, _ = _sums(messages)
         _log.warning("batch %d failed; at least %d of its rows are stored and will not be stored again", batchId, rows)
 
@@ -167,6 +167,6 @@ def _context() -> TaskContext:
 
 
 def _sums(messages: Sequence[WriterCommitMessage | None]) -> tuple[int, int]:
-    """Rows, and those known before, of the tasks that have finished."""
+    """Rows, and those stored before, of the finished tasks."""
     finished = [one for one in messages if isinstance(one, StoredRows)]
     return sum(one.rows for one in finished), sum(one.known for one in finished)

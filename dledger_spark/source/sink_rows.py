@@ -1,8 +1,8 @@
-"""Rows that come to the sink, as messages or entries: which columns count, what is refused, and the conversion.
+"""Converts the sink's rows to messages or entries, and validates their columns.
 
-The schema is checked once, on the driver, before a task runs. Both our own names and those of Spark's Kafka sink are
-understood; columns that the source gives and that cannot be written (``index``, ``storeTimestamp``, …) are left out, so
-that what was read can be written. Any other column is a mistake, most likely a mistyped name.
+The schema is checked once, on the driver, before a task runs. Both our own column names and those of Spark's Kafka sink
+are accepted; columns that the source produces but cannot be written (``index``, ``storeTimestamp``, …) are ignored, so
+that rows read from the format can be written. Any other column is an error, probably a mistyped name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACCEPTED: Final = {
     "properties": frozenset({"map<string,string>"}),
     "headers": frozenset({"array<struct<key:string,value:binary>>"}),
 }
-"""Types by column, as Spark names them."""
+"""Accepted types per column, in Spark's names."""
 _KAFKA_NAMES: Final = {"value": "body", "key": "keys", "partition": "queueId"}
 _NAMES: Final = {name.lower(): name for name in _ACCEPTED} | _KAFKA_NAMES
 _LEFT_OUT: Final = frozenset(name.lower() for name in (*COLUMN_NAMES, *(one.name for one in KAFKA_COLUMNS)))
@@ -47,7 +47,7 @@ class SinkRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """Which column of the input is what; ``places`` holds column numbers by our names."""
+    """Which input column is which; ``places`` maps our names to column numbers."""
 
     places: tuple[tuple[str, int], ...]
 
@@ -56,7 +56,7 @@ class RowFormat:
         return any(one == name for one, _ in self.places)
 
     def column(self, batch: pa.RecordBatch, name: str) -> list[Any] | None:  # Any: each column has a type of its own
-        """A column as Python objects; None if the input has none."""
+        """A column as Python objects; None if the input lacks it."""
         for one, place in self.places:
             if one == name:
                 column = batch.column(place)
@@ -101,7 +101,7 @@ def _known() -> str:
 
 
 def bodies_of(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> Sequence[bytes]:
-    """The bodies only, for a log of plain entries. ``first_row``: the number of the batch's first row, for errors."""
+    """Only the bodies, for a log of plain entries. ``first_row``: the number of the batch's first row, for errors."""
     bodies: list[bytes] = form.column(batch, "body") or []
     if batch.num_rows and None in bodies:
         raise _null("body", first_row + bodies.index(None))  # type: ignore[arg-type]  # that is what is looked for
@@ -111,7 +111,7 @@ def bodies_of(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> Sequenc
 def rows_of(
     batch: pa.RecordBatch, form: RowFormat, topic: str, queue_id: int | None, first_row: int
 ) -> Iterator[SinkRow]:
-    """The messages of a batch. ``topic``, if any, and ``queue_id`` are the options', which win over the columns."""
+    """The messages of a batch. The options ``topic``, if any, and ``queue_id`` override the columns."""
     bodies = bodies_of(batch, form, first_row)
     topics = None if topic else form.column(batch, "topic")
     queues = form.column(batch, "queueId") if queue_id is None else None
@@ -126,7 +126,7 @@ def rows_of(
 
 
 def _properties(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> list[dict[str, str]] | None:
-    """Each row's properties, keys and tags among them; None if the input has nothing of the kind."""
+    """Each row's properties, including keys and tags; None if the input has none of these."""
     keys, tags = form.column(batch, "keys"), form.column(batch, "tags")
     given = form.column(batch, "properties") or form.column(batch, "headers")
     if keys is None and tags is None and given is None:

@@ -1,8 +1,7 @@
-"""Where a task's rows go: a topic of brokers, or a log of plain entries. Both remember what of a writer they have.
+"""The targets of a task's rows: a topic of brokers, or a log of plain entries. Both remember what a writer has stored.
 
-A writer is a producer of exactly-once append: its name is ``{writerId}/{partition}``, its sequence the row's number
-within the partition. So whoever writes the same rows again, in the same order and under the same name, adds only those
-that are missing.
+A writer is a producer of exactly-once append: its name is ``{writerId}/{partition}``, its sequence the row's number in
+the partition. So writing the same rows again, in the same order and under the same name, adds only the missing ones.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ _CHECK_TIMEOUT_S: Final = 10.0
 _LINGER_MS: Final = 5.0
 _LOOK_EVERY_ROWS: Final = 1024
 _ENTRY_OVERHEAD_BYTES: Final = 16
-"""What an entry costs in a request besides its body: without it, any number of empty ones would fit."""
+"""The cost of an entry in a request besides its body, so that the number of empty ones is limited, too."""
 
 
 class RowTarget(Protocol):
-    """What takes one task's rows, in their order. A context manager."""
+    """Receives one task's rows, in order. A context manager."""
 
     def begin(self) -> int:
-        """How many of the writer's rows are stored already."""
+        """The number of the writer's rows that are already stored."""
 
     def add(self, batch: pa.RecordBatch, first_row: int) -> None:
-        """Send rows; ``first_row`` is the number of the first one. Raises if any row so far has failed."""
+        """Send rows; ``first_row`` is the number of the first one. Raises if any previous row failed."""
 
     def finish(self) -> None:
-        """Return when everything is stored; raise if something is not."""
+        """Wait until everything is stored; raises if a row failed."""
 
     def __enter__(self) -> Self: ...
 
@@ -48,22 +47,22 @@ class RowTarget(Protocol):
 
 
 def open_target(options: WriteOptions, form: RowFormat, producer: str) -> RowTarget:
-    """The target of one task. ``producer``: the name that it writes under."""
+    """The target of one task. ``producer``: the name it writes under."""
     if options.topic or form.has("topic"):
         return TopicTarget(options, form, producer)
     return EntryTarget(options, form, producer)
 
 
 def check_target(options: WriteOptions, form: RowFormat) -> None:
-    """Ask, before any task runs, whether the servers take such rows. Raises ``OptionError``, ``DLedgerError``."""
+    """Check before any task runs whether the servers accept such rows. Raises ``OptionError``, ``DLedgerError``."""
     if options.topic or form.has("topic"):
         with closing(Admin(options.servers, timeout_s=_CHECK_TIMEOUT_S, security=options.security.client())) as admin:
-            names = {one.name for one in admin.topics()}  # whoever is no broker says so
+            names = {one.name for one in admin.topics()}  # an error unless it is a broker
             if options.partitioner == "keys" and options.topic and options.topic not in names:
                 raise OptionError(
                     f"option partitioner: create topic {options.topic} first: keys choose among its queues"
                 )
-            # Messages need no group to be named. One that is named and is another's means other brokers.
+            # Messages do not require a group name. If one is given and differs, these are the wrong brokers.
             if options.group != GROUP_DEFAULT and admin.status().replicated:
                 status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
         return
@@ -72,7 +71,7 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
 
 
 class EntryTarget:
-    """A group whose entries are plain bytes: each row's body is one."""
+    """A group of plain entries: each row's body becomes one."""
 
     def __init__(self, options: WriteOptions, form: RowFormat, producer: str) -> None:
         self._form = form
@@ -90,7 +89,7 @@ class EntryTarget:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The connection stays open, for the next task."""
+        """Leaves the connection open for the next task."""
 
     def begin(self) -> int:
         """See ``RowTarget``."""
@@ -114,7 +113,7 @@ class EntryTarget:
 
 
 class TopicTarget:
-    """Topics of brokers. Pipelined: rows are sent while others are on their way."""
+    """Topics of brokers. Pipelined: sends rows while others are in flight."""
 
     def __init__(self, options: WriteOptions, form: RowFormat, producer: str) -> None:
         self._options = options
@@ -146,7 +145,7 @@ class TopicTarget:
         rows = rows_of(batch, self._form, options.topic, options.queue_id, first_row)
         by_keys = options.partitioner == "keys"
         for number, (message, queue_id) in enumerate(rows, first_row):
-            key = message.properties.get(PROPERTY_KEYS) if by_keys else None  # a queue that is named wins
+            key = message.properties.get(PROPERTY_KEYS) if by_keys else None  # an explicit queue takes precedence
             future = send(message, key=key, queue_id=queue_id, sequence=number)
             if number % _LOOK_EVERY_ROWS == 0:
                 self._sent.append(future)
@@ -159,7 +158,7 @@ class TopicTarget:
         self._look()
 
     def _look(self) -> None:
-        """Raise if a row has failed: those after it fail, too, so the last one of any stretch tells."""
+        """Raise if a row has failed: the following ones fail, too, so checking the last row of a stretch is enough."""
         while self._sent and self._sent[0].done():
             future = self._sent.popleft()
             if (error := future.exception()) is not None:

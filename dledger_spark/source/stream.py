@@ -1,7 +1,6 @@
-"""The stream reader of the format ``dledger``: what Spark asks of ``StreamProgress`` and ``RowReader``.
+"""The stream reader of the format ``dledger``: connects Spark with ``StreamProgress`` and ``RowReader``.
 
-Spark keeps one such object alive for a query, in a process of its own, which plans; ``read`` runs in the tasks, on
-copies.
+Spark keeps one such object per query, in a separate process, for planning; ``read`` runs in the tasks, on copies.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def stream_reader(options: ReadOptions, projection: Projection) -> DataSourceStreamReader:
-    """The reader for these options. Raises ``OptionError`` for those that make no sense in a stream."""
+    """The reader for these options. Raises ``OptionError`` for those that do not apply to a stream."""
     problems = []
     if not options.is_live:
         problems.append("a stream follows a running group (bootstrap.servers), not a directory")
@@ -47,7 +46,7 @@ def stream_reader(options: ReadOptions, projection: Projection) -> DataSourceStr
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's reader. Offsets go in and out as the dictionaries that Spark keeps."""
+    """One query's reader. Offsets are dictionaries, as Spark stores them."""
 
     def __init__(self, options: ReadOptions, projection: Projection) -> None:
         self._options = options
@@ -60,11 +59,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- planning, in the query's own process ------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, str | int]:  # noqa: N802 - Spark's name, as those below
-        """Where a new stream begins."""
+        """Where a new stream starts."""
         return self._progress.initial().to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Tells Spark that there is a limit; which ones there are, ``StreamProgress`` knows (Spark takes one only)."""
+        """Tells Spark that there is a limit; ``StreamProgress`` applies the actual ones (Spark accepts only one)."""
         options = self._options
         if options.max_rows_per_trigger:
             return ReadMaxRows(options.max_rows_per_trigger)
@@ -77,19 +76,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, str | int]:  # noqa: N802
         """The end of the next batch."""
         before = parse_offset(start)
-        self._publish(before)  # Spark commits a batch only with the next one: the last one would never be shown
+        self._publish(before)  # Spark commits a batch only with the next one, so the last one would never be published
         return self._progress.next_end(before, limited=not isinstance(limit, ReadAllAvailable)).to_dict()
 
     def reportLatestOffset(self) -> dict[str, str | int]:  # noqa: N802
-        """What is committed now, for the query's progress: the lag is the difference to its end offset."""
+        """The committed end, for the query's progress: the lag is its distance from the end offset."""
         return self._progress.present_end().to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to what is committed now."""
+        """Read only up to what is committed now."""
         self._progress.stop_at_present_end()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """The batch's ranges, the same ones whenever it is planned."""
+        """The batch's ranges, which are the same whenever it is planned."""
         state, ranges = self._progress.plan(parse_offset(start), parse_offset(end))
         content = content_of(self._options, state)
         return [LogPartition(one, content) for one in ranges]
@@ -99,9 +98,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._publish(parse_offset(end))
 
     def _publish(self, done: LogOffset) -> None:
-        """Make what is done the consumer group's offsets, if one is named: what tools show as its lag.
+        """Publish the progress as offsets of the consumer group, if one is set, so that tools can show its lag.
 
-        Advisory: what was read is in Spark's checkpoint. So a failure is told and does not stop the stream.
+        Advisory: the progress is in Spark's checkpoint. So a failure is logged and does not stop the stream.
         """
         group = self._options.consumer_group
         if not group or done.index in (self._published, done.initial):
@@ -110,7 +109,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log.publish(group, done.index)
             self._published, self._warned = done.index, False
         except DLedgerError as error:
-            if not self._warned:  # it is tried again with every batch: once is enough, until it has worked again
+            if not self._warned:  # retried with every batch: warn once, until it has worked again
                 _log.warning("the offsets of group %s cannot be published at the moment: %s", group, error)
             self._warned = True
 

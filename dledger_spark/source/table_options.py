@@ -1,8 +1,8 @@
 """The options of a table: ``CREATE TABLE … USING dledger OPTIONS (…)``.
 
-Spark hands a table's options to a source in Python only once, when it asks for the schema to put into its catalog;
-readers and writers of the table later get the schema and none of the options. So the options travel in the schema, as
-the comment of its first column, where ``DESCRIBE`` shows them too. Secrets do not: a comment is no place for them.
+Spark passes a table's options to a Python source only once, when it requests the schema for its catalog; readers and
+writers of the table later get the schema but not the options. So the options are stored in the schema, as the comment
+of its first column, which ``DESCRIBE`` also shows. Secrets are refused: a comment is not the place for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TABLE_MARK: Final = "provider"
-"""Among the options only when a table is made."""
+"""Present among the options only when a table is created."""
 _OF_SPARK: Final = frozenset(
     ("provider", "owner", "location", "comment", "external", "is_managed_location", "collation")
 )
@@ -30,7 +30,7 @@ _SECRETS: Final = frozenset(("secretkey",))
 
 
 def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
-    """The user's options if this is the making of a table, else None. Raises ``OptionError`` for a secret."""
+    """The user's options if a table is being created, otherwise None. Raises ``OptionError`` for a secret."""
     if _TABLE_MARK not in options:
         return None
     own = {name: text for name, text in options.items() if name not in _OF_SPARK and not name.startswith(_PREFIX)}
@@ -43,7 +43,7 @@ def options_of_table(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def with_options(ddl: str, options: Mapping[str, str]) -> str:
-    """A schema, as Spark's DDL of one line per column, with the options in it."""
+    """A schema in Spark's DDL, one line per column, that contains the options."""
     comment = _BEGIN + json.dumps(dict(options), sort_keys=True)
     quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
     first, *others = ddl.split(", ", 1)
@@ -51,7 +51,7 @@ def with_options(ddl: str, options: Mapping[str, str]) -> str:
 
 
 def options_in(schema: StructType) -> dict[str, str]:
-    """The options that the schema of a table carries; their names are in lower case."""
+    """The options in a table's schema; their names are in lower case."""
     for field in schema.fields:
         comment = (field.metadata or {}).get(_COMMENT, "")
         if isinstance(comment, str) and comment.startswith(_BEGIN):
@@ -61,17 +61,17 @@ def options_in(schema: StructType) -> dict[str, str]:
 
 
 def for_reads(options: Mapping[str, str], given: Mapping[str, str] = _NOTHING) -> dict[str, str]:
-    """A table's options without those that concern writing only, and what a query says, which wins."""
+    """A table's options without those for writing, overridden by the query's options."""
     return _merged(_without(options, WRITE_OPTIONS, READ_OPTIONS), given, READ_OPTIONS)
 
 
 def for_writes(options: Mapping[str, str], given: Mapping[str, str] = _NOTHING) -> dict[str, str]:
-    """A table's options without those that concern reading only, and what a query says, which wins."""
+    """A table's options without those for reading, overridden by the query's options."""
     return _merged(_without(options, READ_OPTIONS, WRITE_OPTIONS), given, WRITE_OPTIONS)
 
 
 def _merged(of_table: Mapping[str, str], given: Mapping[str, str], table: Iterable[Option]) -> dict[str, str]:
-    """By what options mean, as each has several names; what a query says twice stays there, to be refused."""
+    """Merge by option, because each has several names; duplicates within the query are kept, to be refused later."""
     meanings = {name.lower(): one.attribute for one in table for name in (one.name, *one.aliases)}
     said = {meanings.get(name.lower(), name.lower()) for name in given}
     left = {name: text for name, text in of_table.items() if meanings.get(name.lower(), name.lower()) not in said}

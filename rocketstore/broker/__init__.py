@@ -1,1 +1,1 @@
-"""The broker: what producers, consumers and administrators talk to, over gRPC."""
+"""The broker: the gRPC server for producers, consumers and administrators."""

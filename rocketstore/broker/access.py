@@ -1,10 +1,10 @@
-"""What a request to the broker needs, method by method, where access control is on.
+"""The permissions that each broker method requires under access control.
 
-Sending needs PUB on the topic; producers' names are each account's own, so that nobody uses up another's numbers.
-Pulling and asking for messages and offsets needs SUB on the topic, and for a group SUB on the group. Members of a group
-may move its offsets, also back (a consumer that seeks does); everybody else needs an administrator's key, as making and
-deleting topics does. Lists show what the caller may use. Topics of the broker itself are an administrator's: delayed
-messages of all topics wait there.
+Sending requires PUB on the topic; producer names are separate per account, so that nobody can use up another account's
+numbers. Pulling and querying messages and offsets requires SUB on the topic, and for a group also SUB on the group.
+Members of a group may move its offsets, also backwards (as a consumer that seeks does); everybody else needs an
+administrator's key, as for creating and deleting topics. Lists show what the caller may use. The broker's internal
+topics, where delayed messages of all topics wait, require an administrator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
 
 
 class BrokerAccess:
-    """On the event loop. What it refuses is an ``AccessDeniedError``, and in the audit log."""
+    """Used on the event loop. Refusals are ``AccessDeniedError`` and appear in the audit log."""
 
     def __init__(self, guard: AccessGuard) -> None:
         self.guard: Final = guard
@@ -48,24 +48,24 @@ class BrokerAccess:
             "ListTopics": self._usable_topics,
             "ListGroups": self._usable_groups,
         }
-        self._free = frozenset({"Status", "Producer"})  # every account may ask who leads, and of producers of its own
+        self._free = frozenset({"Status", "Producer"})  # every account may ask who leads, and query its own producers
 
     def check(self, name: str, caller: Caller, data: bytes) -> None:
-        """Raises ``AccessDeniedError`` unless the caller may ask this. A method that nobody thought of is denied."""
+        """Raises ``AccessDeniedError`` unless the caller may call this method. Unknown methods are denied."""
         if name in self._checks:
             self._checks[name](caller, data)
         elif name not in self._filters and name not in self._free:
             raise self.guard.denied(caller, name, "", "has no rule")
 
     def filtered(self, name: str, caller: Caller, answer: bytes) -> bytes:
-        """The answer without what the caller may not see."""
+        """The response without what the caller may not see."""
         show = self._filters.get(name)
         return answer if show is None else show(caller, answer)
 
     # --- the hot paths ------------------------------------------------------------------------------------------------
 
     def denied_topics(self, caller: Caller, messages: Iterable[Message]) -> Mapping[str, PutResult]:
-        """Topics that the caller may not send to, and the refusal of their messages."""
+        """The topics that the caller may not send to, with the refusals of their messages."""
         denied = [name for name in {one.topic for one in messages} if not caller.may(ResourceKind.TOPIC, name, PUB)]
         if not denied:
             return NOTHING_DENIED
@@ -76,7 +76,7 @@ class BrokerAccess:
         return PutResult(PutMessageStatus.NO_PERMISSION, outcome="not_applied", reason=str(error))
 
     def own_producer(self, caller: Caller, name: str) -> str:
-        """The name under which the log knows an account's producer: another account's is another one."""
+        """The account's name for a producer in the log, different from every other account's."""
         return own_name(caller.name, name)
 
     def check_pull(self, caller: Caller, pull: Pull) -> None:
@@ -86,7 +86,7 @@ class BrokerAccess:
             self.guard.require(caller, "Pull", ResourceKind.GROUP, pull.group, SUB)
 
     def check_after_wait(self, caller: Caller, pull: Pull) -> None:
-        """As ``check_pull``, by the rules of now: a pull may have waited for a minute."""
+        """Like ``check_pull``, by the current rules: a pull may have waited for a minute."""
         self.guard.renew(caller, "Pull")
         self.check_pull(caller, pull)
 
@@ -141,11 +141,11 @@ class BrokerAccess:
         for record in parse(pb.RecordsResponse, answer).records:
             try:
                 topic = decode_record(record, check_crc=False).topic
-            except CorruptRecordError:  # nobody can say whose it is
+            except CorruptRecordError:  # its topic is unknown
                 raise self.guard.denied(caller, "QueryById", "", "found a damaged record") from None
             try:
                 self._may_read(caller, "QueryById", topic)
-            except AccessDeniedError:  # the audit log has the topic's name; who may not read it need not know of it
+            except AccessDeniedError:  # the audit log names the topic; a caller that may not read it must not learn it
                 raise AccessDeniedError(
                     f"{caller.name} is not allowed to do this: QueryById needs SUB on the topic of that message"
                 ) from None

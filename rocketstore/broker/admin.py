@@ -1,4 +1,4 @@
-"""Queries, offsets, topics and groups: requests and answers as bytes, on the event loop."""
+"""Queries, offsets, topics and groups: requests and responses as bytes, on the event loop."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ QUERY_MESSAGES_MAX: Final = 256
 
 
 AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
-"""Gets the request and whose it is: the name of the account, or the address."""
+"""Receives the request and its owner: the account's name, or the address."""
 
 
 class AdminService:
-    """Reads are answered by every node, changes by the master. Handlers raise the errors of ``refusals``."""
+    """Every node answers reads, the master makes changes. Handlers raise the errors of ``refusals``."""
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
@@ -48,7 +48,7 @@ class AdminService:
         leader_address: Callable[[], str],
         positions: LogPositions,
     ) -> None:
-        """``leader_address`` is who takes writes, as far as known."""
+        """``leader_address`` returns the address that accepts writes, as far as known."""
         self._config = config
         self._store = store
         self._state = state
@@ -65,7 +65,7 @@ class AdminService:
         self._leader_address = leader_address
 
     def handlers(self) -> dict[str, AdminHandler]:
-        """By method."""
+        """Handlers by method name."""
         return {
             "QueryById": _of_anybody(self._query_by_id),
             "QueryByKey": _of_anybody(self._query_by_key),
@@ -82,7 +82,7 @@ class AdminService:
         }
 
     async def create_default_topic(self, name: str, owner: str) -> PutResult:
-        """Make a topic because ``owner`` sent to it."""
+        """Create a topic because ``owner`` sent to it."""
         queues = self._config.default_topic_queue_nums
         try:
             self._made_topics.take(owner, name, queues)
@@ -219,7 +219,7 @@ class AdminService:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _take_group(self, owner: str, group: str) -> None:
-        """Raises ``LimitReachedError`` if it would be new, and one too many of this client's."""
+        """Raises ``LimitReachedError`` if the group would be new, and exceed this client's limit."""
         if not self._state.has_group(group):
             check_name(group, "group")
             self._made_groups.take(owner, group, 1)
@@ -247,7 +247,7 @@ class AdminService:
 
 
 def _of_anybody(handler: Callable[[bytes], Awaitable[bytes]]) -> AdminHandler:
-    """For whom it does not matter who asks."""
+    """Wrap a handler that does not depend on the caller."""
     return lambda data, _owner: handler(data)
 
 
@@ -262,7 +262,7 @@ def _records(records: Sequence[bytes]) -> bytes:
 
 
 def _is_hidden(record: bytes) -> bool:
-    """Whether it is the broker's own; a made-up message id may name any record."""
+    """Whether it is one of the broker's own records; a forged message id may point to any."""
     try:
         return decode_record(record, check_crc=False).topic in HIDDEN_TOPICS
     except CorruptRecordError:

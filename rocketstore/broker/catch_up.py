@@ -1,9 +1,9 @@
-"""Whether a broker that was started again knows what the others have long known.
+"""Tells when a restarted broker has caught up with what was committed before.
 
-A member does not know after a restart which of its entries are committed, so its queues and its state may be those of
-long ago, or empty, until the leader has told. A client that still takes it for the master would hear that a topic does
-not exist, or that a queue ends before the offset it has reached. So reads are refused until then, and the client looks
-for the master. Afterwards a slave serves what it has, which may lag behind.
+After a restart, a member does not know which of its entries are committed, so its queues and state may be outdated or
+empty until it hears from the leader. A client that still takes it for the master would be told that a topic does not
+exist, or that a queue ends before the offset it has reached. So reads are refused until then, and the client looks for
+the master. After that, a slave serves what it has, which may lag behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rocketstore.types import BrokerRole
 
 
 class CatchUp:
-    """Call it to hear whether this member has caught up; once it has, it stays so. Made before the node is started."""
+    """A callable that returns whether this member has caught up; once true, it stays true. Create it before the node
+    starts.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class CatchUp:
         self._committed_position = committed_position
         self._state_is_applied = state_is_applied
         self._recovered_index: Final = status().end_index
-        self._position: int | None = None  # what has to be dispatched, once that is known
+        self._position: int | None = None  # the position up to which dispatch must get, once known
         self._done = False
 
     def __call__(self) -> bool:
@@ -43,10 +45,11 @@ class CatchUp:
     def _has_caught_up(self) -> bool:
         if self._position is None:
             status = self._status()
-            # A new disk recovers nothing; its member's vote counts once it has what the others had when it came.
+            # A new disk recovers nothing; its member's vote counts once it has everything the others had when it
+            # joined.
             if status.leader is None or not status.voter:
                 return False
-            # What was recovered may be replaced by less, so its own index may not come back.
+            # Recovered entries may be replaced by fewer, so their last index may not be reached again.
             if status.committed_index < min(self._recovered_index, status.end_index):
                 return False
             self._position = self._committed_position()

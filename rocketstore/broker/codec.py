@@ -1,4 +1,4 @@
-"""The broker's protocol as bytes: ``proto/rocketstore/v1/broker.proto``. Nothing else of the broker knows protobuf."""
+"""Encodes the broker's protocol, ``proto/rocketstore/v1/broker.proto``. No other part of the broker uses protobuf."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rocketstore.types import GetResult, PutMessageStatus, PutResult
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
 SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
-"""So that no count of messages makes a number overflow."""
+"""Leaves room for the number of messages without overflow."""
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
@@ -35,10 +35,10 @@ _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 
 
 class SendCall(NamedTuple):
-    """A send request; ``size`` is its length on the wire. ``packed``: its answer may be packed.
+    """A send request; ``size`` is its length on the wire. ``packed``: its response may be packed.
 
-    ``producer`` numbers the messages: then all of them are stored or none.
-    ``quota`` is the sender's. Where access control is on: ``denied`` topics and the refusals of their messages.
+    ``producer`` numbers the messages: then all or none of them are stored. ``quota`` is the sender's. Under access
+    control, ``denied`` contains the denied topics and the refusals of their messages.
     """
 
     request_id: int
@@ -47,12 +47,12 @@ class SendCall(NamedTuple):
     size: int
     packed: bool = False
     producer: ProducerBatch | None = None
-    denied: Mapping[str, PutResult] = {}  # of a named tuple: a default, not an attribute
+    denied: Mapping[str, PutResult] = {}  # the default of a named tuple's field
     quota: Quota | None = None
 
 
 def parse(kind: type[_W], data: bytes) -> _W:
-    """Raises ``InvalidRequestError`` for garbage, and for more elements than one request may have."""
+    """Raises ``InvalidRequestError`` for garbage, and if a request has too many elements."""
     counted = _COUNTED.get(kind)
     if counted is not None:
         check_count(data, counted)
@@ -65,7 +65,7 @@ def parse(kind: type[_W], data: bytes) -> _W:
 
 
 def _check_properties(data: bytes) -> None:
-    """Properties of all messages together, if given one by one."""
+    """Limit the properties of all messages together, if they are given one by one."""
     if not may_exceed(data, _PROPERTIES.field, _PROPERTIES.count_max):
         return
     for field, begin, end in elements(data):
@@ -76,16 +76,16 @@ def _check_properties(data: bytes) -> None:
 def decode_send(
     data: bytes, born_host: HostAddress, store_host: HostAddress, now_ms: int, quota: Quota | None = None
 ) -> SendCall:
-    """A send request. On the hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
+    """Decode a send request. Hot path: about a microsecond per message. Raises ``InvalidRequestError``."""
     wire = parse(pb.SendRequest, data)
     messages: list[Message] = []
     add = messages.append
     for one in wire.messages:
         text = one.property_string
         sys_flag = one.sys_flag
-        if not text or _DELAY in text or _TRANSACTION in text:  # what these do needs the properties one by one
+        if not text or _DELAY in text or _TRANSACTION in text:  # these need the properties one by one
             properties, text = (decode_properties(text) if text else dict(one.properties.items())), b""
-            if properties.get(PROPERTY_TRANSACTION, "").lower() == "true":  # as RocketMQ's broker reads it
+            if properties.get(PROPERTY_TRANSACTION, "").lower() == "true":  # as in RocketMQ's broker
                 sys_flag |= SYS_FLAG_PREPARED
         else:
             properties = {}
@@ -119,13 +119,13 @@ def _producer(wire: pb.SendRequest) -> ProducerBatch | None:
 
 
 class ResultEncoder:
-    """Answers to sends; ``store_host`` is what message ids begin with."""
+    """Encodes send responses; message ids start with ``store_host``."""
 
     def __init__(self, store_host: HostAddress) -> None:
         self._id_prefix = offset_message_id(store_host, 0)[:-16]
 
     def encode(self, request_id: int, results: Sequence[PutResult], *, packed: bool = False) -> bytes:
-        """The answer to one request; ``packed`` if it may be, and if all is well."""
+        """The response to one request; ``packed`` if allowed and all messages were stored."""
         wire = pb.SendResponse(request_id=request_id)
         if packed and results:
             places = [one.stored for one in results if one.status is _PUT_OK and one.stored is not None]
@@ -144,7 +144,7 @@ class ResultEncoder:
             stored = one.stored
             if stored is None:
                 wire_result = add(status=one.status, outcome=one.outcome, reason=told(one.reason), leader=one.leader)
-                if one.status is _PUT_OK:  # it is not remembered where
+                if one.status is _PUT_OK:  # the position is not remembered
                     wire_result.offset = wire_result.queue_id = wire_result.queue_offset = -1
                     wire_result.store_timestamp_ms = -1
                 continue
@@ -177,7 +177,7 @@ class Pull(NamedTuple):
 
 
 def decode_pull(data: bytes) -> Pull:
-    """A pull request. Raises ``InvalidRequestError``."""
+    """Decode a pull request. Raises ``InvalidRequestError``."""
     wire = parse(pb.PullRequest, data)
     if min(wire.queue_id, wire.offset, wire.max_messages, wire.max_bytes, wire.wait_ms) < 0:
         raise InvalidRequestError("queue_id, offset, max_messages, max_bytes and wait_ms must not be negative")
@@ -194,7 +194,7 @@ def decode_pull(data: bytes) -> Pull:
 
 
 def encode_pulled(result: GetResult) -> bytes:
-    """The answer to a pull."""
+    """Encode a pull response."""
     return pb.PullResponse(
         status=result.status,
         next_offset=result.next_offset,

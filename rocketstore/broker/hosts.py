@@ -1,4 +1,4 @@
-"""Host addresses as records hold them."""
+"""Host addresses as stored in records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rocketstore.message.message import LOOPBACK, HostAddress
 
 
 def peer_host(peer: str) -> HostAddress:
-    """Whom gRPC says we talk to: ``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``; loopback if it is something else."""
+    """Parse gRPC's peer name (``ipv4:127.0.0.1:4711``, ``ipv6:[::1]:4711``); loopback for anything else."""
     address = address_of(peer)
     return LOOPBACK if address is None else HostAddress(address.packed, place_of(peer)[1])
 
 
 def resolve(host: str, port: int) -> HostAddress:
-    """The address that goes into records as the store's: a name's first address, loopback for one that has none."""
+    """The store host for records: the name's first address; loopback if it has none."""
     try:
         return HostAddress(parse_address(host).packed, port)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Pulls that wait for messages: woken by the arrival of one that may suit them, never by a clock that looks again.
+"""Waiting pulls, which are woken when a matching message arrives, without polling.
 
-Lives on the event loop. Only ``arrived`` runs elsewhere, on the dispatch thread, once per batch of stored records: for
-a queue that nobody waits for it costs one look into a dictionary, for others the tags of its records are noted once.
-The loop goes through the waiting pulls, whose number costs the dispatch thread nothing.
+Lives on the event loop. Only ``arrived`` runs on the dispatch thread, once per batch of stored records: for a queue
+without waiting pulls it costs one dictionary lookup, otherwise it notes the records' tags once. The loop iterates over
+the waiting pulls, so their number costs the dispatch thread nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rocketstore.types import RecordHead
 
 
 class TooManyPullsError(Exception):
-    """Raised when more pulls want to wait than ``pulls_waiting_max`` allows."""
+    """Raised when more pulls than ``pulls_waiting_max`` would wait."""
 
 
 class Waiter:
-    """One pull that may wait. Arrivals count from ``arm`` on, so: arm, look, and only then wait."""
+    """One pull that may wait. Arrivals count from ``arm`` on, so call ``arm``, read, and only then wait."""
 
     __slots__ = ("_event", "codes", "key")
 
     def __init__(self, key: QueueKey, codes: frozenset[int] | None) -> None:
         self.key = key
         self.codes = codes
-        """Tags codes of interest; None: all."""
+        """The wanted tags codes; None: all."""
         self._event = asyncio.Event()
 
     def arm(self) -> None:
@@ -38,15 +38,15 @@ class Waiter:
 
     @property
     def woken(self) -> bool:
-        """Whether something arrived since ``arm``."""
+        """Whether a message has arrived since ``arm``."""
         return self._event.is_set()
 
     def wake(self) -> None:
-        """End the wait; on the loop."""
+        """End the wait. Called on the loop."""
         self._event.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for an arrival or the end of the time; now and then it ends for nothing, so look at the clock."""
+        """Wait for an arrival or the timeout; may return spuriously, so check the clock."""
         timer = asyncio.get_running_loop().call_later(timeout_s, self._event.set)
         try:
             await self._event.wait()
@@ -55,24 +55,24 @@ class Waiter:
 
 
 class WaitingPulls:
-    """All pulls that wait, by queue."""
+    """All waiting pulls, by queue."""
 
     def __init__(self, bridge: LoopBridge, *, waiting_max: int) -> None:
         self.closed = False
-        """No pull waits any more: the broker stops."""
+        """The broker is stopping: no pull waits any more."""
         self._bridge = bridge
         self._waiting_max = waiting_max
         self._count = 0
         self._by_queue: dict[QueueKey, dict[Waiter, None]] = {}
         self._lock = threading.Lock()  # guards _news
         self._news: dict[QueueKey, set[int]] = {}
-        """Tags codes that arrived per queue and the loop has not heard of; it is told of them together."""
+        """Tags codes by queue that arrived and were not yet passed to the loop, which receives them together."""
 
     def __len__(self) -> int:
         return self._count
 
     def enter(self, key: QueueKey, codes: frozenset[int] | None) -> Waiter:
-        """Take part; give the waiter back to ``leave``. Raises ``TooManyPullsError``."""
+        """Register a pull; pass the waiter to ``leave`` afterwards. Raises ``TooManyPullsError``."""
         if self._count >= self._waiting_max:
             raise TooManyPullsError(f"{self._count} pulls are waiting, the limit (pulls_waiting_max)")
         waiter = Waiter(key, codes)
@@ -81,7 +81,7 @@ class WaitingPulls:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Take no part any more."""
+        """Unregister a pull."""
         waiters = self._by_queue[waiter.key]
         del waiters[waiter]
         self._count -= 1
@@ -96,8 +96,8 @@ class WaitingPulls:
                 waiter.wake()
 
     def arrived(self, heads: Sequence[RecordHead]) -> None:
-        """Records can be read; on the dispatch thread."""
-        waited_for = self._by_queue  # here it is only looked into
+        """Records have become readable. Called on the dispatch thread."""
+        waited_for = self._by_queue  # only read on this thread
         if not waited_for:
             return
         if isinstance(heads, RecordColumns):

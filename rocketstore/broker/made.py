@@ -1,6 +1,6 @@
-"""How much of what stays on a broker (topics, groups) one client has made, so that it leaves room for the others.
+"""Limits how many topics and groups, which persist, one client can create, to leave room for others.
 
-Only this broker's own memory, since it started: what is kept for good is bounded in all (``rocketstore.state.limits``).
+Counts only in this broker's memory, since its start; ``rocketstore.state.limits`` has the limits on totals.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from rocketstore.state.limits import LimitReachedError
 
 OWNERS_MAX: Final = 10_000
-"""Clients that are remembered; then the one that made nothing for longest is forgotten."""
+"""How many clients are remembered; beyond that, the least recently active one is forgotten."""
 
 
 class MadeByClients:
-    """Lives on the event loop. ``exists`` says whether something is still there: only that counts."""
+    """Lives on the event loop. Only names for which ``exists`` is still true count."""
 
     def __init__(self, what: str, setting: str, most: int, exists: Callable[[str], bool]) -> None:
         self._what = what
@@ -26,7 +26,7 @@ class MadeByClients:
         self._made: OrderedDict[str, dict[str, int]] = OrderedDict()
 
     def take(self, owner: str, name: str, amount: int) -> None:
-        """``owner`` makes this now. Raises ``LimitReachedError``."""
+        """Record that ``owner`` creates this now. Raises ``LimitReachedError``."""
         made = self._made.setdefault(owner, {})
         self._made.move_to_end(owner)
         if len(self._made) > OWNERS_MAX:

@@ -1,7 +1,6 @@
-"""What can be told of a broker when somebody looks, besides what its node tells: for metrics.
+"""A broker's measurements for metrics, besides those of its node.
 
-Bounded: a broker may have tens of thousands of topics and groups, and whoever gathers metrics keeps every name for
-ever.
+Bounded: a broker may have tens of thousands of topics and groups, and metrics systems keep every name forever.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, BrokerRole
 
 @dataclass(frozen=True, slots=True)
 class ServiceCounters:
-    """What is under way between clients and this broker."""
+    """Requests in progress between clients and this broker."""
 
     messages_pending: int = 0
     bytes_pending: int = 0
@@ -28,7 +27,7 @@ class ServiceCounters:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How many messages of a topic a group has not consumed yet, over all queues that it has ever committed for."""
+    """How many messages of a topic a group has not consumed, over all queues it has ever committed offsets for."""
 
     group: str
     topic: str
@@ -37,17 +36,17 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMeasurements:
-    """One broker at one moment."""
+    """A broker's state at one moment."""
 
     role: BrokerRole
     service: ServiceCounters
     topics: dict[str, TopicTotals]
-    """The first that arrived, and all others as one named ``OTHERS``."""
+    """The first topics that received messages, and the sum of all others as ``OTHERS``."""
     groups: dict[tuple[str, str], GroupTotals]
-    """By group and topic; bounded alike."""
+    """By group and topic, with the same limit."""
     lags: tuple[GroupLag, ...]
     lags_left_out: int
-    """Pairs of a group and a topic beyond the limit."""
+    """Pairs of group and topic beyond the limit."""
     topic_count: int
     group_count: int
     min_offset: int
@@ -61,13 +60,13 @@ class BrokerMeasurements:
 
 
 _OWN_TOPICS: Final = HIDDEN_TOPICS | {SCHEDULE_TOPIC}
-"""What the broker writes and reads for itself."""
+"""Topics that the broker writes and reads itself."""
 
 
 def measure(
     store: MessageStore, state: BrokerState, service: ServiceCounters, *, topics_max: int
 ) -> BrokerMeasurements:
-    """Look at everything; may wait for a disk (``statvfs``), so not on an event loop."""
+    """Measure everything; may wait for a disk (``statvfs``), so not on an event loop."""
     groups = state.groups()
     lags: list[GroupLag] = []
     left_out = 0
@@ -108,7 +107,7 @@ def _lags(store: MessageStore, state: BrokerState, groups: list[str]) -> Iterato
 
 
 def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, TopicTotals]:
-    """The first topics by arrival, which stay the first, so that no counter ever goes back; the rest added up."""
+    """The first topics by arrival, which remain the first, so that no counter decreases; the others are summed."""
     found: dict[str, TopicTotals] = {}
     messages = size_bytes = 0
     for topic, total in totals.items():
@@ -125,7 +124,7 @@ def first_topics(totals: dict[str, TopicTotals], topics_max: int) -> dict[str, T
 
 
 def first_groups(totals: dict[tuple[str, str], GroupTotals], pairs_max: int) -> dict[tuple[str, str], GroupTotals]:
-    """The first pairs of group and topic that got messages; the rest added up."""
+    """The first pairs of group and topic to which messages were delivered; the others are summed."""
     counted = [(pair, total) for pair, total in totals.items() if pair[1] not in _OWN_TOPICS]
     found = dict(counted[:pairs_max])
     rest = [total for _, total in counted[pairs_max:]]

@@ -1,7 +1,7 @@
-"""A broker's directory belongs to the mode in which its log was begun: plain, or as a member of a group.
+"""A broker's directory belongs to the mode in which its log was created: plain, or as a member of a group.
 
-In the other mode the broker would begin a new log beside the old one, whose messages nobody could pull any more.
-(RocketMQ goes on from a plain log in DLedger mode; here it is replayed into the group.)
+In the other mode, the broker would start a new log next to the old one, whose messages could no longer be pulled.
+(RocketMQ continues from a plain log in DLedger mode; here it is replayed into the group.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEAD_BYTES = 8
 
 
 def refuse_other_mode(config: BrokerConfig) -> None:
-    """Raises ``ConfigError`` if a first start in this mode would leave messages of the other one behind."""
+    """Raises ``ConfigError`` if a first start in this mode would hide messages of the other one."""
     store = config.store
     root = store.store_path_root_dir
     plain = next(_holding((*store.commit_log_dirs, *store.read_only_commit_log_dirs)), None)
@@ -45,7 +45,7 @@ def refuse_other_mode(config: BrokerConfig) -> None:
 
 
 def _holding(directories: Iterable[Path]) -> Iterator[Path]:
-    """Those that hold a segment in which something is written."""
+    """The directories that contain a non-empty segment."""
     for directory in directories:
         if directory.is_dir() and any(_is_written(path) for path in directory.iterdir()):
             yield directory

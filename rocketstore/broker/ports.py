@@ -1,4 +1,4 @@
-"""What the broker's service needs of the store, of the broker state and of the group."""
+"""The parts of the store, the broker state and the group that the broker's service uses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from rocketstore.types import PutResult
 
 StateDone = Callable[[PutResult], None]
-"""Called once with what became of a change of state, on any thread; must not block."""
+"""Called once with the result of a state change, on any thread; must not block."""
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What a broker knows of its group; a plain broker is alone. Addresses are brokers'."""
+    """A broker's view of its group; a plain broker is its only member. Addresses are those of brokers."""
 
     role: str = ""
     term: int = 0

@@ -1,7 +1,7 @@
-"""How far in its queues a reader of the raw log is: the offsets that a place of the log stands for.
+"""Converts a position in the raw log to queue offsets.
 
-Whoever reads the log itself (a Spark stream) has one number for all queues. For tools that show a group's lag, that
-number is turned into offsets: of each queue, the first message whose record begins at or after that place.
+A reader of the raw log (a Spark stream) has one number for all queues. For tools that show a group's lag, it is
+converted to offsets: in each queue, that of the first message whose record starts at or after the position.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 
 DISPATCH_WAIT_S: Final = 2.0
-"""How long to wait for messages that are in the log, and not in their queues yet."""
+"""How long to wait for messages that are in the log, but not in their queues yet."""
 COMMITTED_AT_ONCE: Final = 512
-"""Offsets in one change of the broker state."""
+"""Offsets per change of the broker state."""
 
 
 def no_indexes(_index: int) -> int:
-    """In place of a log that has indexes."""
+    """Stands in where a log has no indexes."""
     raise InvalidRequestError("a plain broker's log has no indexes: give a position instead")
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Queue offsets, and the place of the log that they stand for: less than asked for if dispatch is behind."""
+    """Queue offsets, and the log position they correspond to: lower than requested if dispatch is behind."""
 
     offsets: tuple[QueueOffset, ...]
     position: int
 
 
 class LogPositions:
-    """Looks queue offsets up. ``position_of``: where the entry of an index begins. May wait: for threads."""
+    """Looks up queue offsets. ``position_of``: the start of the entry with an index. May block, so for threads only."""
 
     def __init__(
         self, store: MessageStore, topics: TopicAccess, position_of: Callable[[int], int] = no_indexes
@@ -47,18 +47,18 @@ class LogPositions:
         self._position_of = position_of
 
     def of_index(self, index: int, topics: Iterable[str]) -> Reached:
-        """What has been consumed by who has read every entry before ``index``."""
+        """The offsets of a reader that has consumed every entry before ``index``."""
         return self.of_position(self._position_of(index), topics)
 
     def of_position(self, position: int, topics: Iterable[str]) -> Reached:
-        """Of these topics, of all if none is given. Raises ``NotFoundRefusalError`` for one that does not exist."""
+        """For these topics, or for all if none are given. Raises ``NotFoundRefusalError`` for an unknown topic."""
         wanted = frozenset(topics)
         for name in sorted(wanted):
             if self._topics.find(name) is None:
                 raise NotFoundRefusalError(f"topic {name!r} does not exist")
         if self._store.dispatch_position < position:
             self._store.wait_dispatched(DISPATCH_WAIT_S)
-        position = min(position, self._store.dispatch_position)  # before the queues are looked at: they only grow
+        position = min(position, self._store.dispatch_position)  # before reading the queues, which only grow
         offsets = (
             QueueOffset(topic, queue_id, self._offset(topic, queue_id, position))
             for topic, queue_id in sorted(self._store.queues())

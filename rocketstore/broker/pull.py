@@ -1,4 +1,4 @@
-"""Pulls: messages of one queue, at once or as soon as there are some."""
+"""Pulls: return messages of one queue, at once or as soon as there are some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from rocketstore.types import GetMessageStatus, GetResult
 PULL_BYTES_DEFAULT: Final = MIB
 PULL_MESSAGES_DEFAULT: Final = 32
 SCAN_MS_MAX: Final = 1000
-"""How long a pull looks for messages that pass its filter; then it says how far it came, and the client goes on."""
+"""How long a pull searches for messages that pass its filter; then it returns its progress, and the client continues.
+"""
 
 _NOTHING_YET: Final = frozenset(
     {
@@ -31,12 +32,12 @@ _NOTHING_YET: Final = frozenset(
         GetMessageStatus.NO_MATCHED_MESSAGE,
     }
 )
-"""Worth waiting for more. Other statuses tell the client something that waiting does not change."""
+"""Statuses for which waiting may help; the others would not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A pull as checked."""
+    """A validated pull."""
 
     pull: Pull
     tags: TagFilter | None
@@ -44,7 +45,7 @@ class _Wish:
     max_messages: int
     max_bytes: int
     begin_offset: int
-    """What is before it belongs to a deleted topic of the same name."""
+    """Messages before it belong to a deleted topic of the same name."""
 
 
 class PullService:
@@ -68,9 +69,10 @@ class PullService:
         self._filters = TagFilters()
 
     async def pull(self, pull: Pull, leases: Leases) -> GetResult:
-        """What was asked for; its bytes have room in ``leases``.
+        """The requested messages, whose bytes are accounted for in ``leases``.
 
-        Raises ``InvalidRequestError`` and the refusals of ``TopicAccess.check_readable``, ``TooManyPullsError``."""
+        Raises ``InvalidRequestError``, ``TooManyPullsError``, and the refusals of ``TopicAccess.check_readable``.
+        """
         wish = self._check(pull)
         if pull.offset < wish.begin_offset:
             begin = wish.begin_offset
@@ -83,7 +85,7 @@ class PullService:
             began_ms = self._clock.monotonic_ms()
             deadline_ms, offset = began_ms + wish.wait_ms, pull.offset
             while True:
-                waiter.arm()  # before looking, so that nothing can arrive unseen between looking and waiting
+                waiter.arm()  # before reading, so that no arrival in between is missed
                 result = await self._get(wish, offset, leases)
                 if result.records or result.status not in _NOTHING_YET:
                     return result
@@ -102,7 +104,7 @@ class PullService:
 
     def _check(self, pull: Pull) -> _Wish:
         self._topics.check_readable(pull.topic, pull.queue_id)
-        if pull.group:  # it becomes a name in statistics
+        if pull.group:  # it becomes a name in the statistics
             check_name(pull.group, "group")
         config = self._config
         wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
@@ -116,7 +118,7 @@ class PullService:
         )
 
     async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
-        await leases.take(wish.max_bytes)  # before the log is read
+        await leases.take(wish.max_bytes)  # before reading the log
         result = await self._readers.run(
             self._store.get,
             wish.pull.topic,
@@ -135,7 +137,7 @@ class PullService:
 
 
 def _with_progress(result: GetResult, asked_offset: int, offset: int) -> GetResult:
-    """What was looked at and did not match need not be looked at again."""
+    """Messages that were examined and did not match are skipped next time."""
     if offset == asked_offset or result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
         return result
     return replace(result, status=GetMessageStatus.NO_MATCHED_MESSAGE, next_offset=offset)

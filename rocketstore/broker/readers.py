@@ -1,4 +1,4 @@
-"""Threads for what may wait for a disk: the event loop must not."""
+"""Threads for reads that may wait for a disk, which the event loop must not do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class ReadThreads:
-    """At most ``count`` of them."""
+    """At most ``count`` threads."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="rocketstore-read")
@@ -23,5 +23,5 @@ class ReadThreads:
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(read, *args, **kwargs))
 
     def close(self) -> None:
-        """Join them."""
+        """Join the threads."""
         self._executor.shutdown(wait=True)

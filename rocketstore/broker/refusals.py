@@ -1,7 +1,7 @@
-"""How the broker refuses: errors of its own, and what every error is in gRPC's words.
+"""The broker's errors, and their gRPC statuses.
 
-A failed call ends with a gRPC status. Where a write may have been meant, the trailing metadata says what became of it
-(``outcome``) and who could do it (``leader``, an address), as far as known.
+A failed call ends with a gRPC status. For possible writes, the trailing metadata contains the ``outcome``, and the
+``leader``'s address, as far as known.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class NotFoundRefusalError(Exception):
-    """Raised when a topic does not exist, or a client may not know of it."""
+    """Raised when a topic does not exist, or a client may not know that it does."""
 
 
 class NotPermittedError(Exception):
-    """Raised when a topic or the broker has not the permission for a request."""
+    """Raised when a topic or the broker does not permit a request."""
 
 
 class OutOfRangeError(Exception):
@@ -33,7 +33,7 @@ class OutOfRangeError(Exception):
 
 
 class NotStoredError(Exception):
-    """Raised when a change of the broker's state was not stored, or perhaps not."""
+    """Raised when a change of the broker's state was not stored, or may not have been."""
 
     def __init__(self, result: PutResult, leader: str) -> None:
         super().__init__(result.reason or str(result.status))
@@ -42,7 +42,7 @@ class NotStoredError(Exception):
 
 
 class CallTooLongError(Exception):
-    """Raised when a call has no answer after ``call_ms_max``."""
+    """Raised when a call has no response after ``call_ms_max``."""
 
 
 REFUSALS: Final = (
@@ -55,7 +55,7 @@ REFUSALS: Final = (
     NotStoredError,
     DLedgerError,
 )
-"""What handlers may raise and ``abort`` understands."""
+"""The errors that handlers may raise and ``abort`` converts."""
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFoundRefusalError, grpc.StatusCode.NOT_FOUND),

@@ -1,23 +1,23 @@
-"""A broker's role follows its node's: who leads the log takes puts, everybody else refuses them.
+"""Makes a broker's role follow its node's: the leader of the log accepts puts, all others refuse them.
 
-A node starts as slave. When it stops leading, puts are refused before anything else happens. When it is elected, it
-first takes stock:
+A node starts as slave. When it stops leading, it refuses puts before anything else happens. When it is elected, it
+first:
 
-1. Everything in its log is committed, its own term's NOOP last, and dispatched: only then consume queues and broker
-   state hold all that any leader before it acknowledged.
-2. The broker state has been applied.
-3. The next queue offsets are counted anew from the consume queues. Those that this node gave out itself as an earlier
-   leader may belong to entries that were lost; those that others gave out it never counted.
-4. The log takes puts of this term, and of no other, and the store becomes master.
-5. Delayed messages are delivered from here.
+1. Waits until its whole log is committed, its own term's NOOP last, and dispatched: only then do consume queues and
+   broker state contain everything that earlier leaders acknowledged.
+2. Waits until the broker state has been applied.
+3. Recounts the next queue offsets from the consume queues. Those it assigned itself as an earlier leader may belong to
+   entries that were lost; those that others assigned it never counted.
+4. Opens the log for puts of this term only, and makes the store master.
+5. Starts delivering delayed messages.
 
-No deadline: a leader that cannot commit has no quorum and will hear so. A step that fails is repeated, with growing
-pauses, for as long as the node leads. But a leader that is no master keeps the whole group from taking messages, so it
-says so (the condition ``stuck_leader``) and offers leadership to the other members in turn: at once if repeating cannot
-help, else after some failures. RocketMQ only logs the failure and stays a slave that leads.
+There is no deadline: a leader that cannot commit has no quorum, and will step down. A failing step is retried, with
+growing pauses, as long as the node leads. But a leader that is not master keeps the whole group from accepting
+messages, so it reports the condition ``stuck_leader`` and offers leadership to the other members in turn: at once if
+retrying cannot help, otherwise after some failures. RocketMQ only logs the failure and stays a slave that leads.
 
-Threads: role changes arrive on the node's role-change thread, which only flips the gate and passes the news on; the
-rest is done by a thread of this module, one transition after the other.
+Threads: role changes arrive on the node's role-change thread, which only closes the gate and passes them on; a thread
+of this module does the rest, one transition after the other.
 """
 
 from __future__ import annotations
@@ -55,35 +55,36 @@ from rocketstore.types import BrokerRole
 _log = logging.getLogger("rocketstore")
 
 DISPATCH_WAIT_S: Final = 0.1
-"""How long one wait for dispatch lasts before the promotion looks whether it is still wanted."""
+"""How long one wait for dispatch lasts before the promotion checks whether it is still wanted."""
 JOIN_TIMEOUT_S: Final = 10.0
 DISPATCH_PAUSE_S: Final = 0.01
-"""Between two such waits: one on a dispatch that has failed ends at once."""
+"""Between two such waits, because one on a failed dispatch ends at once."""
 RETRY_PAUSE_S: Final = 0.1
 RETRY_PAUSE_MAX_S: Final = 5.0
 FAILURES_MAX: Final = 5
-"""Of one step, which may be passing ones; then leadership is offered to others (after one and a half seconds)."""
+"""Of one step, because failures may be temporary; then leadership is offered to others (after one and a half seconds).
+"""
 OFFER_PAUSE_S: Final = 3.0
-"""Between two offers: the one asked may be away."""
+"""Between two offers, because the member asked may be down."""
 _BROKER: Final = "broker"
-"""What of the leader is stuck: its node goes on."""
+"""The subject of the condition: the broker is stuck, its node is not."""
 _LASTING: Final = (CorruptLogError, StateBlockedError, StateIncompleteError)
-"""Failures that another attempt does not change soon."""
+"""Failures that retrying soon does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the broker shall be now; ``cancelled`` is set once that is no longer so."""
+    """The broker's target role; ``cancelled`` is set when the target changes."""
 
     term: Term | None
-    """The term to be master in; None: slave."""
+    """The term in which to be master; None: slave."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 class BrokerRoleChange:
-    """A ``RoleChangeHandler`` that makes a store master and slave. Register it before the node starts.
+    """A ``RoleChangeHandler`` that makes a store master or slave. Register it before the node starts.
 
-    ``listener`` hears of every change of the broker's role, once, after it is complete, on this object's thread.
+    ``listener`` is called once after every completed change of the broker's role, on this object's thread.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BrokerRoleChange:
         name: str = "",
         listener: Callable[[BrokerRole], None] = lambda _role: None,
     ) -> None:
-        self._offers = 0  # of leadership, since this leads; of this object's thread, like the next one
+        self._offers = 0  # leadership offers since this node leads; used by this object's thread, like the next field
         self._offered_s = 0.0
         self._member = member
         self._gate = log
@@ -105,12 +106,12 @@ class BrokerRoleChange:
         self._state = state
         self._schedule = schedule
         self._listener = listener
-        self._changed = threading.Condition()  # guards the fields up to the blank line; a commit wakes it, too
+        self._changed = threading.Condition()  # guards the fields up to the blank line; also notified by commits
         self._target = _Target(None)
         self._role = BrokerRole.SLAVE
         self._stopping = False
 
-        self._told = BrokerRole.SLAVE  # what the listener heard last; of this object's thread
+        self._told = BrokerRole.SLAVE  # the last role passed to the listener; used by this object's thread
         self._supervisor = Supervisor(lambda _error: None)
         self._thread = self._supervisor.thread(f"rocketstore-role-{name}", partial(self._run, self._target))
         self._refuse_puts()
@@ -122,7 +123,9 @@ class BrokerRoleChange:
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why the thread ended, if it failed: the node would lead for ever and take no messages, so it must stop."""
+        """The error that ended the thread: the node must stop, because it would lead forever without accepting
+        messages.
+        """
         return self._supervisor.fatal
 
     # -- RoleChangeHandler: on the node's role-change thread ------------------------------------------------------
@@ -132,23 +135,23 @@ class BrokerRoleChange:
         self._thread.start()
 
     def role_changed(self, change: RoleChange) -> None:
-        """See ``RoleChangeHandler.role_changed``: refuses puts at once, or has the promotion begin."""
+        """See ``RoleChangeHandler.role_changed``: refuses puts at once, or starts the promotion."""
         term = change.term if change.role is Role.LEADER else None
         with self._changed:
-            if term != self._target.term:  # a follower may hear of a new term or leader; it stays what it is
+            if term != self._target.term:  # a follower that learns of a new term or leader does not change its role
                 self._aim(_Target(term))
 
     def shutdown(self) -> None:
-        """See ``RoleChangeHandler.shutdown``: the store is a slave from here on, the thread ends. Idempotent."""
+        """See ``RoleChangeHandler.shutdown``: makes the store a slave and ends the thread. Idempotent."""
         with self._changed:
             self._stopping = True
             self._aim(_Target(None))
-            self._target.cancelled.set()  # one attempt each at what is left to do
+            self._target.cancelled.set()  # remaining steps get one attempt each
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _aim(self, target: _Target) -> None:
-        """What was before ends here: puts are refused before anybody hears of the change. Under ``_changed``."""
+        """End the previous target: puts are refused before anybody learns of the change. Requires ``_changed``."""
         self._target.cancelled.set()
         self._target = target
         self._changed.notify_all()
@@ -168,7 +171,7 @@ class BrokerRoleChange:
                 while self._target is done:
                     self._changed.wait()
                 done, stopping = self._target, self._stopping
-            # Also before the next promotion: a quick fall and rise may show only the rise.
+            # Also before the next promotion: after a quick loss and regain, only the latter may be visible.
             self._complete(done, self._schedule.stop)
             self._complete(done, lambda: self._tell(BrokerRole.SLAVE))
             if done.term is not None:
@@ -187,7 +190,7 @@ class BrokerRoleChange:
         )
 
         def attempt(step: Callable[[], None]) -> None:
-            if not target.cancelled.is_set():  # a pause between two attempts may have ended with the leadership
+            if not target.cancelled.is_set():  # the pause between two attempts may have ended with the leadership
                 step()
 
         self._offers = 0
@@ -205,7 +208,7 @@ class BrokerRoleChange:
             _log.info("not master in term %d: this node no longer leads", term)
 
     def _cannot(self, target: _Target, term: Term, attempt: RetryCallState) -> None:
-        """A step of the promotion failed: say so, and offer leadership to the next member unless that was just done."""
+        """A step of the promotion failed: report it, and offer leadership to the next member unless just done."""
         _log_failure(attempt)
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         if not isinstance(error, _LASTING) and attempt.attempt_number < FAILURES_MAX:
@@ -233,7 +236,7 @@ class BrokerRoleChange:
         step: Callable[[], None],
         failed: Callable[[RetryCallState], None] | None = None,
     ) -> bool:
-        """Do a step until it succeeds or ``target`` is no longer wanted (once at least); whether to go on."""
+        """Retry a step until it succeeds or ``target`` is cancelled (at least once); returns whether to continue."""
         retrying = Retrying(
             retry=retry_if_exception_type(Exception),
             wait=wait_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
@@ -260,7 +263,7 @@ class BrokerRoleChange:
                 self._changed.notify_all()
 
     def _is_committed(self, term: Term) -> bool:
-        """Whether all of a leader's log is; its own NOOP is in it, so nothing of it can be lost any more."""
+        """Whether the leader's whole log is committed; it includes its own NOOP, so nothing in it can be lost."""
         status = self._member.status()
         return (status.role, status.term, status.committed_index) == (Role.LEADER, term, status.end_index)
 
@@ -273,7 +276,7 @@ class BrokerRoleChange:
                 raise damage
 
     def _take_puts(self, target: _Target, term: Term) -> None:
-        with self._changed:  # so that a change of role comes wholly before this or wholly after it
+        with self._changed:  # so that a change of role happens entirely before or after this
             if not target.cancelled.is_set():
                 self._gate.open_term(term)
                 self._store.become_master(BrokerRole.SYNC_MASTER)

@@ -1,22 +1,22 @@
-"""Delivers delayed messages: each level's queue of ``SCHEDULE_TOPIC`` is read in order, and what is due is put again.
+"""Delivers delayed messages: reads each level's queue of ``SCHEDULE_TOPIC`` in order, and puts due messages again.
 
-A message waits in the queue of its level (level less 1), under its real topic and queue in its properties. When it is
-due the message that the producer meant is put, and the level's progress moves on; progress goes through the broker
-state, so the next master goes on where this one was.
+A message waits in the queue of its level (level less 1), with its real topic and queue in its properties. When it is
+due, the original message is put, and the level's progress advances; progress is stored in the broker state, so the next
+master continues from there.
 
-**At least once.** Progress is written after the messages it covers, about once a second. A master that fails between
-the two has its last messages delivered again by its successor, and so has a put of unknown outcome, which is repeated.
-A stop waits for the puts under way before it writes progress, so that a clean one repeats nothing. Nothing is ever
-taken as delivered that is not stored.
+**At least once.** Progress is written after the messages it covers, about once a second. If a master fails in between,
+its successor delivers the last messages again. A put of unknown outcome is also retried. A stop waits for puts in
+progress before writing progress, so a clean one repeats nothing. A message never counts as delivered unless it is
+stored.
 
-Differences from RocketMQ, on purpose: the stored copy loses ``DELAY`` (there it keeps it, because the property string
-is made before it is cleared), and with it ``REAL_TOPIC``, ``REAL_QID`` and ``WAIT``; a thread sleeps until the next
-message is due instead of looking ten times a second; the due time is counted from the record (store time and its
-level's delay, which is what the consume queue's tags code was made of), so a changed ``messageDelayLevel`` counts for
-waiting messages, too.
+Deliberate differences from RocketMQ: the stored copy loses ``DELAY`` (RocketMQ keeps it, because it builds the property
+string before clearing it), and with it ``REAL_TOPIC``, ``REAL_QID`` and ``WAIT``; a thread sleeps until the next
+message is due instead of polling ten times a second; the due time is calculated from the record (store time plus its
+level's delay, as for the consume queue's tags code), so a changed ``messageDelayLevel`` also applies to waiting
+messages.
 
-A message that can never be delivered (no real topic, or the store calls it illegal) is skipped and logged; its record
-stays in ``SCHEDULE_TOPIC``. Everything else is repeated until it succeeds, and its level waits for it.
+A message that can never be delivered (without a real topic, or refused by the store as illegal) is skipped and logged;
+its record stays in ``SCHEDULE_TOPIC``. Everything else is retried until it succeeds, and its level waits for it.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from rocketstore.types import (
 )
 
 BATCH: Final = 32
-"""Messages of one level put at once; then the other levels have their turn."""
+"""Messages of one level put at once, before the other levels have their turn."""
 PROGRESS_INTERVAL_MS: Final = 1000
 PROGRESS_MESSAGES: Final = 1000
 RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
 SLEEP_MS_MAX: Final = 10_000
-"""Due times are wall time, which may jump: look again at least so often."""
+"""Due times are wall-clock times, which may jump: check at least this often."""
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Prepared transactional messages; never delivered from here (RocketMQ)."""
+"""Prepared transactional messages; never delivered from here (as in RocketMQ)."""
 
 _DROPPED: Final = frozenset({PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT})
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
@@ -76,7 +76,7 @@ _log = logging.getLogger("rocketstore")
 
 @dataclass(slots=True)
 class _Put:
-    """Messages of one level that were submitted; ``results``, then ``answered``, are set by the log's thread."""
+    """Submitted messages of one level; the log's thread sets ``results``, then ``answered``."""
 
     offsets: list[int]
     end: int
@@ -86,30 +86,30 @@ class _Put:
 
 @dataclass(slots=True)
 class _Level:
-    """One level's way through its queue. Owned by the thread, but for ``arrived``."""
+    """The state of one level. Owned by the thread, except ``arrived``."""
 
     number: int
     offset: int = 0
     due_ms: int = 0
-    """When (wall time) its next message is due; only if ``waiting``."""
+    """When (wall-clock time) its next message is due; valid only if ``waiting``."""
     due_offset: int = -1
-    """Which message ``due_ms`` was last worked out for."""
+    """The message for which ``due_ms`` was last calculated."""
     waiting: bool = False
     arrived: bool = True
-    """Whether its queue may have something new."""
+    """Whether its queue may contain something new."""
     retry_at_ms: int = 0
-    """Monotonic; not before then."""
+    """Monotonic; no attempt before then."""
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_MS, RETRY_MS_MAX))
     batch: int = BATCH
-    """1 while a message that the store calls illegal is looked for."""
+    """1 while searching for the message that the store refuses as illegal."""
     put: _Put | None = None
     noted: int = 0
-    """The progress that was last handed to the broker state."""
+    """The progress last passed to the broker state."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What the head of a level's queue holds: messages to put with their queue offsets, and the offset after them."""
+    """The head of a level's queue: messages to put with their queue offsets, and the offset after them."""
 
     messages: list[Message] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -117,10 +117,10 @@ class _Found:
 
 
 class ScheduleService:
-    """Delivery of delayed messages, on a master only. ``start`` and ``stop`` may follow each other any number of times.
+    """Delivers delayed messages, on a master only. ``start`` and ``stop`` may be called any number of times.
 
-    ``store_host`` goes into delivered records; without one they keep the address of the broker that took the message,
-    although it may be gone.
+    ``store_host`` is stored in delivered records; without it, they keep the address of the broker that accepted the
+    message, which may be gone.
     """
 
     def __init__(
@@ -139,14 +139,14 @@ class ScheduleService:
         self._clock = clock or Clock()
         self._supervisor = supervisor or Supervisor(lambda _error: None)
         self._store_host = store_host
-        self._lifecycle = threading.Lock()  # guards start and stop against each other
+        self._lifecycle = threading.Lock()  # serializes start and stop
         self._run: _Run | None = None
         self.skipped = 0
-        """Messages that could never be delivered."""
+        """The number of messages that could never be delivered."""
         store.add_arrival_listener(self._on_arrival)
 
     def start(self) -> None:
-        """Begin at the replicated progress; call after the store became master. Nothing if it runs."""
+        """Start at the replicated progress; call after the store became master. Does nothing if running."""
         with self._lifecycle:
             if self._run is None:
                 self._run = _Run(self, self._store, self._state, self._delays, self._clock)
@@ -154,7 +154,7 @@ class ScheduleService:
         self._state.wake()
 
     def stop(self) -> None:
-        """End: nothing is put after this. A master writes its progress first. Idempotent."""
+        """Stop putting messages; a master first writes its progress. Idempotent."""
         with self._lifecycle:
             run, self._run = self._run, None
             if run is not None:
@@ -162,11 +162,11 @@ class ScheduleService:
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why delivery ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        """The error that ended delivery: the broker must stop. With a shared supervisor, that one reports it."""
         return self._supervisor.fatal
 
     def progress(self) -> dict[int, tuple[int, int]]:
-        """Level to (next queue offset to deliver, end of its queue)."""
+        """Maps each level to (next queue offset to deliver, end of its queue)."""
         run = self._run
         return {
             number: (
@@ -181,7 +181,7 @@ class ScheduleService:
         return {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self.progress().items()}
 
     def real_message(self, message: Message) -> Message | None:
-        """What the producer meant; None if the stored message does not say where it belongs."""
+        """The producer's original message; None if the stored message does not name its topic or queue."""
         topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
         queue_id = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
         known = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9 and int(queue_id) <= QUEUE_ID_MAX
@@ -206,7 +206,7 @@ class ScheduleService:
         _log.error("delayed message %d of level %d cannot be delivered: %s", offset, level, why)
 
     def step(self) -> int | None:
-        """Do what is due now; gives when (monotonic ms) the next is. Tests call it in place of the thread."""
+        """Do what is due now; returns when (monotonic ms) the next step is. Tests call it instead of the thread."""
         run = self._run
         return run.step() if run is not None else None
 
@@ -218,7 +218,7 @@ class ScheduleService:
 
 
 class _Run:
-    """From one ``start`` to its ``stop``. A stopped run puts nothing more, whatever its thread is in the middle of."""
+    """From one ``start`` to its ``stop``. A stopped run puts nothing more, wherever its thread is."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class _Run:
         self._delays = delays
         self._clock = clock
         self._stopped = False
-        self._stepping = threading.Lock()  # held while stepping: stop waits for it, so that no put comes after stop
+        self._stepping = threading.Lock()  # held while stepping: stop waits for it, so that no put follows the stop
         self._worker: Worker | None = None
         self._delivered = 0
         self._progress_due_ms = 0
@@ -247,9 +247,9 @@ class _Run:
         self._worker.start()
 
     def stop(self) -> None:
-        """Put nothing more; if this is still a master, wait for what was put and write progress; end the thread."""
+        """Stop putting; if still master, wait for the puts in progress and write progress; end the thread."""
         with self._stepping:
-            self._stopped = True  # from here on the levels are this thread's
+            self._stopped = True  # from here on, this thread owns the levels
         if self._store.role is not BrokerRole.SLAVE:
             self._land_all()
             self._flush_progress()
@@ -261,14 +261,14 @@ class _Run:
         return self._levels[number].offset
 
     def on_arrival(self, number: int) -> None:
-        """On the dispatch thread: a level that has nothing to wait for has now."""
+        """On the dispatch thread: an idle level has work again."""
         level = self._levels.get(number)
         if level is not None and not level.arrived:
             level.arrived = True
             self._wake()
 
     def step(self) -> int:
-        """One turn for every level; gives when the next is due."""
+        """Give every level a turn; returns when the next one is due."""
         with self._stepping:
             now_ms = self._clock.monotonic_ms()
             if self._stopped:
@@ -276,12 +276,12 @@ class _Run:
             try:
                 dues = [due for level in self._levels.values() if (due := self._turn(level, now_ms)) is not None]
             except ShutdownError:
-                return now_ms + SLEEP_MS_MAX  # the store stops before this service was told to
+                return now_ms + SLEEP_MS_MAX  # the store stopped before this service
             dues += self._note_progress(now_ms)
             return min([now_ms + SLEEP_MS_MAX, *dues])
 
     def _begin(self, number: int) -> _Level:
-        """A level at its replicated progress, as far as its queue reaches; ``_find`` tells what its head lacks."""
+        """A level at its replicated progress, limited to its queue's end; ``_find`` handles a missing head."""
         noted = self._state.delay_offset(number)
         end = self._store.max_offset(SCHEDULE_TOPIC, number - 1)
         offset = min(noted, end)
@@ -290,14 +290,14 @@ class _Run:
         return _Level(number, offset, noted=noted)
 
     def _turn(self, level: _Level, now_ms: int) -> int | None:
-        """Move one level on by a batch at most; gives when (monotonic ms) it wants the next turn, None: when woken."""
+        """Advance one level by at most a batch; returns when (monotonic ms) its next turn is, or None: when woken."""
         if level.put is not None and not self._land(level, level.put):
-            return None  # the answer wakes us
+            return None  # the response wakes us
         if level.retry_at_ms > now_ms:
             return level.retry_at_ms
         wall_ms = self._clock.wall_ms()
         if level.waiting:
-            level.due_ms = min(level.due_ms, wall_ms + self._delays.delay_ms(level.number))  # the clock was put back
+            level.due_ms = min(level.due_ms, wall_ms + self._delays.delay_ms(level.number))  # the clock was set back
             if level.due_ms > wall_ms:
                 return now_ms + level.due_ms - wall_ms
         elif not level.arrived:
@@ -317,9 +317,11 @@ class _Run:
         return level.retry_at_ms if level.retry_at_ms > now_ms else None
 
     def _find(self, level: _Level, wall_ms: int) -> _Found | None:
-        """What is due at the head of the level's queue; None if nothing is, then ``waiting`` and ``due_ms`` say why."""
+        """The due messages at the head of the level's queue; None if there are none, then see ``waiting`` and
+        ``due_ms``.
+        """
         level.waiting = False
-        level.arrived = False  # before reading: what arrives from now on sets it again
+        level.arrived = False  # before reading: later arrivals set it again
         queue_id = level.number - 1
         try:
             result = self._store.get(SCHEDULE_TOPIC, queue_id, level.offset, max_count=level.batch)
@@ -339,7 +341,7 @@ class _Run:
         after = max(result.min_offset, level.offset)
         if result.status in (GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE):
             after = max(result.next_offset, after)
-        if after > level.offset:  # expired before it was delivered: nobody can any more
+        if after > level.offset:  # expired before it was delivered: it is lost
             self._service.skip(level.number, level.offset, f"messages up to {after - 1} have expired")
             level.arrived = True
             return _Found(end=after)
@@ -359,7 +361,7 @@ class _Run:
                 continue
             due_ms = min(message.store_timestamp, wall_ms) + delay_ms
             if message.queue_offset == level.due_offset:
-                due_ms = min(due_ms, level.due_ms)  # what was promised when it was first looked at
+                due_ms = min(due_ms, level.due_ms)  # keep the earlier due time from the first look
             if due_ms > wall_ms:
                 level.waiting, level.due_ms, level.due_offset = True, due_ms, message.queue_offset
                 return found if found.end > level.offset else None
@@ -384,7 +386,7 @@ class _Run:
         self._store.submit(found.messages, done, own=True)
 
     def _land(self, level: _Level, put: _Put) -> bool:
-        """Whether the answer to a put is there; then progress moves behind what is stored."""
+        """Whether the response to a put has arrived; then progress moves past what is stored."""
         if put.results is None:
             return False
         level.put = None
@@ -400,7 +402,7 @@ class _Run:
         return True
 
     def _go_back(self, level: _Level, offset: int, result: PutResult) -> None:
-        """Go on with this message: later, or if it may be one the store never takes, now and alone."""
+        """Continue with this message: later, or if the store may never accept it, now and alone."""
         level.offset = offset
         level.waiting, level.arrived = False, True
         if result.status in _ILLEGAL:
@@ -409,13 +411,13 @@ class _Run:
         self._put_off(level, f"was refused: {result.status} {result.reason}")
 
     def _put_off(self, level: _Level, why: str) -> None:
-        """Try the level's next message again later, each time after a longer pause."""
+        """Retry the level's next message after a pause, which grows each time."""
         if not level.backoff.has_paused():
             _log.warning("delay level %d: message %d %s", level.number, level.offset, why)
         level.retry_at_ms = self._clock.monotonic_ms() + round(level.backoff.pause())
 
     def _note_progress(self, now_ms: int) -> list[int]:
-        """Hand progress to the broker state if it is time; gives when it will be."""
+        """Pass progress to the broker state if it is time; returns when the next time is."""
         changed = {level.number: level.offset for level in self._levels.values() if level.offset != level.noted}
         if not changed or self._progress_busy:
             return []
@@ -436,7 +438,7 @@ class _Run:
         return [self._progress_due_ms]
 
     def _land_all(self) -> None:
-        """Wait for the answers to all puts under way, so that progress covers what is stored."""
+        """Wait for the responses to all puts in progress, so that progress covers what is stored."""
         deadline_s = time.monotonic() + FLUSH_TIMEOUT_S
         for level in self._levels.values():
             put = level.put

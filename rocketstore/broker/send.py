@@ -1,11 +1,11 @@
-"""Sends: which queue a message goes to, what is refused before the store sees it, and how much may wait to be stored.
+"""Sends: chooses queues, refuses invalid messages before the store sees them, and limits pending messages.
 
-Order. Messages of one stream reach the store in the order in which they were sent, also those that wait until their
-topic has been created.
+Order. Messages of one stream reach the store in the order in which they were sent, including those that wait until
+their topic has been created.
 
-Flow control. Beyond ``send_pending_messages_max`` or ``send_pending_bytes_max`` no stream is read until something has
-been answered (which holds producers back through gRPC), and single sends are refused as busy. One stream may take up a
-part of that only, so that it cannot keep the others out.
+Flow control. Beyond ``send_pending_messages_max`` or ``send_pending_bytes_max``, no stream is read until something has
+been answered (which holds producers back through gRPC), and single sends are refused as busy. One stream may use only a
+part of that, so that it cannot keep others out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STREAM_REQUESTS_PENDING_MAX: Final = 1024
 STREAM_MESSAGES_PENDING_MAX: Final = 16_384
 STREAM_BYTES_PENDING_MAX: Final = 16 * MIB
 FAILURES_MAX: Final = 1024
-"""Topics that could not be created, of which the reason is remembered."""
+"""How many topics that could not be created are remembered, with the reason."""
 
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
@@ -48,9 +48,10 @@ StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class SendHandler:
-    """Takes checked requests to the store. Lives on the event loop.
+    """Passes validated requests to the store. Lives on the event loop.
 
-    ``create_topic`` makes a topic with the broker's defaults; ``leader_address`` is who takes writes, as far as known.
+    ``create_topic`` creates a topic with the broker's defaults; ``leader_address`` returns the address that accepts
+    writes, as far as known.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SendHandler:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more shall be taken for now."""
+        """Whether nothing more may be accepted for now."""
         config = self._config
         return (
             self.messages_pending >= config.send_pending_messages_max
@@ -87,7 +88,7 @@ class SendHandler:
         )
 
     async def send(self, request: SendCall) -> Sequence[PutResult]:
-        """A single request."""
+        """Handle a single request."""
         if self.is_full or (request.quota is not None and request.quota.is_full):
             busy = PutResult(
                 PutMessageStatus.OS_PAGECACHE_BUSY,
@@ -105,7 +106,7 @@ class SendHandler:
         return await outcome.future
 
     async def ensure_topics(self, request: SendCall) -> None:
-        """Create the topics that do not exist yet, if this broker may; a topic that could not be is refused later."""
+        """Create missing topics if this broker may; messages for a topic that could not be created are refused."""
         owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
             if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
@@ -116,7 +117,7 @@ class SendHandler:
                 await asyncio.shield(task)
 
     def submit(self, request: SendCall, done: SendDone) -> None:
-        """Hand a request to the store; ``done`` is called once, on any thread, with one result per message."""
+        """Pass a request to the store; ``done`` is called once, on any thread, with one result per message."""
         count = len(request.messages)
         self.messages_pending += count
         self.bytes_pending += request.size
@@ -124,7 +125,7 @@ class SendHandler:
             request.quota.take(count, request.size)
         finish = partial(self._finish, count, request.size, request.quota)
 
-        def answered(results: Sequence[PutResult]) -> None:  # on any thread
+        def answered(results: Sequence[PutResult]) -> None:  # called on any thread
             self._bridge.post(finish)
             done(results)
 
@@ -135,10 +136,11 @@ class SendHandler:
         self._store_allowed(request, refused, answered)
 
     def _store_allowed(self, request: SendCall, refused: dict[int, PutResult], done: SendDone) -> None:
-        """Store what is not refused. The store takes or refuses all it is given: whom it refuses is left out then.
+        """Store what was not refused. The store accepts or refuses its input as a whole: what it refuses is then left
+        out.
 
-        It says so before ``submit`` returns, so a later request cannot overtake the rest of this one. Of numbered
-        messages none is left out: the numbers of those behind it would no longer be what the producer thinks they are.
+        It decides before ``submit`` returns, so a later request cannot overtake the rest of this one. Of numbered
+        messages none is left out, because the numbers of the following ones would no longer match the producer's.
         """
         messages = request.messages
         if refused and request.producer is not None:
@@ -164,7 +166,7 @@ class SendHandler:
         return {at: refusal for at, refusal in found.items() if refusal is not None}
 
     async def wait_room(self, room: asyncio.Event) -> None:
-        """Wait until ``room`` is set, or something was answered to anybody."""
+        """Wait until ``room`` is set, or any request was answered."""
         room.clear()
         self._room_wanted.add(room)
         try:
@@ -197,7 +199,7 @@ class SendHandler:
         )
 
     def _refusals(self, messages: Sequence[Message]) -> dict[int, PutResult]:
-        """Refused messages by place; gives the others their queues."""
+        """The refused messages by place; sets the queues of the others."""
         if self._store.role is BrokerRole.SLAVE:
             refusal = self._not_master()
             return dict.fromkeys(range(len(messages)), refusal)
@@ -210,7 +212,7 @@ class SendHandler:
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
                 if len(message.property_string) < 2 * keys_max and not message.properties:
-                    continue  # nearly always: everything below costs ten times as much
+                    continue  # the usual case: everything below costs ten times as much
                 problem = None
             else:
                 problem = self._place(message)
@@ -225,7 +227,7 @@ class SendHandler:
         return 0 if topic is None or self._topics.write_problem(topic, -1) else topic.write_queues
 
     def _place(self, message: Message) -> PutResult | None:
-        """Choose the queue if the producer left that to us; gives why not, or None."""
+        """Choose the queue if the producer did not; returns the reason for a refusal, or None."""
         topic = self._topics.find(message.topic)
         if topic is None or check_client_topic(message.topic):
             return self._no_topic(message.topic)
@@ -250,12 +252,12 @@ class SendHandler:
             problem = failure.reason
         if problem:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
-        # Sending again helps: the topic could not be made just now, or another broker has deleted it meanwhile.
+        # Resending helps: the topic could not be created just now, or another broker has deleted it meanwhile.
         why = failure.reason if failure is not None else "it is being deleted"
         return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"cannot create topic {name}: {why}")
 
     def refusal_when_stopping(self) -> PutResult:
-        """What becomes of requests that were not taken any more."""
+        """The result of requests that were not accepted any more."""
         return PutResult(
             PutMessageStatus.SERVICE_NOT_AVAILABLE,
             outcome="not_applied",
@@ -274,7 +276,7 @@ def _refusal(status: PutMessageStatus, reason: str) -> PutResult:
 
 
 def _refused_wholly(refused: Mapping[int, PutResult], count: int) -> list[PutResult]:
-    """The results of a numbered request of which some messages are refused."""
+    """The results of a numbered request in which some messages are refused."""
     why = f"message {min(refused)} of the request was refused, and a numbered request is stored entirely or not at all"
     other = _refusal(PutMessageStatus.OUT_OF_ORDER_SEQUENCE, why)
     return [refused.get(at, other) for at in range(count)]
@@ -288,10 +290,10 @@ def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count
 
 
 class SendStream:
-    """One producer's stream: requests are stored as they come, answers written as they are known.
+    """One producer's stream: stores requests as they arrive, and writes results when they are known.
 
-    ``memory`` names what the broker knows of producers, if it forgets them when it ends: whoever sends again what may
-    be stored learns that nobody can tell any more.
+    ``memory`` identifies the broker's producer table if it is lost when the broker ends: a producer that resends
+    messages of unknown outcome learns from a changed name that nobody knows it any more.
     """
 
     def __init__(
@@ -321,11 +323,11 @@ class SendStream:
         self._left = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until the client ends the stream or ``stop`` is set, and everything taken is answered.
+        """Serve until the client ends the stream or ``stop`` is set, and everything accepted is answered.
 
-        Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses what was not taken.
+        Raises ``InvalidRequestError``, and after ``stop`` ``NotStoredError``, which refuses everything not accepted.
         """
-        # Tells the client that the stream is established: what fails before that was certainly not sent.
+        # Tells the client that the stream is established: earlier failures mean that nothing was sent.
         await self._context.send_initial_metadata(self._told)
         writer = asyncio.create_task(self._write_answers())
         reader = asyncio.create_task(self._read_requests())
@@ -334,10 +336,10 @@ class SendStream:
             await asyncio.wait((reader, writer, stopping), return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 reader.result()
-            elif writer.done():  # nobody answers any more: not even whoever waits for room would ever get some
+            elif writer.done():  # no more results will be written, so waiting for room would never end
                 await writer
                 return
-            else:  # from here on nothing more is taken, so the refusal below is true of all that is not answered
+            else:  # nothing more is accepted from here on, so the refusal below applies to everything unanswered
                 reader.cancel()
                 await asyncio.wait((reader,))
             self._ended = True
@@ -361,7 +363,7 @@ class SendStream:
 
     async def _wait_room(self, quota: Quota | None) -> None:
         while True:
-            if quota is not None and quota.is_full:  # also through other streams of the same client
+            if quota is not None and quota.is_full:  # other streams of the same client count, too
                 await quota.wait_room(self._room)
             elif self._is_full or self._sender.is_full:
                 await self._sender.wait_room(self._room)
@@ -389,7 +391,7 @@ class SendStream:
     def _on_done(self, request: SendCall, results: Sequence[PutResult]) -> None:
         if self._left:
             return
-        if request.quota is not None:  # as long as the client has not taken the answer
+        if request.quota is not None:  # until the client has read the result
             request.quota.take(len(request.messages), 0)
         self._answers.append((request, results))
         self._answer_ready.set()
@@ -401,7 +403,7 @@ class SendStream:
                 answer = self._encoder.encode(request.request_id, results, packed=request.packed)
                 with self._connection.writing():
                     await self._context.write(answer)
-                # Only now: a client that reads no answers shall not fill the memory with them.
+                # Only now: a client that reads no results must not fill the memory with them.
                 self._drop_answer()
                 self._requests_pending -= 1
                 self._messages_pending -= len(request.messages)

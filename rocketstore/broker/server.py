@@ -1,8 +1,8 @@
-"""One broker, wired: log, store, state, delayed delivery, roles, gRPC. The only module in which they all meet.
+"""Wires up one broker: log, store, state, delayed delivery, roles, gRPC. The only module in which they all meet.
 
-A process has one event loop for everything that gRPC serves: two would wake each other. A plain broker has a loop of
-its own, a DLedger broker uses its node's, on which it serves the log service at the broker's address, too. So the
-address that nodes tell each other is the broker's, and every broker knows where the master is.
+A process has one event loop for all gRPC services: two would wake each other. A plain broker has its own loop; a
+DLedger broker uses its node's, which also serves the log service at the broker's address. So the client address that
+nodes tell each other is the broker's, and every broker knows the master's address.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from dledger.types import LogIndex
 from dledger.values import host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.door import BrokerDoor, RemotingFactory
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.other_mode import refuse_other_mode
@@ -48,7 +49,7 @@ from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.message.delay import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
@@ -57,15 +58,16 @@ from rocketstore.store.message_store import MessageStore
 _log = logging.getLogger("rocketstore")
 
 STOP_GRACE_S: Final = 2.0
-"""How long what was taken may still be answered when the broker stops."""
+"""How long accepted requests may still be answered when the broker stops."""
 WATCH_INTERVAL_S: Final = 1.0
 
 
 class BrokerServer:
     """A broker from its directory to its port. Use ``start``, ``wait`` and ``stop``.
 
-    Raises from the constructor, before a port is open: ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``,
+    The constructor raises, before opening a port: ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``,
     ``IdentityError``, ``DiskError``. ``repair``: set a damaged replicated log aside and fetch it from the others.
+    ``remoting`` creates the protocol object of each remoting connection, on the broker's event loop.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class BrokerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
+        remoting: RemotingFactory | None = None,
     ) -> None:
         problems = config.problems()
         if problems:
@@ -94,8 +97,8 @@ class BrokerServer:
             self._tls = TlsKeeper(config.security, name=f"broker {config.name}", member=None)
         self._clock = clock or Clock()
         self.conditions = Conditions(config.node_id, self._clock)
-        """What is the matter with this broker; a replicated one shares its node's."""
-        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
+        """The conditions of this broker; a replicated one shares its node's."""
+        self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
         self._stopped = threading.Event()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -103,8 +106,10 @@ class BrokerServer:
         self._threads = Supervisor(self._fail)
         self._loop = LoopThread("rocketstore-rpc", self._threads.report)
         self._bridge: LoopBridge | None = None
-        self._connections: Connections | None = None  # of a plain broker; a node has its own
+        self._connections: Connections | None = None  # for a plain broker; a node has its own
         self._port = config.listen_port
+        self._remoting = remoting
+        self._door: BrokerDoor | None = None
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
         self._health: health.aio.HealthServicer | None = None  # type: ignore[name-defined]  # missing in grpc-stubs
@@ -112,7 +117,7 @@ class BrokerServer:
         self._watcher.daemon = True
         self._has_caught_up: Callable[[], bool] = lambda: True
         self.node: DLedgerServer | None = None
-        self._access: AccessControl | None = None  # of a plain broker; a node has its own
+        self._access: AccessControl | None = None  # for a plain broker; a node has its own
         if config.dledger is None:
             self._access = AccessControl.of(config.access, name=config.name, clock=self._clock)
         self._open(config.dledger, repair=repair)
@@ -124,7 +129,11 @@ class BrokerServer:
             log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
             self.node = DLedgerServer(
-                for_broker(dledger), repair=repair, clock=self._clock, instruments=self._instruments
+                for_broker(dledger),
+                repair=repair,
+                clock=self._clock,
+                instruments=self._instruments,
+                bodies=MESSAGES,
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
@@ -170,7 +179,7 @@ class BrokerServer:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> BrokerServer:
-        """Serve, and in a group take part; nothing if it was stopped. Raises ``ConfigError``: a port is taken."""
+        """Serve, and join the group if any; does nothing after a stop. Raises ``ConfigError`` if a port is in use."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
@@ -194,19 +203,21 @@ class BrokerServer:
             return self
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Block until the broker has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
+        """Wait until the broker has stopped; returns its exit status (0, or 70 after a fatal error), or None on
+        timeout.
+        """
         if not self._stopped.wait(timeout_s):
             return None
         return EXIT_FATAL if self.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a master first hands over (``graceful``), what was taken is answered, everything closed. Idempotent."""
+        """Stop: a master first transfers leadership (``graceful``), then accepted requests are answered. Idempotent."""
         with self._life_lock:
             if self._stopping.is_set():
                 return
             self._stopping.set()
             if graceful and self.fatal is None:
-                self.schedule.stop()  # while the node still leads: else the next master does not know what is delivered
+                self.schedule.stop()  # while the node leads, so that the next master knows what was delivered
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
             self.schedule.stop()
@@ -219,30 +230,30 @@ class BrokerServer:
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why the broker stopped itself, if it did."""
+        """The error that made the broker stop itself, if any."""
         if self._failure is None and self.node is not None:
             return self.node.fatal
         return self._failure
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """The port it listens on."""
         return self._port
 
     @property
     def address(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         return self.config.address(self._port)
 
     @property
     def guard(self) -> AccessGuard | None:
-        """Who may do what; None: everybody everything."""
+        """Access control; None: everybody may do everything."""
         if self.node is not None:
             return self.node.guard
         return None if self._access is None else self._access.guard
 
     def view(self) -> GroupView:
-        """What this broker knows of its group."""
+        """This broker's view of its group."""
         if self.node is not None:
             return group_view(self.node.status())
         alone = self.config.node_id
@@ -250,12 +261,12 @@ class BrokerServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether clients get answers from it: it serves, knows a master, and knows what is committed."""
+        """Whether clients can use it: it serves, knows a master, and knows what is committed."""
         serves = self._service is not None and not self._stopping.is_set() and self.fatal is None
         return serves and bool(self.view().leader) and self._has_caught_up()
 
     def measure(self) -> BrokerMeasurements:
-        """What metrics show of the broker, besides what its node tells. May wait for a disk."""
+        """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._service.counters() if self._service is not None else ServiceCounters()
         return measure(self.store, self.state, service, topics_max=self.config.metrics_topics_max)
 
@@ -276,10 +287,10 @@ class BrokerServer:
         for name in ("", *names[:1]):
             await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
         guard = self.guard
-        if guard is None:  # tools that reflect cannot sign; health stays open for whoever watches the broker
+        if guard is None:  # tools that use reflection cannot sign requests; health stays open for monitoring
             standard.add_reflection(names)
-        credentials = self._tls.client_server_credentials() if self._tls is not None else None
-        self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
+        self._door = door = BrokerDoor(config, self._tls, self._remoting)
+        self._port = door.bind(server)
         self._service = BrokerService(
             config,
             self.store,
@@ -296,7 +307,8 @@ class BrokerServer:
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         await server.start()
-        connections.watch(self._port, calls_max)
+        door.open()
+        connections.watch(door.ports, calls_max)
 
     def _watched_connections(self) -> Connections:
         if self.node is not None:
@@ -311,7 +323,7 @@ class BrokerServer:
         return self._connections
 
     def _position_of(self, index: int) -> int:
-        """Where an entry begins; the log's begin or committed end for one that is no longer, or not yet, there."""
+        """The start of an entry; the log's begin or committed end if it is out of that range."""
         if self.node is None:
             return no_indexes(index)
         known = self.node.bulk.committed_range()
@@ -324,10 +336,14 @@ class BrokerServer:
             await self._health.enter_graceful_shutdown()
         if self._service is not None:
             self._service.stop_waiting()
+        if self._door is not None:
+            self._door.stop_listening()
         if self._server is not None:
             await self._server.stop(grace_s or None)
         if self._service is not None:
             await self._service.drain()
+        if self._door is not None:
+            await self._door.close()
 
     def _close_service(self, grace_s: float) -> None:
         if self._bridge is not None:
@@ -341,7 +357,9 @@ class BrokerServer:
     # -- stopping --------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
-        """While clients are still answered, so that they learn of the new master from this one."""
+        """Transfer leadership while clients are still served, so that they learn the new master's address from this
+        one.
+        """
         node = self.node
         if node is None or not node.config.peers or not is_leader(node.status()):
             return
@@ -367,12 +385,12 @@ class BrokerServer:
                 self.node.stop(graceful=False)
 
     def _watch(self) -> None:
-        """A node that failed takes its broker along; a member whose store failed makes room for another master.
+        """Stop the broker if its node failed; on a member, give up leadership if its store failed.
 
-        So does what no broker can do without, in a group or not: its state, and delayed messages.
+        It also stops if its state or delayed delivery fails, in a group or not, because no broker can do without them.
         """
         while not self._stopping.wait(WATCH_INTERVAL_S):
-            self.conditions.now()  # ends what has run out
+            self.conditions.now()  # removes expired conditions
             failure = self.state.fatal or self.schedule.fatal
             if self._role_change is not None:
                 failure = failure or self._role_change.fatal
@@ -386,7 +404,7 @@ class BrokerServer:
                 if self._tls is not None:
                     self._tls.refresh()
                 continue
-            self._has_caught_up()  # else it would be found out only when somebody reads, who would have to come again
+            self._has_caught_up()  # otherwise this would only be noticed at the first read, which would be refused
 
     def _fail(self, failure: BaseException) -> None:
         self._failure = failure

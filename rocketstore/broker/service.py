@@ -1,6 +1,7 @@
-"""``BrokerService``: every method of the broker on an event loop.
+"""``BrokerService``: every method of the broker, on an event loop.
 
-Nothing here blocks: the store answers puts through callbacks, and whatever may wait for a disk runs on a few threads.
+Nothing here blocks: the store answers puts through callbacks, and anything that may wait for a disk runs on a few
+threads.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
 STREAM_KINDS: Final = 3
-"""Send, pull, and what tools ask for: ``streams_max`` is for each."""
+"""Send, pull, and health and reflection: ``streams_max`` applies to each."""
 
 _log = logging.getLogger("rocketstore")
 _KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
@@ -62,11 +63,11 @@ _T = TypeVar("_T")
 
 
 class BrokerService:
-    """Create it on the loop's thread; ``stop_waiting`` before the server stops, ``close`` after it.
+    """Create it on the loop's thread; call ``stop_waiting`` before the server stops, and ``close`` after it.
 
-    ``view`` is what this broker knows of its group; ``store_host`` goes into records and message ids; ``guard`` says
-    who may do what (None: everybody everything); ``position_of`` where the entry of an index of the log begins;
-    ``conditions`` takes what is the matter with it.
+    ``view`` is this broker's view of its group; ``store_host`` is used in records and message ids; ``guard`` controls
+    access (None: everybody may do everything); ``position_of`` returns the start of an entry by index; ``conditions``
+    records the broker's conditions.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per part of the broker
@@ -138,7 +139,7 @@ class BrokerService:
         )
 
     def methods(self) -> Methods:
-        """What a server needs to serve this, as ``codec.SERVICE``."""
+        """The methods for a server, as in ``codec.SERVICE``."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Send": unary(self._refusing("Send", self._send)),
@@ -153,12 +154,12 @@ class BrokerService:
         return methods
 
     def stop_waiting(self) -> None:
-        """Answer waiting pulls, take no more from streams and end each once it is answered. On the loop."""
+        """Answer waiting pulls, accept nothing more from streams and end each once answered. Called on the loop."""
         self._stop.set()
         self._waiting.close()
 
     async def drain(self) -> None:
-        """Wait for the handlers that the stopped server is cancelling: a loop that ends under them logs errors."""
+        """Wait for the handlers that the stopped server is cancelling: if the loop ended first, it would log errors."""
         if self._handling:
             await asyncio.wait(tuple(self._handling), timeout=DRAIN_TIMEOUT_S)
 
@@ -188,7 +189,7 @@ class BrokerService:
         self._store.submit_producer(name, outcome.done)
         found = await outcome.future
         if isinstance(found, DLedgerError):
-            found.outcome = "not_applied"  # whatever became of it: asking changes nothing
+            found.outcome = "not_applied"  # whatever the error: a read changes nothing
             refusal = PutResult(status_of(found), outcome="not_applied", reason=str(found))
             raise NotStoredError(refusal, self._leader_address())
         return pb.ProducerResponse(next_sequence=found).SerializeToString()
@@ -240,7 +241,7 @@ class BrokerService:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _check_caught_up(self) -> None:
-        """Raises ``NotStoredError``: it is not known yet what is committed, so nothing can be said."""
+        """Raises ``NotStoredError`` while it is unknown what is committed, because no answer would be reliable."""
         if not self._has_caught_up():
             reason = "this broker has just started and does not know yet which entries are committed"
             refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
@@ -254,7 +255,7 @@ class BrokerService:
         return answer
 
     def _checked(self, name: str, handler: AdminHandler) -> UnaryHandler:
-        """A request whose bytes say all that matters for access."""
+        """A handler whose access check needs only the request's bytes."""
         access = self._access
 
         async def answer(data: bytes, call: Call) -> bytes:
@@ -280,7 +281,7 @@ class BrokerService:
         return self._view().leader_address
 
     def counters(self) -> ServiceCounters:
-        """What is under way; from any thread."""
+        """Requests in progress; callable from any thread."""
         return ServiceCounters(
             messages_pending=self._sender.messages_pending,
             bytes_pending=self._sender.bytes_pending,
@@ -309,7 +310,7 @@ class BrokerService:
                 self._handling.discard(task)
 
     def _open_stream(self, call: Call) -> AbstractContextManager[None]:
-        """Around a stream: ended when the caller's key is revoked; what it asks for is checked request by request."""
+        """Wraps a stream: ended when the caller's key is revoked; access is checked request by request."""
         if self._access is None or call.caller is None:
             return nullcontext()
         return access_gate.open_stream(self._access.guard, call.caller)
@@ -362,7 +363,7 @@ class BrokerService:
         return serve
 
     def _note(self, error: Exception) -> None:
-        """Refusals are the client's affair, but for a bound that was met; anything else is ours."""
+        """Refusals are the client's problem, except reaching a limit; anything else is ours."""
         if isinstance(error, CorruptLogError | DiskError):
             _log.error("a request failed: %s", error)
         elif isinstance(error, PendingFullError | TooManyPullsError):

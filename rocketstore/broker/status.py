@@ -1,4 +1,4 @@
-"""What a broker tells about itself."""
+"""A broker's status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocketstore.types import BrokerRole
 
 
 def group_view(status: NodeStatus) -> GroupView:
-    """A node's view of its group. In a broker's group the clients' addresses are the brokers' (``settings``)."""
+    """A node's view of its group. In a broker's group, client addresses are the brokers' (``settings``)."""
     leader = status.leader
     return GroupView(
         role=str(status.role),
@@ -29,7 +29,7 @@ def group_view(status: NodeStatus) -> GroupView:
 
 
 def broker_id(config: BrokerConfig, store_role: BrokerRole, group: GroupView) -> int:
-    """RocketMQ's broker id: 0 takes writes, n0 to n2 follow as 1 to 3, -1 as long as no leader is known."""
+    """RocketMQ's broker id: 0 for the master, 1 to 3 for n0 to n2 as slaves, -1 while no leader is known."""
     if config.dledger is None:
         return config.broker_id
     if store_role is not BrokerRole.SLAVE:
@@ -41,7 +41,7 @@ def broker_id(config: BrokerConfig, store_role: BrokerRole, group: GroupView) ->
 
 
 class StatusReport:
-    """Makes the answer; may wait for a disk (free space) and for the node's lock, so not on the event loop."""
+    """Builds the response; may wait for a disk (free space) and for the node's lock, so not on the event loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StatusReport:
         self._version = _version()
 
     def encode(self) -> bytes:
-        """The answer to a status request."""
+        """The response to a status request."""
         config, store = self._config, self._store
         group, role, log = self._view(), store.role, store.log
         runtime = store.runtime_info() | self._extra()

@@ -1,7 +1,7 @@
-"""Tag expressions: ``*`` or nothing for all, ``TagA || TagB`` for some.
+"""Tag expressions: ``*`` or empty for all, ``TagA || TagB`` for some.
 
-A consume queue knows tags by a hash only. It rules most messages out without reading them; what is left is compared
-with the tag in the record, because two tags may have one hash.
+A consume queue stores only a hash of the tags. It excludes most messages without reading them; for the others, the tag
+in the record is compared, because two tags may have the same hash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rocketstore.message.tags import java_hashes
 
 TAGS_MAX: Final = 1024
 EXPRESSION_CHARS_MAX: Final = 16 * 1024
-"""Reading one so long takes about a millisecond."""
+"""Parsing an expression of this length takes about a millisecond."""
 FILTERS_MAX: Final = 1024
 FILTERS_CHARS_MAX: Final = 1 << 20
 _SHOWN_CHARS: Final = 64
@@ -28,7 +28,7 @@ _V2: Final = (MESSAGE_MAGIC_V2 & 0xFFFFFFFF).to_bytes(4, "big")
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Which tags are wanted; made with ``parse``."""
+    """The wanted tags; created by ``parse``."""
 
     codes: frozenset[int]
     tags: frozenset[bytes]
@@ -51,16 +51,18 @@ class TagFilter:
         return cls(frozenset(java_hashes(words)), frozenset(word.encode(errors="replace") for word in words))
 
     def matches_code(self, code: int) -> bool:
-        """Whether a message with this tags code may be wanted."""
+        """Whether a message with this tags code may match."""
         return code in self.codes
 
     def matches_record(self, record: bytes) -> bool:
-        """Whether a stored record is wanted."""
+        """Whether a stored record matches."""
         return find_property_bytes(properties_of(record), _TAGS) in self.tags
 
 
 class TagFilters:
-    """Filters of the expressions used last: consumers send theirs with every pull. Bounded by count and characters."""
+    """Caches the most recently used filters, because consumers send them with every pull. Limited by count and
+    characters.
+    """
 
     def __init__(self) -> None:
         self._filters: OrderedDict[str, TagFilter | None] = OrderedDict()
@@ -70,7 +72,7 @@ class TagFilters:
         return len(self._filters)
 
     def of(self, expression: str) -> TagFilter | None:
-        """As ``TagFilter.parse``."""
+        """Like ``TagFilter.parse``."""
         if expression in self._filters:
             self._filters.move_to_end(expression)
             return self._filters[expression]
@@ -83,7 +85,7 @@ class TagFilters:
 
 
 def properties_of(record: bytes) -> bytes:
-    """A whole record's encoded properties, without decoding anything else."""
+    """A record's encoded properties, without decoding anything else."""
     at = body_at(int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big"))
     topic_at = at + int.from_bytes(record[at - 4 : at], "big")
     if record[4:8] == _V2:

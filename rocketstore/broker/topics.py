@@ -1,4 +1,4 @@
-"""Which queue of which topic a client may use, by the topics of the broker state."""
+"""Checks which queues a client may use, by the topics in the broker state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.state.changes import TopicConfig
 
 CURSORS_MAX: Final = 65_536
-"""Topics whose round robin is remembered."""
+"""Topics for which the round-robin position is remembered."""
 
 
 class TopicAccess:
-    """Lives on the event loop. ``find`` gives a topic of the broker state, or None.
+    """Lives on the event loop. ``find`` returns a topic of the broker state, or None.
 
-    ``begin_offset`` gives the first queue offset of a queue that is not of a deleted topic of the same name.
+    ``begin_offset`` returns a queue's first offset that does not belong to a deleted topic of the same name.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TopicAccess:
         return self._find(name)
 
     def write_problem(self, topic: TopicConfig, queue_id: int) -> str:
-        """Why nothing may be sent to this queue (-1: to any), or the empty string."""
+        """Why nothing may be sent to this queue (-1: to any); empty if allowed."""
         if not self._broker_permission & PERMISSION_WRITE:
             return "this broker does not allow writes (brokerPermission)"
         if not topic.permission & PERMISSION_WRITE:
@@ -50,7 +50,7 @@ class TopicAccess:
         return ""
 
     def next_queue(self, topic: TopicConfig) -> int:
-        """The queue whose turn it is."""
+        """The next queue in turn."""
         cursor = self._cursors.get(topic.name)
         if cursor is None:
             if len(self._cursors) >= CURSORS_MAX:
@@ -59,13 +59,13 @@ class TopicAccess:
         return next(cursor) % topic.write_queues
 
     def check_readable(self, name: str, queue_id: int) -> None:
-        """Raises ``NotFoundRefusalError``, ``NotPermittedError`` or ``OutOfRangeError`` unless it may be read."""
+        """Raises ``NotFoundRefusalError``, ``NotPermittedError`` or ``OutOfRangeError`` unless it is readable."""
         topic = self._find(name)
         if topic is None:
             raise NotFoundRefusalError(f"topic {name!r} does not exist")
         if not self._broker_permission & topic.permission & PERMISSION_READ:
             raise NotPermittedError(f"topic {name} or this broker does not allow reads")
-        # Queues that were taken away from writers stay readable until `read_queues` says otherwise.
+        # Queues removed from writing stay readable until `read_queues` is lowered.
         if not 0 <= queue_id < topic.read_queues:
             raise OutOfRangeError(
                 f"topic {name} has {topic.read_queues} read queues, numbered from 0: there is no queue {queue_id}"

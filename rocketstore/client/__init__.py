@@ -1,4 +1,4 @@
-"""Producers, consumers and administrators of a broker, or of a group of brokers."""
+"""Clients of a broker, or of a group of brokers: producers, consumers and administrators."""
 
 from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
 from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer

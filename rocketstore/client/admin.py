@@ -1,4 +1,4 @@
-"""``Admin``: topics, queues, queries, offsets and the brokers' own words, for tools and tests."""
+"""``Admin``: topics, queues, queries, offsets and broker statuses, for tools and tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rocketstore.pb import broker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """What a broker says of itself. Offsets are physical (bytes of the log), times milliseconds since 1970."""
+    """A broker's status. Offsets are physical (bytes of the log), times milliseconds since 1970."""
 
     address: str
     cluster: str
@@ -71,12 +71,12 @@ class BrokerStatus:
     runtime: dict[str, str]
     is_master: bool
     conditions: tuple[Condition, ...] = ()
-    """What is the matter with it, oldest first."""
+    """Current conditions, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """One queue's first offset and its end, and when its newest message was stored (-1: it has none)."""
+    """One queue's first offset and its end, and the store time of its newest message (-1 if there is none)."""
 
     queue_id: int
     min_offset: int
@@ -86,7 +86,7 @@ class QueueRange:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group is in one queue; ``committed`` is -1 if it never committed."""
+    """A group's progress in one queue; ``committed`` is -1 if it never committed."""
 
     topic: str
     queue_id: int
@@ -96,12 +96,12 @@ class QueueProgress:
 
     @property
     def lag(self) -> int:
-        """How many messages are still to come."""
+        """The number of messages still to be consumed."""
         return max(self.max_offset - max(self.committed, self.min_offset, 0), 0)
 
 
 class Admin:
-    """Thread-safe; every call has a deadline (``timeout_s``) and is repeated until then while that may help."""
+    """Thread-safe; every call has a deadline (``timeout_s``), and is retried until then as long as that may help."""
 
     def __init__(
         self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
@@ -123,14 +123,14 @@ class Admin:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def status(self, address: str | None = None) -> BrokerStatus:
-        """One broker's word: the one at ``address``, or the master's, or while there is none any living one's."""
+        """A broker's status: of the one at ``address``, otherwise of the master, or of any live one."""
         deadline = self._connection.deadline()
         chosen = address or self._connection.retry(deadline, lambda: self._connection.seeker.reader(deadline))
         answer = self._connection.ask(STATUS, pb.StatusRequest(), chosen, deadline)
         return _status_of(chosen, answer)
 
     def cluster(self) -> dict[str, BrokerStatus | DLedgerError]:
-        """Every broker's own word by address, or why there is none. Raises ``UnavailableError`` if nobody answers."""
+        """Every broker's status by address, or its error. Raises ``UnavailableError`` if nobody responds."""
         deadline = Deadline(max(DISCOVERY_TIMEOUT_S, self._connection.timeout_s / 2))
         answers: dict[str, BrokerStatus | DLedgerError] = {}
         directory = self._connection.directory
@@ -145,7 +145,7 @@ class Admin:
         statuses = [one for one in answers.values() if isinstance(one, BrokerStatus)]
         if not statuses:
             raise next((one for one in answers.values() if isinstance(one, DLedgerError)), UnavailableError("none"))
-        # The same broker may have answered at two names.
+        # The same broker may have responded under two names.
         names = {one.node_id: one.address for one in reversed(statuses) if one.node_id}
         return {
             address: one
@@ -195,7 +195,7 @@ class Admin:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def message_by_id(self, message_id: str) -> Message:
-        """The message that an offset message id names. Raises ``NotFoundError``."""
+        """The message with an offset message id. Raises ``NotFoundError``."""
         request = pb.QueryByIdRequest(message_id=message_id)
         answer = self._connection.ask_reader(QUERY_BY_ID, request, self._connection.deadline())
         messages = _decoded(answer)
@@ -206,7 +206,7 @@ class Admin:
     def messages_by_key(
         self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 0, unique: bool = False
     ) -> list[Message]:
-        """Messages with this key (or, with ``unique``, this producer's id), stored between two times (0: now)."""
+        """Messages with this key (or, with ``unique``, this producer-assigned id) stored between two times (0: now)."""
         request = pb.QueryByKeyRequest(
             topic=topic, key=key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, unique=unique
         )
@@ -215,7 +215,7 @@ class Admin:
     def messages(
         self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
     ) -> tuple[list[ReceivedMessage], int]:
-        """One pull without a group: messages of a queue from ``offset`` on, and where the next pull begins.
+        """One pull without a group: messages of a queue from ``offset`` on, and the offset for the next pull.
 
         No messages and the same offset: there is nothing more.
         """
@@ -233,17 +233,17 @@ class Admin:
         return sorted(answer.groups)
 
     def delete_group(self, name: str) -> None:
-        """Forget a consumer group and its offsets; its consumers should be stopped. Raises ``NotFoundError``."""
+        """Delete a consumer group and its offsets; its consumers should be stopped. Raises ``NotFoundError``."""
         self._connection.ask_master(DELETE_GROUP, pb.DeleteGroupRequest(name=name), self._connection.deadline())
 
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        """What a group has committed, by topic and queue."""
+        """A group's committed offsets, by topic and queue."""
         request = pb.FetchOffsetsRequest(group=group, topic=topic)
         answer = self._connection.ask_reader(FETCH_OFFSETS, request, self._connection.deadline())
         return {(one.topic or topic, one.queue_id): one.offset for one in answer.offsets}
 
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
-        """How far a group is in every queue of its topics (or of one). Raises ``NotFoundError`` if unknown."""
+        """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if unknown."""
         committed = self.offsets(group, topic)
         if not committed:
             raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
@@ -251,7 +251,7 @@ class Admin:
         for name in sorted({name for name, _ in committed}):
             try:
                 ranges = self.queue_ranges(name)
-            except NotFoundError:  # deleted since
+            except NotFoundError:  # deleted in the meantime
                 continue
             for one in ranges:
                 place = committed.get((name, one.queue_id), -1)
@@ -261,11 +261,12 @@ class Admin:
     def commit_position(
         self, group: str, *, index: int | None = None, position: int | None = None, topics: Sequence[str] = ()
     ) -> dict[tuple[str, int], int]:
-        """Note that a group that reads the log itself has consumed everything before an entry, so that its lag shows.
+        """Record that a group which reads the log itself has consumed everything before an entry, so that its lag is
+        visible.
 
-        ``index`` is that entry's (replicated brokers only), ``position`` where it begins: give one of them. Committed
-        are the queue offsets that it stands for, in ``topics`` (none given: in all); they are returned. What the queues
-        do not have yet is left for the next call; no offset goes back. Raises ``NotFoundError`` for an unknown topic.
+        Give either the entry's ``index`` (replicated brokers only) or its start ``position``. The corresponding queue
+        offsets in ``topics`` (default: all) are committed and returned. Messages not in the queues yet are left for the
+        next call; no offset moves back. Raises ``NotFoundError`` for an unknown topic.
         """
         request = pb.CommitPositionRequest(group=group, index=index, position=position, topics=topics)
         answer = self._connection.ask_master(COMMIT_POSITION, request, self._connection.deadline())
@@ -282,9 +283,10 @@ class Admin:
     def reset_offsets(
         self, group: str, topic: str, start: Literal["first", "last"] | int, queues: Sequence[int] | None = None
     ) -> dict[int, int]:
-        """Set where a group goes on, back or forth; returns the offset of each queue. Its consumers should be stopped.
+        """Move a group's offsets, forwards or backwards; returns the offset of each queue. Its consumers should be
+        stopped.
 
-        ``start``: the first or behind the last message, or a time (ms since 1970).
+        ``start``: the first message, after the last one, or a time (ms since 1970).
         """
         chosen = range(self.topic(topic).read_queues) if queues is None else queues
         places = {queue_id: self.offset_at(topic, queue_id, start) for queue_id in chosen}
@@ -292,7 +294,7 @@ class Admin:
         return places
 
     def set_offsets(self, group: str, topic: str, places: dict[int, int]) -> None:
-        """Set where a group goes on in these queues, back or forth."""
+        """Set a group's offsets in these queues, forwards or backwards."""
         offsets = [pb.ConsumerOffset(topic=topic, queue_id=one, offset=places[one]) for one in places]
         request = pb.CommitOffsetsRequest(group=group, offsets=offsets, reset=True)
         self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())

@@ -1,6 +1,6 @@
-"""How clients reach brokers: channels, which brokers there are, who is the master, and retried unary calls.
+"""A client's connections to brokers: channels, discovery of brokers and of the master, and retried unary calls.
 
-``make unasync`` makes ``connection.py`` from ``aio_connection.py``: change that one.
+``make unasync`` generates ``connection.py`` from ``aio_connection.py``: edit only the latter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 class AsyncBrokerConnection:
     """Channels to all brokers and calls on them. Every call ends by its deadline.
 
-    ``addresses``: one or more brokers' listen addresses (``host:port``); the others of the group are learnt.
+    ``addresses``: listen addresses (``host:port``) of one or more brokers; the others of the group are discovered.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AsyncBrokerConnection:
         return self.channels.closed
 
     async def close(self) -> None:
-        """Close every channel; calls under way fail. Idempotent."""
+        """Close every channel; calls in progress fail. Idempotent."""
         await self.channels.close()
 
     @property
@@ -54,7 +54,7 @@ class AsyncBrokerConnection:
         return bool(self._maker.security.access_key)
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:
-        """A deadline from now on, by default after the connection's own timeout."""
+        """A deadline from now on; default: the connection's own timeout."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
     # --- calls ------------------------------------------------------------------------------------------------------
@@ -65,11 +65,11 @@ class AsyncBrokerConnection:
         return parse_answer(method.answer, data, address)
 
     async def ask_master(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Ask the master, wherever it is by then; only for requests that may be repeated."""
+        """Call the master, wherever it is by then; only for requests that are safe to repeat."""
         return await self._ask_until(method, request, deadline, self.seeker.leader)
 
     async def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Ask the master, or any living broker while there is none."""
+        """Call the master, or any live broker while there is none."""
         return await self._ask_until(method, request, deadline, self.seeker.reader)
 
     async def _ask_until(
@@ -82,7 +82,7 @@ class AsyncBrokerConnection:
             try:
                 address = await where(deadline)
             except UnavailableError as error:
-                if said is not None and deadline.expired:  # the search was cut short: what a broker said tells more
+                if said is not None and deadline.expired:  # the search was cut short: a broker's response says more
                     raise said from error
                 raise
             try:
@@ -95,18 +95,18 @@ class AsyncBrokerConnection:
         return await self.retry(deadline, attempt)
 
     async def retry(self, deadline: Deadline, attempt: Callable[[], Answer[_T]]) -> _T:
-        """Repeat what may be repeated, with growing pauses, until the deadline."""
+        """Retry what is safe to retry, with growing pauses, until the deadline."""
         try:
-            return await attempt()  # the usual case pays nothing for the machinery below
+            return await attempt()  # keep the usual case free of the retry overhead
         except DLedgerError as error:
             if self.closed or deadline.expired or not is_retried_read(error):
                 raise
         return await retry(deadline, attempt, lambda error: not self.closed and is_retried_read(error))
 
     async def check_master(self, address: str, deadline: Deadline) -> None:
-        """Ask a broker whether it takes writes. Raises ``NotMasterError`` if not.
+        """Ask a broker whether it accepts writes. Raises ``NotMasterError`` if not.
 
-        Asked before anything is sent, so that a failure to connect is certainly not applied.
+        Called before anything is sent, so that a failure to connect certainly has no effect.
         """
         try:
             status = await self.ask(STATUS, pb.StatusRequest(), address, deadline)
@@ -122,7 +122,7 @@ class AsyncBrokerConnection:
     def ask_all(
         self, addresses: Collection[str], deadline: Deadline
     ) -> AsyncGenerator[tuple[str, pb.StatusResponse | DLedgerError], None]:
-        """Status of several brokers at once, answers as they come; the rest is cancelled when the caller stops."""
+        """The statuses of several brokers, as they arrive; remaining requests are cancelled when the caller stops."""
         request = pb.StatusRequest().SerializeToString()
         parse = partial(parse_answer, pb.StatusResponse)
         return self.channels.ask_all(STATUS.name, request, parse, addresses, deadline)

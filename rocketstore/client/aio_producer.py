@@ -1,6 +1,6 @@
 """``Producer``: sends messages to the current master.
 
-``make unasync`` makes ``producer.py`` from ``aio_producer.py``: change that one.
+``make unasync`` generates ``producer.py`` from ``aio_producer.py``: edit only the latter.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _TURNS: Final = 1 << 16
 class AsyncProducer:
     """Sends to a group of brokers, or to one. Thread-safe; every call has a deadline (``timeout_s``).
 
-    ``addresses``: listen addresses of one or more brokers; the others are learnt, the master is found and found again.
-    What is not known to be stored is sent again until the deadline, and stored once all the same: the messages are
-    numbered (``enable_idempotence``), so that the broker knows those that it has. ``outcome="unknown"`` is left for
-    what had no answer when the time was over, and for a broker on its own (not a group) that was restarted meanwhile.
+    ``addresses``: listen addresses of one or more brokers; the others are discovered, and the master is found again
+    after each change. Messages not known to be stored are resent until the deadline, and still stored only once: they
+    are numbered (``enable_idempotence``), so the broker recognizes those it has. ``outcome="unknown"`` remains only for
+    messages without a response by the deadline, and for a plain broker that was restarted in between.
 
-    With ``producer_name`` the application numbers its messages itself: it asks ``next_sequence``, and gives each
-    message its number (``sequence``), one after the other. So it can go on after a crash, without repeating or losing
-    anything, if it can make the same messages again. A name is for one sender at a time.
+    With ``producer_name``, the application numbers its messages itself: it calls ``next_sequence``, and passes
+    consecutive numbers (``sequence``). So it can continue after a crash without repeating or losing anything, if it can
+    produce the same messages again. Only one sender at a time may use a name.
 
-    Without ``enable_idempotence``, what may be stored is sent again only with ``allow_duplicates``: else it fails with
-    ``outcome="unknown"``, and the caller decides. ``on_failure`` is told of every failed attempt at once, also of those
-    that are repeated: the address and the error. It must not block.
+    Without ``enable_idempotence``, messages that may be stored are resent only with ``allow_duplicates``; otherwise
+    they fail with ``outcome="unknown"``, and the caller decides. ``on_failure`` is called at once with the address and
+    the error of every failed attempt, including those that are retried. It must not block.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per option
@@ -72,7 +72,7 @@ class AsyncProducer:
     ) -> None:
         self._connection = AsyncBrokerConnection(addresses, timeout_s=timeout_s, security=security)
         self._topics = AsyncTopicCache(self._connection)
-        # Not from queue 0: many short-lived producers would fill it, and leave the others empty.
+        # Not always queue 0: many short-lived producers would fill it, and leave the others empty.
         self._turn = itertools.count(random.randrange(_TURNS))
         self._body_bytes_max = body_bytes_max
         self._on_failure = on_failure
@@ -101,7 +101,7 @@ class AsyncProducer:
         """Finish pending work, then close every connection. Idempotent."""
         with self._lock:
             self._closed = True
-            senders = self._senders  # all of them, also for whoever closes it at the same time or again
+            senders = self._senders  # all of them, also for concurrent or repeated calls
             direct = self._direct
         for sender in senders:
             await sender.close()
@@ -117,7 +117,7 @@ class AsyncProducer:
         """Send one message; returns when the master has stored it.
 
         The queue is ``queue_id``, or the one that ``key`` (a sharding key) hashes to, or the next in turn. ``sequence``
-        is the message's number, if the producer has a name.
+        is the message's number, if the producer is named.
         """
         data, sent = await self._encode(message, key, queue_id)
         batch, place = await self._direct_sender().add(data, item=sent, sequence=sequence)
@@ -132,9 +132,9 @@ class AsyncProducer:
         queue_id: int | None = None,
         sequence: int | None = None,
     ) -> list[SendReceipt]:
-        """Send messages in as few requests as they fit in; returns one receipt each.
+        """Send messages in as few requests as possible; returns one receipt each.
 
-        ``sequence`` is the number of the first one, if the producer has a name. Raises the error itself if nothing was
+        ``sequence`` is the number of the first one, if the producer is named. Raises the error itself if nothing was
         stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
         encoded = [await self._encode(message, key, queue_id) for message in messages]
@@ -163,9 +163,9 @@ class AsyncProducer:
         ordered: bool = False,
         producer_name: str | None = None,
     ) -> AsyncMessageSender:
-        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for what it promises.
+        """A pipelining sender: many cheap ``send`` calls, few requests. See ``SendOptions`` for its guarantees.
 
-        ``producer_name`` is the producer's own if it has one; a sender may have another one.
+        ``producer_name`` defaults to the producer's own; a sender may have another one.
         """
         options = replace(
             self._options,
@@ -184,10 +184,10 @@ class AsyncProducer:
         return made
 
     async def next_sequence(self, producer_name: str | None = None) -> int:
-        """The next message number of this producer, after everything stored so far; 0 at first.
+        """The next message number of this producer, after everything stored so far; 0 initially.
 
-        What another process of the same producer has sent and not finished counts if it is stored for good, and else
-        never will be, unless that process still sends. Ask before the first message, and after one that failed.
+        Unfinished sends of another process with the same name either count or will never be stored, unless that process
+        is still sending. Call it before the first message, and after a failed one.
         """
         name = self._options.producer_name if producer_name is None else producer_name
         check_producer_name(name)
@@ -208,7 +208,7 @@ class AsyncProducer:
         return sender
 
     def _make_sender(self, options: SendOptions) -> AsyncSender[Sent, Result]:
-        """Under the lock, so none is left open after ``close``."""
+        """Requires the lock, so that none is left open after ``close``."""
         if self._closed:
             raise UnavailableError("the producer is closed")
         links = AsyncLinks(self._connect, self._connection.seeker.look, self._note_failure)
@@ -217,7 +217,7 @@ class AsyncProducer:
     async def _connect(
         self, timeout_s: float, on_answer: OnAnswer[Sent, Result], on_end: OnEnd[Sent, Result]
     ) -> AsyncStream[Sent, Result]:
-        """A stream to the master. Raises ``NotMasterError`` and ``UnavailableError``: nothing was sent then."""
+        """Open a stream to the master. Raises ``NotMasterError`` or ``UnavailableError`` if nothing was sent."""
         connection, deadline = self._connection, Deadline(timeout_s)
 
         async def attempt() -> AsyncStream[Sent, Result]:
@@ -247,7 +247,7 @@ class AsyncProducer:
         known = await self._topics.find(topic)
         if known is None:
             if key is None:
-                return ANY_QUEUE  # the broker may create the topic, and then knows how many queues it has
+                return ANY_QUEUE  # the broker may create the topic, and then knows its number of queues
             raise NotFoundError(f"topic {topic} does not exist, so a key cannot select one of its queues")
         if not (known.permission & PERMISSION_WRITE and known.write_queues > 0):
             raise MessageRefusedError(f"topic {topic} does not allow writes (permission {known.permission})")
@@ -265,9 +265,9 @@ async def _add_many(
 
 
 class AsyncMessageSender:
-    """Use as a context manager; made by ``Producer.sender``. Thread-safe.
+    """A context manager created by ``Producer.sender``. Thread-safe.
 
-    Leaving the context (or ``close``) waits for everything; errors are told by the futures only, and counted in
+    Leaving the context (or ``close``) waits for everything; errors are reported only by the futures, and counted in
     ``failed_messages``.
     """
 
@@ -299,9 +299,9 @@ class AsyncMessageSender:
     ) -> AsyncSendFuture:
         """Queue one message; blocks while the queue is full. Queue and ``sequence`` work as in ``Producer.send``.
 
-        Raises ``MessageRefusedError`` for what no broker takes, ``PendingFullError`` if too much waits for too long,
-        ``OutOfOrderSequenceError`` for a number that does not follow that of the message before. After a message of a
-        named producer has failed, so do those behind it: ask ``next_sequence`` and go on from there.
+        Raises ``MessageRefusedError`` for a message that no broker accepts, ``PendingFullError`` if the queue stays
+        full too long, ``OutOfOrderSequenceError`` if the number does not follow the previous message's. After a message
+        of a named producer has failed, the following ones fail, too: call ``next_sequence`` and continue from there.
         """
         data, sent = await self._encode(message, key, queue_id)
         return AsyncSendFuture(*await self._sender.add(data, item=sent, sequence=sequence))
@@ -314,15 +314,15 @@ class AsyncMessageSender:
         queue_id: int | None = None,
         sequence: int | None = None,
     ) -> AsyncSendManyFuture:
-        """Queue many messages, in order; one future for all of them. Raises as ``send`` does.
+        """Queue many messages, in order; one future for all of them. Raises the same errors as ``send``.
 
-        ``PendingFullError``: the first of them may have been queued.
+        After ``PendingFullError``, the first of them may have been queued.
         """
         encoded = [await self._encode(message, key, queue_id) for message in messages]
         return await _add_many(self._sender, encoded, sequence)
 
     async def flush(self) -> None:
-        """Return when everything sent so far has succeeded or failed."""
+        """Wait until everything sent so far has succeeded or failed."""
         await self._sender.flush()
 
     async def close(self) -> None:

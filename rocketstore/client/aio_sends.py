@@ -1,4 +1,4 @@
-"""``SendFuture`` and ``SendManyFuture`` for asyncio: to be awaited."""
+"""``SendFuture`` and ``SendManyFuture`` for asyncio, to be awaited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocketstore.client.sends import receipt_of
 
 
 class AsyncSendFuture(AsyncSentItem[Any]):
-    """The result of one message: to be awaited, or asked once ``done``."""
+    """The result of one message: await it, or call ``result`` once ``done``."""
 
     __slots__ = ()
 
@@ -22,17 +22,17 @@ class AsyncSendFuture(AsyncSentItem[Any]):
         return self.result()
 
     def result(self, timeout: float | None = 0.0) -> SendReceipt:
-        """Where the message is; raises its error, or ``TimeoutError`` if it is not done: await it instead."""
+        """The message's receipt; raises its error, or ``TimeoutError`` if it is not done: await it instead."""
         return receipt_of(super().result(timeout), self._batch.items[self._place])
 
 
 class AsyncSendManyFuture(AsyncSentMany[Any]):
-    """The results of many messages that were given together: one thing to wait for, a receipt for each on request."""
+    """The results of many messages that were queued together: one future, with a receipt for each on request."""
 
     __slots__ = ()
 
     async def outcomes(self) -> list[SendReceipt | DLedgerError]:
-        """A receipt for each, or why it is not stored, in the order in which they were given; waits for all."""
+        """A receipt or an error for each message, in order; waits for all."""
         found: list[SendReceipt | DLedgerError] = []
         for batch, first, count in self._spans:
             await wait_for_batch(batch)

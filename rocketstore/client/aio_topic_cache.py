@@ -1,6 +1,6 @@
-"""What a client remembers of topics, so that sending need not ask.
+"""A client's cache of topics, so that sending needs no lookup.
 
-``make unasync`` makes ``topic_cache.py`` from ``aio_topic_cache.py``: change that one.
+``make unasync`` generates ``topic_cache.py`` from ``aio_topic_cache.py``: edit only the latter.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from rocketstore.client.topics import TopicInfo, topic_of
 from rocketstore.pb import broker_pb2 as pb
 
 REFRESH_S: Final = 30.0
-"""How old what is known of topics may get."""
+"""Maximum age of cached topics."""
 UNKNOWN_REFRESH_S: Final = 0.5
-"""How often a topic that does not exist is asked for."""
+"""How often a topic that does not exist is looked up."""
 
 
 class AsyncTopicCache:
-    """Asks at most one broker at a time, whoever wants to know something."""
+    """Has at most one request in progress, which all callers share."""
 
     def __init__(self, connection: AsyncBrokerConnection) -> None:
         self._connection = connection
-        self._lock = asyncio.Lock()  # guards the fields below, and is held while asking
+        self._lock = asyncio.Lock()  # guards the fields below, and is held during a request
         self._topics: dict[str, TopicInfo] = {}
         self._asked_at = float("-inf")
         self._asks = 0
         self._failure: DLedgerError | None = None
-        """Of the last ask."""
+        """The error of the last request."""
 
     async def find(self, name: str) -> TopicInfo | None:
-        """The topic, or None if no broker knows it (yet). Raises what asking raises, if nothing is known."""
+        """The topic, or None if no broker knows it (yet). Raises the request's error if nothing is cached."""
         topic = self._topics.get(name)
         age_s = time.monotonic() - self._asked_at
         if age_s < (REFRESH_S if topic is not None else UNKNOWN_REFRESH_S):
             return topic
-        if topic is not None and self._lock.locked():  # somebody asks already: the old answer does
+        if topic is not None and self._lock.locked():  # a request is in progress: the cached topic will do
             return topic
         asks = self._asks
         async with self._lock:
-            if self._asks == asks:  # else somebody asked while we waited for the lock: as long as one ask may take
+            if self._asks == asks:  # otherwise another one finished while we waited, at most one request's time
                 await self._refresh()
             if topic is None and self._failure is not None:
                 raise self._failure
             return self._topics.get(name)
 
     def forget(self) -> None:
-        """Ask again at the next look."""
+        """Refresh at the next lookup."""
         self._asked_at = float("-inf")
 
     async def _refresh(self) -> None:
@@ -67,7 +67,7 @@ class AsyncTopicCache:
 
 
 async def no_such_topic(connection: AsyncBrokerConnection, name: str) -> DLedgerError:
-    """Why a topic is not in the list: it does not exist, or (only who signs is shown a part) we may not use it."""
+    """The error for a topic missing from the list: it does not exist, or (if we sign requests) access may be denied."""
     missing = NotFoundError(f"topic {name} does not exist")
     if not connection.signs:
         return missing

@@ -349,21 +349,26 @@ class CommitLogFlusher:
     """The services that a commit log needs for its settings, as one."""
 
     def __init__(
-        self, config: MessageStoreConfig, queue: MappedFileQueue, clock: Clock, supervisor: Supervisor, *, pooled: bool
+        self,
+        config: MessageStoreConfig,
+        queue: MappedFileQueue,
+        clock: Clock,
+        supervisor: Supervisor,
+        *,
+        on_readable: Callable[[], None],
+        pooled: bool,
     ) -> None:
         self._queue = queue
         self._lock = threading.Lock()
         """Held by ``flush``, so that callers do not compete."""
         self.readable_at_once = not pooled and config.flush_disk_type != "SYNC_FLUSH"
         """Whether what is written may be read; else ``on_readable`` is called when it may."""
-        self.on_readable: Callable[[], None] = lambda: None
+        self._on_readable = on_readable
         self.group: GroupFlushService | None = None
         """There with SYNC_FLUSH only."""
         self._paced: list[PacedService] = []
         if config.flush_disk_type == "SYNC_FLUSH":
-            self.group = GroupFlushService(
-                queue, config.sync_flush_timeout, clock, supervisor, on_flushed=self._say_readable
-            )
+            self.group = GroupFlushService(queue, config.sync_flush_timeout, clock, supervisor, on_flushed=on_readable)
             self.noted = self.group.noted
             return
         flushing = PacedService(
@@ -396,11 +401,8 @@ class CommitLogFlusher:
             moved = commit_all(self._queue)
             moved = flush_all(self._queue) or moved  # what was committed here, the flushing thread may flush
         if moved and not self.readable_at_once:
-            self.on_readable()
+            self._on_readable()
         return self._queue.flushed_where
-
-    def _say_readable(self) -> None:
-        self.on_readable()
 
     def _flush(self, least_pages: int) -> bool:
         return flush_all(self._queue, least_pages)
@@ -412,7 +414,7 @@ class CommitLogFlusher:
         moved = commit_all(self._queue, least_pages)
         if moved:
             self._flushing_noted()
-            self.on_readable()
+            self._on_readable()
         return moved
 
     def _commit_waits(self) -> bool:

@@ -87,7 +87,14 @@ class PlainCommitLog:
             allocation=self._allocation,
             instruments=instruments,
         )
-        self._flusher = CommitLogFlusher(config, self._queue, clock, self._supervisor, pooled=self._pool is not None)
+        self._flusher = CommitLogFlusher(
+            config,
+            self._queue,
+            clock,
+            self._supervisor,
+            on_readable=lambda: self._on_readable(),  # it comes with ``listen``
+            pooled=self._pool is not None,
+        )
         self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
@@ -128,7 +135,7 @@ class PlainCommitLog:
         return self._queue.max_offset
 
     def listen(self, advanced: Callable[[], None]) -> None:
-        self._flusher.on_readable = self._on_readable = advanced
+        self._on_readable = advanced
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:

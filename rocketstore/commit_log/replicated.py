@@ -44,7 +44,7 @@ from dledger.errors import (
 )
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, NodeEvent
-from dledger.server import DLedgerServer
+from dledger.server import BodyFormat, DLedgerServer
 from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.put import (
@@ -106,6 +106,10 @@ def noop_record(payload: bytes) -> bytes:
     return encode_record(Message(TERM_START_TOPIC, payload))
 
 
+MESSAGES: Final = BodyFormat(noop_record, stored_at)
+"""For a node whose log is a broker's."""
+
+
 def status_of(error: DLedgerError) -> PutMessageStatus:
     """RocketMQ's status for an error of the log: an unknown outcome is never one that producers take as sent."""
     stopping = isinstance(error, ShutdownError) or error.code is ResponseCode.ILLEGAL_MEMBER_STATE
@@ -119,7 +123,8 @@ def status_of(error: DLedgerError) -> PutMessageStatus:
 class ReplicatedCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog`` over a ``DLedgerServer``, which it starts and stops.
 
-    The server must be configured by ``for_broker`` and not started yet. Raises ``ConfigError`` otherwise.
+    The server must be configured by ``for_broker``, made with ``MESSAGES`` and not started yet. Raises ``ConfigError``
+    otherwise.
     ``address_of`` turns the log's hint at the leader into what a refused put's ``leader`` says.
     """
 
@@ -132,8 +137,8 @@ class ReplicatedCommitLog:
         address_of: Callable[[LeaderHint], str] = lambda hint: hint.address,
     ) -> None:
         node = server.config
-        if node.client_appends or not node.replication.noop_compatible:
-            raise ConfigError(["a broker's log must hold only messages: configure its node with for_broker()"])
+        if node.client_appends or not node.replication.noop_compatible or server.bodies is not MESSAGES:
+            raise ConfigError(["a broker's log must hold only messages: make its node with for_broker() and MESSAGES"])
         self._server = server
         self._log = server.log
         self._clock = clock or Clock()
@@ -151,9 +156,7 @@ class ReplicatedCommitLog:
 
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._earliest = (-1, -1)  # a begin position and the first message's time after it
-        server.wrap_noops(noop_record)
-        server.add_batch_hook(self._place_records)
-        server.bulk.store_time = stored_at
+        server.add_batch_hook(self._place_records)  # not given to the server when it is made: it needs the server's log
         server.subscribe(self._on_event)
 
     # -- life ----------------------------------------------------------------------------------------------------

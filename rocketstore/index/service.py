@@ -81,6 +81,10 @@ def _come_again(path: Path) -> IndexDamagedError:
     return IndexDamagedError(f"{path} is damaged and being rebuilt from the log: retry later")
 
 
+def _log_damage(error: CorruptLogError) -> None:
+    _log.error("%s", error)
+
+
 class IndexService:
     """The index files of one directory."""
 
@@ -92,7 +96,9 @@ class IndexService:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         hits_max: int = HITS_MAX,
+        on_damage: Callable[[CorruptLogError], None] = _log_damage,
     ) -> None:
+        """``on_damage`` is told, once, of a file that is damaged; on any thread."""
         self.directory = directory
         self.shape = IndexShape(slots, entries)
         self.fs: Final = fs or FileSystem()
@@ -108,8 +114,7 @@ class IndexService:
         self._damaged: dict[Path, CorruptLogError] = {}
         self._contradicted: set[int] = set()
         self._scrubbed = (0, 0)  # the file and the block to be verified next
-        self.on_damage: Callable[[CorruptLogError], None] = lambda error: _log.error("%s", error)
-        """Told, once, of a file that is damaged; from any thread."""
+        self._on_damage = on_damage
 
     @property
     def indexed_to(self) -> int:
@@ -323,7 +328,7 @@ class IndexService:
 
     def _note(self, error: CorruptLogError) -> None:
         if self._damaged.setdefault(error.path, error) is error:
-            self.on_damage(error)
+            self._on_damage(error)
 
     def file_at(self, path: Path) -> IndexFile | None:
         """The file of that name, if there still is one."""

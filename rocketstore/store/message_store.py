@@ -106,7 +106,14 @@ class MessageStore:
         self._keepers: tuple[LogKeeper, ...] = ()
         log.keep_from(self._keep_from, self._held_back)
         self._index = (
-            IndexService(config.index_dir, config.max_hash_slot_num, config.max_index_num, self._fs, self._clock)
+            IndexService(
+                config.index_dir,
+                config.max_hash_slot_num,
+                config.max_index_num,
+                self._fs,
+                self._clock,
+                on_damage=self._index_is_damaged,
+            )
             if config.message_index_enable
             else None
         )
@@ -145,7 +152,6 @@ class MessageStore:
             self._conditions,
             self._clock,
             config.derived_scrub_bytes_per_s,
-            wake=lambda: self._upkeep_worker.wake(),  # which steps it
         )
         self._upkeep_worker = Worker("rocketstore-upkeep", self._upkeep.step, self._clock, threads)
         self._checkpoint = StoreCheckpointFile(self._fs, config.store_path_root_dir / CHECKPOINT_FILE)
@@ -608,6 +614,11 @@ class MessageStore:
             )
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
+
+    def _index_is_damaged(self, error: CorruptLogError) -> None:
+        """From any thread."""
+        self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
+        self._upkeep_worker.wake()
 
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:

@@ -34,9 +34,9 @@ _MESSAGE_BYTES: Final = KIB
 
 
 class Upkeep:
-    """The work of the thread, and where damage of the index is told."""
+    """The work of the thread."""
 
-    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+    def __init__(  # one parameter per neighbour
         self,
         log: CommitLog,
         queues: Callable[[], Sequence[ConsumeQueue]],
@@ -45,10 +45,7 @@ class Upkeep:
         conditions: Conditions,
         clock: Clock,
         bytes_per_s: int,
-        *,
-        wake: Callable[[], None],
     ) -> None:
-        """``wake`` makes the thread step soon."""
         self._log = log
         self._queues = queues
         self._index = index
@@ -62,11 +59,8 @@ class Upkeep:
         self._scrub_due_ms = clock.monotonic_ms()
         self._rebuild_due_ms = 0
         self._stopping = threading.Event()
-        self._wake = wake
         self.repaired = 0
         """How many index files were built again."""
-        if index is not None:
-            index.on_damage = self._note
 
     def stop(self) -> None:
         """End what is under way soon."""
@@ -85,11 +79,6 @@ class Upkeep:
             raise ShutdownError("the store is stopping")
 
     # -- the index -------------------------------------------------------------------------------------------------
-
-    def _note(self, error: CorruptLogError) -> None:
-        """An index file is damaged; from any thread."""
-        self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
-        self._wake()
 
     def _rebuild(self) -> int | None:
         now_ms = self._clock.monotonic_ms()

@@ -12,7 +12,7 @@ from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, Stor
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
@@ -76,7 +76,7 @@ def node_config(root: Path, *, import_unchecked: bool) -> ServerConfig:
 @contextmanager
 def replicated_store(root: Path, *, import_unchecked: bool = False) -> Iterator[MessageStore]:
     """A running store on a replicated log of one node, which leads and is master, with everything dispatched."""
-    server = DLedgerServer(node_config(root, import_unchecked=import_unchecked))
+    server = DLedgerServer(node_config(root, import_unchecked=import_unchecked), bodies=MESSAGES)
     try:
         config = store_config(root)
         log = ReplicatedCommitLog(server, config)

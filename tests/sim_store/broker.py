@@ -11,7 +11,7 @@ from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
@@ -115,7 +115,7 @@ class MemberBroker:
     ) -> MemberBroker:
         """As ``BrokerServer`` does it, on a task of the process: its log is opened."""
         fs = group.fs
-        node = DLedgerServer(for_broker(node_config), repair=repair, clock=clock)
+        node = DLedgerServer(for_broker(node_config), repair=repair, clock=clock, bodies=MESSAGES)
         log = ReplicatedCommitLog(node, config, clock=clock)
         store = MessageStore(config, log, clock=clock, fs=fs, conditions=node.conditions)
         state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=node.conditions)

@@ -196,7 +196,7 @@ class Garbling:
             number: log.positions(LogIndex(self.index(number)), LogIndex(self.index(number)))[0]
             for number in (SENT_BODY, SENT_HEADER)
         }
-        self._read_chunk = log.bulk.read_chunk
+        self._read_chunk = self.node.server.bulk.read_chunk
 
     def index(self, number: int) -> int:
         """Of the entry with this number as its body: entry 0 is the leader's."""
@@ -218,7 +218,7 @@ def garbling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Garbling]:
     with entry_node(tmp_path_factory.mktemp("garbling")) as node, pytest.MonkeyPatch.context() as patch:
         node.append(0, SENT, padding=BODY_BYTES)
         made = Garbling(node)
-        patch.setattr(node.server.log.bulk, "read_chunk", made.read_chunk)
+        patch.setattr(node.server.bulk, "read_chunk", made.read_chunk)
         yield made
 
 

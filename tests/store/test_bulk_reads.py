@@ -58,7 +58,7 @@ def chunks(log: BulkReader, first: int, end: int, max_bytes: int) -> list[LogChu
 @pytest.mark.parametrize("max_bytes", [1, RECORD_BYTES, 1000, 1 << 20])
 def test_chunks_are_the_files_bytes_in_order_and_within_their_limit(store: FileStore, max_bytes: int) -> None:
     """Whole records of one segment each, as large as allowed, none missing, none twice."""
-    found = chunks(store.bulk, 3, 50, max_bytes)
+    found = chunks(store.bulk_reader(), 3, 50, max_bytes)
 
     assert [one.first_index for one in found[1:]] == [one.end_index for one in found[:-1]]
     assert (found[0].first_index, found[-1].end_index) == (3, 50)
@@ -74,13 +74,13 @@ def test_chunks_are_the_files_bytes_in_order_and_within_their_limit(store: FileS
 
 def test_nothing_beyond_the_committed_index_is_given(store: FileStore) -> None:
     """Whatever end is asked for: what is not committed may still be replaced."""
-    assert store.bulk.read_chunk(LogIndex(48), LogIndex(60), 1 << 20).end_index == 50
-    assert store.bulk.committed_range().end == LogPlace(LogIndex(50), Position(position_of(49) + RECORD_BYTES))
-    assert store.bulk.place_at_position(position_of(55)).index == 50
+    assert store.bulk_reader().read_chunk(LogIndex(48), LogIndex(60), 1 << 20).end_index == 50
+    assert store.bulk_reader().committed_range().end == LogPlace(LogIndex(50), Position(position_of(49) + RECORD_BYTES))
+    assert store.bulk_reader().place_at_position(position_of(55)).index == 50
     with pytest.raises(IndexOutOfRangeError, match="49"):
-        store.bulk.read_chunk(LogIndex(50), LogIndex(51), 1 << 20)
+        store.bulk_reader().read_chunk(LogIndex(50), LogIndex(51), 1 << 20)
     with pytest.raises(IndexOutOfRangeError, match="49"):
-        store.bulk.place_of_index(LogIndex(51))
+        store.bulk_reader().place_of_index(LogIndex(51))
 
 
 def test_what_retention_has_removed_is_named(tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_what_retention_has_removed_is_named(tmp_path: Path) -> None:
     store.set_committed(LogIndex(11))
 
     with pytest.raises(IndexBeforeBeginError, match=r"entries 4 to 9 .* before entry 10, at position 8292"):
-        store.bulk.read_chunk(LogIndex(4), LogIndex(11), 100)
+        store.bulk_reader().read_chunk(LogIndex(4), LogIndex(11), 100)
     with pytest.raises(IndexBeforeBeginError, match=r"entries 4 to 6 "):
-        store.bulk.read_chunk(LogIndex(4), LogIndex(7), 100)
+        store.bulk_reader().read_chunk(LogIndex(4), LogIndex(7), 100)
     with pytest.raises(IndexBeforeBeginError, match=r"entry 4 is"):
-        store.bulk.place_of_index(LogIndex(4))
+        store.bulk_reader().place_of_index(LogIndex(4))
     begin = LogPlace(LogIndex(10), Position(2 * SEGMENT_BYTES + 100))
-    assert store.bulk.committed_range().begin == begin == store.bulk.place_at_position(0)
-    assert store.bulk.read_chunk(LogIndex(10), LogIndex(12), 1000).count == 2
+    assert store.bulk_reader().committed_range().begin == begin == store.bulk_reader().place_at_position(0)
+    assert store.bulk_reader().read_chunk(LogIndex(10), LogIndex(12), 1000).count == 2
     store.close()
 
 
@@ -112,7 +112,7 @@ def test_damage_is_told_with_file_and_offset(store: FileStore, end: int) -> None
         file.write(b"\xff")
 
     with pytest.raises(CorruptLogError) as caught:
-        store.bulk.read_chunk(LogIndex(20), LogIndex(25), 1 << 20)
+        store.bulk_reader().read_chunk(LogIndex(20), LogIndex(25), 1 << 20)
 
     assert (caught.value.path, caught.value.offset) == (path, at - SEGMENT_BYTES)
     assert "--repair" in caught.value.advice
@@ -120,7 +120,7 @@ def test_damage_is_told_with_file_and_offset(store: FileStore, end: int) -> None
 
 def test_places(store: FileStore) -> None:
     """Of entries, and of positions: the first entry that begins there or later; the end for what is beyond."""
-    log = store.bulk
+    log = store.bulk_reader()
     end = LogPlace(LogIndex(50), Position(position_of(49) + RECORD_BYTES))
 
     assert log.place_of_index(LogIndex(20)) == LogPlace(LogIndex(20), Position(position_of(20)))
@@ -137,11 +137,11 @@ def test_an_empty_log_has_an_empty_range(tmp_path: Path) -> None:
     store = open_store(small_config(tmp_path))
 
     nothing = LogPlace(LogIndex(0), Position(0))
-    assert store.bulk.committed_range().begin == store.bulk.committed_range().end == nothing
-    assert store.bulk.place_of_index(LogIndex(0)) == nothing
-    assert store.bulk.digest(0, 1 << 40, 4096) is None
+    assert store.bulk_reader().committed_range().begin == store.bulk_reader().committed_range().end == nothing
+    assert store.bulk_reader().place_of_index(LogIndex(0)) == nothing
+    assert store.bulk_reader().digest(0, 1 << 40, 4096) is None
     with pytest.raises(IndexOutOfRangeError):
-        store.bulk.read_chunk(LogIndex(0), LogIndex(1), 100)
+        store.bulk_reader().read_chunk(LogIndex(0), LogIndex(1), 100)
     store.close()
 
 
@@ -158,8 +158,7 @@ def timed(store: FileStore, *stamps: int | None) -> BulkReader:
         else:
             store.append_as_leader(Term(1), [b"?"], channel=0x4E4F4F50)
     store.set_committed(store.last.index)
-    store.bulk.store_time = lambda body: int.from_bytes(body[:8], "big")
-    return store.bulk
+    return store.bulk_reader(store_time=lambda body: int.from_bytes(body[:8], "big"))
 
 
 @pytest.mark.parametrize("stamps", [[5], [5, 5, 7, 7, 7, 9, 30], [None], [None, None, None]])
@@ -182,7 +181,7 @@ def test_the_first_message_of_a_time(tmp_path: Path, stamps: list[int | None], n
 def test_a_log_without_times_says_so(store: FileStore) -> None:
     """Only a broker's messages have one."""
     with pytest.raises(UntimedLogError, match="index or position"):
-        store.bulk.place_at_time(5)
+        store.bulk_reader().place_at_time(5)
 
 
 # --- digests --------------------------------------------------------------------------------------------------------
@@ -191,9 +190,9 @@ def test_a_log_without_times_says_so(store: FileStore) -> None:
 @pytest.mark.parametrize("block_bytes", [256, 1000, 4096, 10_000, 1 << 20])
 def test_digests_cover_the_committed_log_once(store: FileStore, block_bytes: int) -> None:
     """Aligned blocks up to the committed position, across segments; CRC, entries and chain are the log's own."""
-    end = store.bulk.committed_range().end.position
+    end = store.bulk_reader().committed_range().end.position
     position, next_index = 0, 0
-    while (block := store.bulk.digest(position, 1 << 40, block_bytes)) is not None:
+    while (block := store.bulk_reader().digest(position, 1 << 40, block_bytes)) is not None:
         assert block.position == position
         assert block.size == min(block_bytes - position % block_bytes, end - position)
         assert block.crc32c == crc32c(raw(store, position, position + block.size))
@@ -207,13 +206,13 @@ def test_digests_cover_the_committed_log_once(store: FileStore, block_bytes: int
 
 def test_a_digest_ends_where_it_is_asked_to(store: FileStore) -> None:
     """An audit compares members up to the lowest committed position of all."""
-    block = store.bulk.digest(4096, 5000, 4096)
+    block = store.bulk_reader().digest(4096, 5000, 4096)
 
     assert block is not None
     assert (block.position, block.size) == (4096, 904)
-    assert store.bulk.digest(5000, 5000, 4096) is None
+    assert store.bulk_reader().digest(5000, 5000, 4096) is None
     with pytest.raises(InvalidRequestError):
-        store.bulk.digest(0, 5000, 0)
+        store.bulk_reader().digest(0, 5000, 0)
 
 
 def test_digests_begin_where_the_log_does(tmp_path: Path) -> None:
@@ -224,11 +223,11 @@ def test_digests_begin_where_the_log_does(tmp_path: Path) -> None:
     store.append_as_leader(Term(1), [b"x" * 500])
     store.set_committed(LogIndex(10))
 
-    block = store.bulk.digest(0, 1 << 40, 512)
+    block = store.bulk_reader().digest(0, 1 << 40, 512)
 
     assert block is not None
     assert (block.position, block.size, block.first_index, block.last_index) == (begin, 412, 10, 10)
-    rest = store.bulk.digest(begin + 412, 1 << 40, 512)
+    rest = store.bulk_reader().digest(begin + 412, 1 << 40, 512)
     assert rest is not None
     assert (rest.size, rest.first_index, rest.last_index) == (136, 11, 10)
     assert rest.chain_crc == block.chain_crc == store.chain_crc_at(LogIndex(10))
@@ -237,7 +236,7 @@ def test_digests_begin_where_the_log_does(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_changes_its_block_alone(store: FileStore) -> None:
     """Which is what an audit lives on."""
-    before = [store.bulk.digest(at, 1 << 40, 512) for at in range(0, 8192, 512)]
+    before = [store.bulk_reader().digest(at, 1 << 40, 512) for at in range(0, 8192, 512)]
     path = store.data_directories[0] / f"{0:020d}"
     with path.open("r+b") as file:
         file.seek(1500)
@@ -245,7 +244,7 @@ def test_a_flipped_bit_changes_its_block_alone(store: FileStore) -> None:
         file.seek(1500)
         file.write(bytes([byte ^ 4]))
 
-    after = [store.bulk.digest(at, 1 << 40, 512) for at in range(0, 8192, 512)]
+    after = [store.bulk_reader().digest(at, 1 << 40, 512) for at in range(0, 8192, 512)]
 
     assert [at for at in range(16) if before[at] != after[at]] == [1500 // 512]
 
@@ -260,9 +259,9 @@ def test_a_closed_store_answers_nothing(tmp_path: Path) -> None:
 
     assert store.committed_position == known
     for ask in (
-        lambda: store.bulk.read_chunk(LogIndex(0), LogIndex(5), 100),
-        lambda: store.bulk.digest(0, 1000, 4096),
-        lambda: store.bulk.place_of_index(LogIndex(0)),
+        lambda: store.bulk_reader().read_chunk(LogIndex(0), LogIndex(5), 100),
+        lambda: store.bulk_reader().digest(0, 1000, 4096),
+        lambda: store.bulk_reader().place_of_index(LogIndex(0)),
     ):
         with pytest.raises(ShutdownError):
             ask()
@@ -280,13 +279,13 @@ def test_a_chunk_ends_before_a_damaged_entry_which_is_then_told(store: FileStore
         file.seek(damaged + 100)
         file.write(bytes([byte ^ 4]))
 
-    chunk = store.bulk.read_chunk(LogIndex(2), LogIndex(50), 1 << 20)
+    chunk = store.bulk_reader().read_chunk(LogIndex(2), LogIndex(50), 1 << 20)
     assert (chunk.count, len(chunk.data)) == (3, 3 * RECORD_BYTES)
     with pytest.raises(CorruptLogError) as caught:
-        store.bulk.read_chunk(chunk.end_index, LogIndex(50), 1 << 20)
+        store.bulk_reader().read_chunk(chunk.end_index, LogIndex(50), 1 << 20)
     assert (caught.value.path, caught.value.offset, caught.value.index) == (path, damaged, 5)
     assert told == [caught.value]
-    assert store.bulk.read_chunk(LogIndex(6), LogIndex(50), 1 << 20).first_index == 6
+    assert store.bulk_reader().read_chunk(LogIndex(6), LogIndex(50), 1 << 20).first_index == 6
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.traces import forget_traces
 from dledger.types import LogIndex
-from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -141,16 +141,14 @@ class Node:
     def __init__(self, config: ServerConfig, fs: FileSystem) -> None:
         self.config = config
         self.log = _open_log(config, fs)
-        self.bulk = self.log.bulk
+        self.bodies = MESSAGES
         self._listener: Callable[[NodeEvent], None] = lambda _event: None
 
     def keep_from(self, *_: object) -> None:
         """It removes nothing."""
 
-    def wrap_noops(self, wrap: object) -> None:
+    def add_batch_hook(self, hook: object) -> None:
         """It leads never."""
-
-    add_batch_hook = wrap_noops
 
     def subscribe(self, listener: Callable[[NodeEvent], None]) -> Callable[[], None]:
         """One is enough."""

@@ -114,11 +114,7 @@ class PushServer:
         except (InvalidRequestError, IdentityError, UnknownMemberError, TlsError) as error:
             _LOG.warning("%s refused a push connection: %s", self._identity.node_id, error)
             connection.send(FrameType.REFUSAL, str(error).encode()[: push_frames.HANDSHAKE_BYTES_MAX])
-        except (
-            DLedgerError,
-            OSError,
-            EOFError,
-        ) as error:  # the node stops, or the connection broke: the peer tries again
+        except (DLedgerError, OSError, EOFError) as error:  # the node stops, or the connection broke: the peer retries
             _LOG.debug("%s closed a push connection: %s", self._identity.node_id, error)
         finally:
             with self._lock:

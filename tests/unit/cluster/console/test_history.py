@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,8 +21,12 @@ T0 = 1_700_000_000_000
 
 @pytest.fixture
 def known() -> History:
-    """Three nodes; n0 leads in term 1."""
-    made = History(["h:1", "h:2", "h:3"])
+    return three_nodes()
+
+
+def three_nodes(on_change: Callable[[], None] = lambda: None) -> History:
+    """n0 leads in term 1."""
+    made = History(["h:1", "h:2", "h:3"], on_change)
     made.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0)
     made.answered("h:2", answer(facts("n1")), T0)
     made.answered("h:3", answer(facts("n2")), T0)
@@ -251,10 +256,11 @@ def test_a_member_list_without_end_gets_lanes_up_to_a_limit() -> None:
     assert len(present(history)["nodes"]) == module.NODES_MAX
 
 
-def test_a_change_calls_back_and_a_repetition_does_not(known: History) -> None:
+def test_a_change_calls_back_and_a_repetition_does_not() -> None:
     """What makes pages hear at once."""
     calls: list[int] = []
-    known.on_change = lambda: calls.append(1)
+    known = three_nodes(lambda: calls.append(1))
+    calls.clear()
 
     known.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 1)
     assert calls == []

@@ -11,7 +11,7 @@ from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId, Role
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, for_broker
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.types import PutResult, RecordHead
@@ -54,7 +54,7 @@ class Replica:
     """One member and its commit log; ``lead`` waits until it leads and opens its term."""
 
     def __init__(self, config: ServerConfig, clock: Clock | None = None) -> None:
-        self.server = DLedgerServer(config)
+        self.server = DLedgerServer(config, bodies=MESSAGES)
         self.log = ReplicatedCommitLog(self.server, MessageStoreConfig(), clock=clock)
 
     def start(self) -> Replica:

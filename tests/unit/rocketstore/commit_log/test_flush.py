@@ -213,7 +213,9 @@ def test_flushing_everything_ends_while_others_go_on_writing(
     """What was there when it began is durable; else the checkpoint would wait for a pause that never comes."""
     allocation = AllocationService(fs, supervisor=supervisor, pool=TransientStorePool(2, SIZE) if pooled else None)
     queue = MappedFileQueue(fs, Placement((tmp_path,)), SIZE, allocation=allocation)
-    flusher = CommitLogFlusher(MessageStoreConfig(), queue, Clock(), supervisor, pooled=pooled)
+    flusher = CommitLogFlusher(
+        MessageStoreConfig(), queue, Clock(), supervisor, on_readable=lambda: None, pooled=pooled
+    )
     queue.append(b"x" * 10)
 
     def write_meanwhile(call: str, _path: str) -> None:
@@ -347,7 +349,7 @@ def test_stopping_does_not_wait_for_the_interval(supervisor: Supervisor) -> None
 def test_work_that_fails_leaves_the_thread_alive(queue: MappedFileQueue, fs: FailingFs, supervisor: Supervisor) -> None:
     """The queue is poisoned, so nothing waits any more."""
     config = MessageStoreConfig(flush_interval_commit_log=1, flush_commit_log_thorough_interval=0)
-    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, pooled=False)
+    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, on_readable=lambda: None, pooled=False)
     fs.fails = lambda call, _path: IO_ERROR if call == "sync" else None
     flusher.start()
 
@@ -380,7 +382,7 @@ def test_paces_are_the_configured_ones() -> None:
 def test_with_sync_flush_there_is_a_group_service_only(queue: MappedFileQueue, supervisor: Supervisor) -> None:
     """``flush`` of its own works beside it."""
     config = MessageStoreConfig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, pooled=False)
+    flusher = CommitLogFlusher(config, queue, Clock(), supervisor, on_readable=lambda: None, pooled=False)
     flusher.start()
     queue.append(b"x" * 10)
 

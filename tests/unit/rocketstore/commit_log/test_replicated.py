@@ -12,10 +12,10 @@ import pytest
 from dledger import errors
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError, LeaderHint
-from dledger.server import DLedgerServer
+from dledger.server import OPAQUE, DLedgerServer
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, NodeId, Term
 from rocketstore.commit_log.port import CommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog, status_of
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, status_of
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK, HostAddress
 from rocketstore.message.record import decode_record, encode_record
@@ -139,11 +139,11 @@ def test_the_entry_that_begins_a_term_is_a_record_for_every_reader(replica: Repl
 def test_a_log_that_holds_other_things_is_refused(tmp_path: Path) -> None:
     """Whoever forgets ``for_broker`` would find out when a reader stumbles."""
     config = replace(node_config(tmp_path, members_of(1)), client_appends=True)
-    server = DLedgerServer(config)
-
-    with pytest.raises(ConfigError, match="for_broker"):
-        ReplicatedCommitLog(server, MessageStoreConfig())
-    server.stop(graceful=False)
+    for settings, bodies in ((config, MESSAGES), (replace(config, client_appends=False), OPAQUE)):
+        server = DLedgerServer(settings, bodies=bodies)
+        with pytest.raises(ConfigError, match="for_broker"):
+            ReplicatedCommitLog(server, MessageStoreConfig())
+        server.stop(graceful=False)
 
 
 # --- queue offsets --------------------------------------------------------------------------------------------------

@@ -205,8 +205,8 @@ def test_a_walk_finds_what_no_query_meets(tmp_path: Path) -> None:
     """Every block of every file, again and again, a bounded number of bytes at a time; told once."""
     told: list[CorruptLogError] = []
     log = ListedLog([record(number) for number in range(100)])
-    service = opened(tmp_path, 100)
-    service.on_damage = told.append
+    service = IndexService(tmp_path, SLOTS, 100, clock=FixedClock(), on_damage=told.append)
+    service.load(clean_stop=True, index_timestamp_ms=0)
     service.append(log.records)
     rounds = 0
     while not service.verify(1000)[1]:

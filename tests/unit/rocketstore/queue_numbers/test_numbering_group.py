@@ -15,7 +15,7 @@ from dledger.store.repair import set_aside_damaged
 from dledger.types import Role
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
-from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
 from rocketstore.state.broker_state import BrokerState, StateSettings
@@ -49,7 +49,7 @@ class Broker:
             disk_check_ratio=0.999,
             disk_clean_ratio=0.9995,
         )
-        self.server = DLedgerServer(replace(node, store=store))
+        self.server = DLedgerServer(replace(node, store=store), bodies=MESSAGES)
         self.log = ReplicatedCommitLog(self.server, config)
         self.store = MessageStore(config, self.log, fs=UnsyncedFs())
         self.state = BrokerState(self.store, config.config_dir, settings=_STATE)

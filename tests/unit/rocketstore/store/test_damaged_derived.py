@@ -18,7 +18,7 @@ from dledger.errors import DLedgerError
 from dledger.server import DLedgerServer
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
-from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.service import IndexDamagedError
 from rocketstore.message.message import Message
@@ -135,7 +135,7 @@ def opened(config: MessageStoreConfig, offsets: list[int]) -> Iterator[Bench]:
     if config.enable_dledger_commit_log:
         config.store_path_root_dir.mkdir(exist_ok=True)
         node = node_config(config.store_path_root_dir, members_of(1))
-        log = ReplicatedCommitLog(DLedgerServer(node), config, clock=clock)
+        log = ReplicatedCommitLog(DLedgerServer(node, bodies=MESSAGES), config, clock=clock)
     else:
         log = PlainCommitLog(config, clock=clock, fs=fs)
     store = MessageStore(config, log, clock=clock, fs=fs, conditions=conditions)

@@ -13,7 +13,7 @@ import pytest
 from dledger.config import Member, ServerConfig
 from dledger.server import DLedgerServer
 from dledger.types import Role
-from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
@@ -41,7 +41,7 @@ def opened(
     """A store on the first of ``members``, a slave as it begins."""
     root = config.store_path_root_dir
     root.mkdir(exist_ok=True)
-    server = DLedgerServer(node or node_config(root, members))
+    server = DLedgerServer(node or node_config(root, members), bodies=MESSAGES)
     fs = UnsyncedFs()
     store = MessageStore(config, kind(server, config), fs=fs)
     try:
