@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Final
 
@@ -20,7 +21,7 @@ from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, Registration, Tables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
+from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import FrameError, RequestError
@@ -119,11 +120,7 @@ class NameService:
 
     def _register(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow(connection, self._brokers, "register brokers")
-        header = read_header(RegisterBrokerHeader, frame.fields)
-        body = RegisterBrokerBody.of_request(
-            frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
-        )
-        one = _registration(header, body)
+        one = self._registration(read_header(RegisterBrokerHeader, frame.fields), frame)
         before = self._tables.master(one.broker)
         taken, master, master_ha = self._tables.register(one, connection, _now_ms())
         if not taken:
@@ -133,6 +130,17 @@ class NameService:
         orders = self._kv.table(ORDER_TOPICS)
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
+
+    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> Registration:
+        """Nearly all repeat the one before, and to decode 10,000 topics takes a tenth of a second."""
+        digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
+        version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
+        if version is not None:
+            return _registration(header, version, {}, digest)
+        body = RegisterBrokerBody.of_request(
+            frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
+        )
+        return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
 
     def _tell_outdated(self, one: Registration, master: str) -> None:
         key = one.broker, one.address, one.term
@@ -310,7 +318,9 @@ def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Fra
     return frame.answer(body=TopicList(topics, address).encode())
 
 
-def _registration(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> Registration:
+def _registration(
+    header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
+) -> Registration:
     """Raises ``RequestError`` if a name or an address cannot be one."""
     for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
         _check_name(what, name)
@@ -323,7 +333,7 @@ def _registration(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> Reg
     if header.broker_id < _BROKER_ID_MIN:
         raise RequestError(f"brokerId={header.broker_id} must be at least {_BROKER_ID_MIN}")
     topics: dict[str, QueueData] = {}
-    for name, one in body.topics.topic_config_table.items():
+    for name, one in table.items():
         _check_name("a topic", name)
         topics[name] = QueueData(
             header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
@@ -334,9 +344,10 @@ def _registration(header: RegisterBrokerHeader, body: RegisterBrokerBody) -> Reg
         header.broker_id,
         header.broker_addr,
         header.ha_server_addr,
-        body.topics.data_version,
+        version,
         topics,
         header.dledger_term if header.dledger_term >= 0 else None,
+        digest,
     )
 
 

@@ -55,6 +55,8 @@ class Registration:
     """Some or all of them: what is not among them stays as it is."""
     term: int | None = None
     """The Raft term in which it has this id; None: Java's brokers do not say."""
+    digest: bytes = b""
+    """Of what it says about its topics, see ``repeated``; empty if none was made."""
 
 
 class Registered(NamedTuple):
@@ -97,13 +99,14 @@ class _Broker:
 class _Live:
     """One address that has registered."""
 
-    __slots__ = ("broker", "broker_id", "ha_address", "link", "seen_ms", "version")
+    __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
 
     def __init__(self, one: Registration, link: object, now_ms: int) -> None:
         self.broker = one.broker
         self.broker_id = one.broker_id
         self.ha_address = one.ha_address
         self.version = one.version
+        self.digest = one.digest
         self.link = link
         self.seen_ms = now_ms
 
@@ -136,6 +139,16 @@ class Tables:
             broker.applied = _applied(one, broker.applied)
             self._apply(broker, topics)
         return Registered(True, *(("", "") if is_master else self._master_of(broker)))
+
+    def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
+        """The version of an address that said the same of its topics when it registered last, None if it did not.
+
+        Then its registration may have no topics: they would change nothing.
+        """
+        live = self._live.get(address)
+        if live is None or not digest or (live.broker, live.broker_id, live.digest) != (name, broker_id, digest):
+            return None
+        return live.version
 
     def renew(self, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
         """A broker asks whether it must register: whether its topics have changed, and which version is known here."""

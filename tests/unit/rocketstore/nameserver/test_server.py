@@ -13,7 +13,7 @@ from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.values import parse_address
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
 from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.fastjson import loads
 from rocketstore.remoting.frame import Frame, HeaderForm, encode
@@ -221,6 +221,29 @@ def test_a_malformed_registration_is_answered_and_changes_nothing(
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert remark in answer.remark
     assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
+
+
+def test_a_registration_that_repeats_is_not_decoded_again(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute apart, and the same but for the term: it renews, and its topics are there as before."""
+    decoded: list[bool] = []
+    of_request = RegisterBrokerBody.of_request
+
+    def counted(body: bytes, *, compressed: bool, version: int, crc32: int) -> RegisterBrokerBody:
+        decoded.append(compressed)
+        return of_request(body, compressed=compressed, version=version, crc32=crc32)
+
+    monkeypatch.setattr(RegisterBrokerBody, "of_request", staticmethod(counted))
+    for term in (1, 1, 2):
+        assert caller.register(0, "a:1", term=term).code == ResponseCode.SUCCESS
+    assert decoded == [False]
+    caller.register(0, "a:1", term=2, compressed=True)
+    caller.register(0, "a:1", term=2, version=2)
+    caller.register(0, "b:1", term=3, version=2)
+    caller.register(0, "a:1", term=4, version=2)  # it had lost its place
+    assert decoded == [False, True, False, False, False]
+
+    route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+    assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "a:1"}
 
 
 def test_what_is_missing_unknown_or_too_long_is_answered(caller: Caller) -> None:
