@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "version", "in/s", "out/s", "notes")
 _STYLES: Final = {"master": "green"}
 _ASKED_AT_ONCE: Final = 16
+_ERROR_CHARS_MAX: Final = 200
+"""Java answers with where in its code something failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _ask(frames: BlockingRemotingClient, timeout_s: float, one: Registered) -> R
     try:
         answer = frames.call(one.address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0), timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            return Registered(*known, error=answer.remark)
+            return Registered(*known, error=" ".join(answer.remark.split())[:_ERROR_CHARS_MAX])
         table = KVTable.decode(answer.body).table
     except (UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:
         return Registered(*known, error=str(error))

@@ -53,11 +53,28 @@ def broker_port() -> int:
             continue
 
 
+def _settings(file: Path, settings: Mapping[str, object]) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return str(file)
+
+
+@contextmanager
+def _running(main: str, conf: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    directory = conf.parent
+    command = _command("state", main, directory, "-c", _settings(conf, settings))
+    with conf.with_suffix(".out").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 @contextmanager
 def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
     """A broker meanwhile; killed at the end."""
-    directory.mkdir(parents=True, exist_ok=True)
-    conf = directory / "broker.conf"
     plain = {
         "storePathRootDir": directory / "store",
         "mappedFileSizeCommitLog": 8 << 20,
@@ -65,15 +82,18 @@ def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subproce
         "brokerIP1": "127.0.0.1",
         "diskMaxUsedSpaceRatio": 99,
     }
-    conf.write_text("".join(f"{name}={value}\n" for name, value in (plain | dict(settings)).items()))
-    command = _command("state", "org.apache.rocketmq.broker.BrokerStartup", directory, "-c", str(conf))
-    with (directory / "broker.out").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
-    try:
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    with _running(main, directory / "broker.conf", plain | dict(settings)) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
+
+
+@contextmanager
+def name_server(directory: Path) -> Iterator[str]:
+    """A name server meanwhile; gives its address."""
+    (port,) = free_ports(1)
+    settings = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+    with _running("org.apache.rocketmq.namesrv.NamesrvStartup", directory / "namesrv.conf", settings):
+        yield f"127.0.0.1:{port}"
 
 
 def admin(directory: Path, *arguments: str) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cluster import cli
+from rocketstore.nameserver.errors import NameServerError
+from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
@@ -38,16 +45,31 @@ def server(tmp_path: Path) -> Iterator[NameServer]:
 @pytest.fixture
 def broker(tmp_path: Path, server: NameServer) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Java's, once it has registered; and its port."""
+    with _registered(tmp_path / "broker", server.address) as started:
+        yield started
+
+
+@contextmanager
+def _registered(directory: Path, name_server: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = rocketmq.broker_port()
     settings = {
         "brokerClusterName": CLUSTER,
         "brokerName": BROKER,
         "brokerId": 0,
         "listenPort": port,
-        "namesrvAddr": server.address,
+        "namesrvAddr": name_server,
     }
-    with rocketmq.broker(tmp_path / "broker", settings) as process:
-        wait_until(lambda: f"127.0.0.1:{port}" in _masters(server).values(), "broker registered", START_TIMEOUT_S)
+    with rocketmq.broker(directory, settings) as process, closing(BlockingRemotingClient()) as frames:
+        known = NameServers([name_server], frames)
+
+        def is_registered() -> bool:
+            try:
+                brokers = known.clusters().broker_addr_table.values()
+            except NameServerError:  # Java's may not listen yet
+                return False
+            return any(one.broker_addrs.get(0) == f"127.0.0.1:{port}" for one in brokers)
+
+        wait_until(is_registered, "broker registered", START_TIMEOUT_S)
         yield process, port
 
 
@@ -116,3 +138,33 @@ def test_a_broker_that_stops_unregisters(
         process.wait(START_TIMEOUT_S)
 
     assert f"broker {BROKER}: 127.0.0.1:{port} unregistered" in caplog.text
+
+
+@pytest.mark.parametrize("whose", ["ours", "Java's"])
+def test_our_clients_find_javas_broker(tmp_path: Path, server: NameServer, whose: str) -> None:
+    """Through either name server, which Java's answers in a dialect of JSON."""
+    with ExitStack() as stack:
+        address = server.address
+        if whose == "Java's":
+            address = stack.enter_context(rocketmq.name_server(tmp_path / "namesrv"))
+        _, port = stack.enter_context(_registered(tmp_path / "broker", address))
+        frames = stack.enter_context(closing(BlockingRemotingClient()))
+        known = NameServers([address], frames)
+
+        route = known.route("TBW102")
+        assert route is not None
+        assert [dict(one.broker_addrs) for one in route.broker_datas] == [{0: f"127.0.0.1:{port}"}]
+        assert known.route("nowhere") is None
+        assert "TBW102" in known.topics()
+        listed: list[dict[str, object]] = []
+
+        def tells_version() -> bool:
+            """A broker that has just started cannot yet say how it is."""
+            result = CliRunner().invoke(cli.main, ["cluster", "list", "--namesrv", address, "--json"])
+            listed[:] = json.loads(result.output)["brokers"]
+            return bool(listed[0]["version"])
+
+        wait_until(tells_version, "a version", START_TIMEOUT_S)
+        (one,) = listed
+        assert (one["cluster"], one["broker"], one["address"]) == (CLUSTER, BROKER, f"127.0.0.1:{port}")
+        assert (one["is_master"], one["version"], one["error"]) == (True, "V4_9_7", "")
