@@ -60,7 +60,7 @@ class ElectionConfig:
     transfer_max_lag_entries: int = 1000
     """Leadership is not transferred to a member that lags further behind than this."""
     preferred_leaders: tuple[NodeId, ...] = ()
-    """Members that should lead: any other leader hands over to one of them once it has caught up."""
+    """Members that should lead: any other leader transfers leadership to one of them once that has caught up."""
     preferred_check_interval_ms: Millis = 1000
     """How often a leader checks whether a preferred member, or one with free disk space, should lead instead."""
 
@@ -206,7 +206,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """How a server protects what is said to it. With TLS it speaks nothing else, to peers and clients alike.
+    """How a server protects its traffic. With TLS it accepts nothing else, from peers and clients alike.
 
     The three main paths are given together. The files may be replaced at any time: new connections use the new ones.
     """
@@ -252,7 +252,7 @@ class SecurityConfig:
 
 
 def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> list[str]:
-    """What is wrong with plaintext at these addresses (``host:port`` or hosts): nothing if all are of this machine."""
+    """Problems of plaintext at these addresses (``host:port`` or hosts): none if all are on this machine."""
     remote = [one for one in dict.fromkeys(addresses) if not is_loopback(one)]
     if not remote:
         return []
@@ -263,13 +263,13 @@ def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> l
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, or the host of ``host:port``, is certainly this machine and seen from nowhere else.
+    """Whether a host, or the host of ``host:port``, is certainly this machine and visible from nowhere else.
 
-    Of names only ``localhost``: what ends with ``.localhost`` many machines ask a name server for.
+    Of names only ``localhost``: many machines ask a name server for names ending in ``.localhost``.
     """
     kind, _, path = address.partition(":")
     if kind in ("unix", "unix-abstract") and path:
-        return not path.isdigit()  # else a host of that name
+        return not path.isdigit()  # otherwise a host of that name
     has_port = address.count(":") == 1 or (address.startswith("[") and not address.endswith("]"))
     host = host_of(address) if has_port else without_brackets(address)
     if host.removesuffix(".").lower() == "localhost":
@@ -282,7 +282,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """Who may do what; not checked unless ``acl_enable`` is on."""
+    """Access control; off unless ``acl_enable`` is on."""
 
     acl_enable: bool = False
     """Whether clients need an access key with permission for each operation; everything else is denied."""
@@ -425,7 +425,7 @@ class ServerConfig:
         return f"node id {self.node_id!r} is not among the members ({ids}): set the id to one of them"
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """Everything wrong with this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self)
         ids = [member.node_id for member in self.members]
         if not self.group:

@@ -1,5 +1,5 @@
-"""What retention removes from a node's log: expired entries, unless followers, producers or the application need
-them.
+"""What retention removes from a node's log: expired entries that neither followers, producers nor the application
+need.
 """
 
 from __future__ import annotations

@@ -311,9 +311,7 @@ class DLedgerServer:
                 self._clients.start()
                 if self._access is not None:
                     self._access.start(self._clients.bridge.post, self._supervisor.thread)
-                self._node.elector.client_address = (
-                    self.client_address
-                )  # only now, because any free port may be configured
+                self._node.elector.client_address = self.client_address  # only now: the port may be chosen freely
                 self._transport = GrpcTransport(
                     self._config,
                     client_address=self.client_address,
@@ -339,8 +337,7 @@ class DLedgerServer:
         return EXIT_FATAL if self._supervisor.fatal is not None else 0
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stop: a leader first transfers leadership (``graceful``), then ports, threads and store are closed.
-        Idempotent.
+        """Stop: a leader first transfers leadership (``graceful``), then everything is closed. Idempotent.
 
         If the store cannot be closed properly, the stop counts as a failure: see ``wait`` and ``fatal``.
         """
@@ -448,7 +445,7 @@ class DLedgerServer:
         else:
             conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
-            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the other members are no quorum"
+            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the others do not form a quorum"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
         else:
             conditions.clear(ConditionKind.STUCK_LEADER, "disks")
@@ -522,8 +519,8 @@ class DLedgerServer:
         producer: ProducerBatch | None = None,
     ) -> None:
         """See ``LogNode.submit_append``."""
-        append = self._node.quorum_ack.append
-        self._submit(lambda answer, now_ms: append(bodies, now_ms, answer, producer), self._instruments.timed(done))
+        append = partial(self._node.quorum_ack.append, bodies, producer=producer)
+        self._submit(append, self._instruments.timed(done))
 
     def submit_prepared(
         self,
@@ -535,20 +532,20 @@ class DLedgerServer:
 
         ``producer`` must give the number of entries (``ProducerBatch.count``).
         """
-        append = self._node.quorum_ack.append_prepared
-        self._submit(lambda answer, now_ms: append(prepared, now_ms, answer, producer), self._instruments.timed(done))
+        append = partial(self._node.quorum_ack.append_prepared, prepared, producer=producer)
+        self._submit(append, self._instruments.timed(done))
 
     def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
         """See ``LogNode.submit_producer``."""
-        self._submit(lambda answer, now_ms: self._node.producer_sequence(name, now_ms, answer), done)
+        self._submit(partial(self._node.producer_sequence, name), done)
 
     def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
         """See ``LogNode.submit_read_index``."""
-        self._submit(lambda answer, now_ms: self._node.reads.submit(now_ms, answer), done)
+        self._submit(self._node.reads.submit, done)
 
     def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
         """See ``LogNode.submit_transfer``."""
-        self._submit(lambda answer, now_ms: self._node.elector.transfer(target, now_ms, answer), done)
+        self._submit(partial(self._node.elector.transfer, target), done)
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
@@ -597,10 +594,10 @@ class DLedgerServer:
 
     def _submit(
         self,
-        action: Callable[[Callable[[Result | DLedgerError], None], int], object],
+        action: Callable[..., object],
         done: Callable[[Result | DLedgerError], None],
     ) -> None:
-        """Run the core's ``action``, which takes the receiver of its answer and the time.
+        """Run the core's ``action(now_ms, done=...)``.
 
         The core's leader hints, which contain ids only, are completed with client addresses. ``done`` is called once: a
         node that fails while it carries out a request refuses it, and answers it again when it stops.
@@ -617,7 +614,7 @@ class DLedgerServer:
             done(result)
 
         try:
-            self._driver.call(partial(action, answer))
+            self._driver.call(partial(action, done=answer))
         except DLedgerError as error:
             answer(error)
 

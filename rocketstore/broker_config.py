@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
 from dledger.errors import ConfigError
-from dledger.limits import Bytes, Millis, Port, Positive, Range, out_of_range
-from dledger.values import address_text
+from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
+from dledger.values import address_text, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole, TlsServerMode
@@ -68,7 +68,11 @@ class BrokerConfig:
     broker_ip1: str = ""
     """Host that clients and other brokers should connect to; empty: the one listened on."""
     namesrv_addr: str = ""
-    """RocketMQ's name servers."""
+    """Name servers to register with, RocketMQ's or ours: ``host:port`` separated by semicolons; empty: none."""
+    register_name_server_period: Annotated[int, Range(10_000, 60_000), Unit.MS] = 30_000
+    """How often to register with them; besides, it is done at once when the role or a topic changes."""
+    register_broker_timeout_mills: Annotated[int, Range(100, 60_000), Unit.MS] = 6_000
+    """How long a name server may take to answer a registration."""
     broker_permission: Annotated[int, Range(0, 7)] = PERMISSION_READ | PERMISSION_WRITE
     """What clients may do with topics that set no permission: the sum of 4 (read) and 2 (write)."""
     auto_create_topic_enable: bool = True
@@ -114,6 +118,18 @@ class BrokerConfig:
         return self.broker_name or (self.dledger.group if self.dledger is not None else "broker-a")
 
     @property
+    def name_servers(self) -> tuple[str, ...]:
+        """Addresses of ``namesrv_addr``."""
+        return parse_addresses(self.namesrv_addr) if self.namesrv_addr.strip() else ()
+
+    @property
+    def slave_id(self) -> int:
+        """The broker id to register with while it is not the master: n0 to n2 are 1 to 3."""
+        if self.dledger is None:
+            return self.broker_id
+        return sorted(str(one.node_id) for one in self.dledger.members).index(self.node_id) + 1
+
+    @property
     def node_id(self) -> str:
         """Which of the brokers of that name this is."""
         return str(self.dledger.node_id) if self.dledger is not None else str(self.broker_id)
@@ -148,6 +164,10 @@ class BrokerConfig:
         found += self._further_port_problems()
         if self.tls_server_mode is TlsServerMode.ENFORCING and not self.effective_security.has_tls:
             found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")
+        try:
+            _ = self.name_servers
+        except ValueError as error:
+            found.append(f"namesrv_addr: {error}")
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
             found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]

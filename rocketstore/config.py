@@ -1,6 +1,6 @@
-"""Every setting of the message store, with RocketMQ's defaults (4.9.8). Pure: it reads no file.
+"""Every setting of the message store, with RocketMQ's defaults (4.9.8). Pure: it reads no files.
 
-Field names are RocketMQ's in this project's spelling; ``rocketstore.settings`` reads conf files and knows both.
+Field names are RocketMQ's in this project's spelling; ``rocketstore.settings`` reads conf files and accepts both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 KEYS_INDEXED_MAX: Final = 1024
-"""Only this many keys of a record, the first ones, are indexed; earlier versions accepted messages with more."""
+"""Only the first keys of a record, up to this many, are indexed; earlier versions accepted messages with more."""
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
@@ -140,13 +140,13 @@ class MessageStoreConfig:
 
     @property
     def commit_log_dirs(self) -> tuple[Path, ...]:
-        """Where the plain commit log's files go."""
+        """The directories for the plain commit log's files."""
         text = self.store_path_commit_log or str(self.store_path_root_dir / "commitlog")
         return tuple(Path(part.strip()) for part in text.split(",") if part.strip())
 
     @property
     def read_only_commit_log_dirs(self) -> tuple[Path, ...]:
-        """Where older files of the plain commit log are read, never written."""
+        """The directories of older files of the plain commit log, which are read but never written."""
         return tuple(Path(part.strip()) for part in self.read_only_commit_log_store_paths.split(",") if part.strip())
 
     @property

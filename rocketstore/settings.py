@@ -1,9 +1,9 @@
-"""Where a broker's configuration comes from: flags, then the environment, then a conf file, then the defaults.
+"""Loads a broker's configuration: flags, then the environment, then a conf file, then the defaults.
 
-The file is RocketMQ's ``broker.conf``. A setting goes by RocketMQ's name (``storePathRootDir``), by ours
-(``store_path_root_dir``), and in a DLedger broker by any name that ``dledger serve`` knows; the environment spells any
-of them as ``DLEDGER_<NAME>``. Names that RocketMQ knows and this broker does not need are warnings, names that nobody
-knows are errors. Everything that is wrong is reported at once, and nothing is opened.
+The file is RocketMQ's ``broker.conf``. A setting is accepted under RocketMQ's name (``storePathRootDir``), under ours
+(``store_path_root_dir``), and in a DLedger broker under any name of ``dledger serve``; in the environment as
+``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings, unknown names are errors. All problems are
+reported at once, and nothing is opened.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.types import BrokerRole, FlushDiskType, TlsServerMode
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
-"""Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header: generously."""
+"""Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
 _PENDING_ENTRIES_MAX: Final = 60_000
-"""For a broker's log: more than ``send_pending_messages_max``, which holds producers back before they are refused."""
+"""For a broker's log: more than ``send_pending_messages_max``, which slows producers down before they are refused."""
 
 
 def load_broker_settings(
     file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> tuple[BrokerConfig, tuple[str, ...]]:
-    """Read and check everything; gives the configuration and warnings for people.
+    """Read and check everything; returns the configuration and warnings for people.
 
     ``flags`` are settings by name. Raises ``ConfigError`` with every problem of every source.
     """
@@ -43,7 +43,7 @@ def load_broker_settings(
     problems, chosen = readings.problems, readings.chosen
     replicated = _is_replicated(chosen, problems)
     config = _build(chosen, replicated=replicated)
-    if problems:  # Relations between values are judged only once each value is known to be what was meant.
+    if problems:  # Relations between values are checked only once each value is valid.
         raise ConfigError(problems)
     problems = [setting_sources.with_sources(one, chosen, _SPOKEN_OF_AS) for one in config.problems()]
     if problems:
@@ -73,7 +73,7 @@ def _role(text: str) -> BrokerRole:
 
 
 def _flush_type(text: str) -> FlushDiskType:
-    short = {"SYNC": "SYNC_FLUSH", "ASYNC": "ASYNC_FLUSH"}  # as `dledger serve` has them
+    short = {"SYNC": "SYNC_FLUSH", "ASYNC": "ASYNC_FLUSH"}  # as in `dledger serve`
     return _one_of(FlushDiskType, short.get(text.upper(), text))
 
 
@@ -124,7 +124,7 @@ def _targets_of(record: type) -> dict[str, SettingTarget]:
 
 
 _SHARED: Final = {one.name for record in (AccessConfig, ConnectionLimits, SecurityConfig) for one in fields(record)}
-"""Settings that nodes and plain brokers have alike, under the same names."""
+"""Settings shared by nodes and plain brokers, under the same names."""
 _OWN: Final = {
     **_targets_of(MessageStoreConfig),
     **_targets_of(BrokerConfig),
@@ -136,7 +136,7 @@ _SAME_AS: Final = {
     "segment_bytes": "mapped_file_size_commit_log",
     "mappedFileSizeForEntryData": "mapped_file_size_commit_log",
 }
-"""Names of ``dledger``'s for what the message store has a setting of its own."""
+"""Names of ``dledger``'s settings for which the message store has its own setting."""
 
 TARGETS: Final = {
     **dledger_settings.TARGETS,
@@ -164,7 +164,6 @@ _SPOKEN_OF_AS: Final = {
 }
 
 WITHOUT_EFFECT: Final = {
-    "namesrv_addr": "there is no name server: clients ask the brokers",
     "ha_listen_port": "classic replication to slaves is not supported",
     "slave_timeout": "classic replication to slaves is not supported",
     "auto_create_subscription_group": "consumer groups are created on first use",
@@ -173,7 +172,7 @@ WITHOUT_EFFECT: Final = {
     "disk_fall_recorded": "`dledger consumer progress` shows consumer lag",
     "flush_delay_offset_interval": "delivery progress of delayed messages is saved every second",
 }
-"""Read, and without an effect; and why."""
+"""Settings that are accepted without effect, and the reason."""
 PLAIN_ONLY: Final = frozenset(
     {
         "store_path_commit_log",
@@ -195,7 +194,7 @@ PLAIN_ONLY: Final = frozenset(
         "delete_commit_log_files_interval",
     }
 )
-"""Settings of the plain commit log, which a DLedger broker does not have."""
+"""Settings of the plain commit log, which a DLedger broker lacks."""
 DLEDGER_ONLY: Final = {target.setting for target in dledger_settings.TARGETS.values()} - {
     target.setting for target in _OWN.values()
 }
@@ -222,7 +221,7 @@ def _is_replicated(chosen: Mapping[str, Chosen], problems: list[str]) -> bool:
 
 
 def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
-    def some(record: type) -> dict[str, Any]:  # Any: each value was read by the parser of its own field.
+    def some(record: type) -> dict[str, Any]:  # Any: each value was parsed by its own field's parser
         return {one.name: chosen[one.name].value for one in fields(record) if one.name in chosen}
 
     store = MessageStoreConfig(**GET_LIMITS | some(MessageStoreConfig))
@@ -239,7 +238,7 @@ def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
 
 
 def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig:
-    """The node's configuration: what its own names say, and for the rest what the message store's settings mean."""
+    """The node's configuration: its own settings, and for the others those derived from the message store's."""
     store = config.store
     given = {target.setting for target in dledger_settings.TARGETS.values() if target.setting in chosen}
     server = dledger_settings.build(chosen)
@@ -251,12 +250,12 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
         "delete_hour": dledger_settings.parse_hours(store.delete_when),
         "retention_hours": store.file_reserved_time,
         "force_clean": store.clean_file_forcibly_enable,
-        # RocketMQ takes any: it cleans above the other ratio in any case, so a higher one here never counts.
+        # RocketMQ accepts any value: above the other ratio it cleans in any case, so a higher one here has no effect.
         "disk_check_ratio": min(store.disk_max_used_space_ratio, store.disk_space_clean_forcibly_ratio) / 100,
         "disk_clean_ratio": store.disk_space_clean_forcibly_ratio / 100,
         "disk_full_ratio": store.disk_space_warning_level_ratio / 100,
     }
-    if "flush_disk_type" in chosen:  # else dledger's own default holds: an acknowledged message survives a power cut
+    if "flush_disk_type" in chosen:  # otherwise dledger's durable default applies
         meant["flush_mode"] = dledger_settings.parse_flush_mode(store.flush_disk_type)
     server = replace(
         server,
@@ -267,7 +266,7 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
         replication = replace(server.replication, pending_entries_max=_PENDING_ENTRIES_MAX)
         server = replace(server, replication=replication)
     if not server.advertised_client_address and server.node_id in [one.node_id for one in server.members]:
-        # What the nodes tell each other about clients is where the broker is: so each knows the master's address.
+        # The client address that nodes tell each other is the broker's, so each one knows the master's address.
         address = replace(config, dledger=server).address(config.listen_port)
         server = replace(server, advertised_client_address=address)
     return server

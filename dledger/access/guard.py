@@ -42,7 +42,7 @@ class SessionsFullError(PendingFullError):
 
 
 class ResourceKind(StrEnum):
-    """What permissions apply to."""
+    """What permissions are granted on."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -233,7 +233,7 @@ class AccessGuard:
 
 
 _EVERYTHING = Account(_TRUSTED, b"", admin=True)
-"""The account of callers from a globally white-listed address, of whom RocketMQ requires nothing."""
+"""The account of callers from globally white-listed addresses, of whom RocketMQ requires nothing."""
 _NOBODYS_SECRET = secrets.token_bytes(32)
 
 

@@ -53,8 +53,7 @@ class ReplayWindow:
         return len(self._sessions)
 
     def take(self, access_key: str, session: str, number: int, timestamp_ms: int, now_ms: int) -> bool:
-        """Remember an authentic request whose time was checked; False if it was seen before, or is too far behind to
-        tell.
+        """Remember an authentic request whose time was checked; False if it was seen before, or may have been.
 
         Raises ``TooManySessionsError``.
         """

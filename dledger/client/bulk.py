@@ -256,15 +256,13 @@ class _Patience:
 
     @property
     def refusal(self) -> DLedgerError:
-        """The error to raise when all members have refused; damage first, because a damaged member may still hold
-        the entries.
+        """The error to raise when all members have refused: damage first, because that member may still hold the
+        entries.
         """
         return min(self.refused.values(), key=lambda error: isinstance(error, IndexBeforeBeginError))
 
     def raise_floor(self, committed: Iterable[LogIndex]) -> None:
-        """Raise the floor to the commit indexes that refusing members report; a restarted one may report less than
-        before.
-        """
+        """Raise the floor to the commit indexes of refusing members; a restarted one may report less than before."""
         self.floor = max((*committed, *(() if self.floor is None else (self.floor,))), default=None)
 
     def refused_by(self, node: str, error: DLedgerError, target: BulkTarget) -> bool:

@@ -1,6 +1,4 @@
-"""The calls common to both clients of the log. ``make unasync`` generates ``calls.py`` from ``aio_calls.py``: edit
-the latter.
-"""
+"""The calls common to both clients of the log. ``make unasync`` generates ``calls.py`` from ``aio_calls.py``."""
 
 from __future__ import annotations
 
@@ -242,7 +240,7 @@ class Calls:
         timeout_s: float | None = None,
     ) -> list[Entry]:
         """Read entries from ``first_index`` on: at least one, then as many as ``count`` and ``max_bytes`` (1 MiB)
-        allow.
+        permit.
 
         Empty when ``first_index`` is the next index to be written. Any node may answer in mode COMMITTED and LOCAL,
         only the leader in mode LINEARIZABLE; ``address`` picks one.
@@ -269,9 +267,7 @@ class Calls:
     # --- the group --------------------------------------------------------------------------------------------------
 
     def metadata(self, address: str | None = None, *, timeout_s: float | None = None) -> NodeStatus:
-        """The metadata of the node at ``address``; without it, of the leader if it is known and answers, or of any
-        node.
-        """
+        """The metadata of the node at ``address``; without it, of the leader if it is known and answers, or of any."""
         request = codec.encode_metadata_request(self.group)
         call = _Call("Metadata", request, codec.decode_metadata, attempt_s=self.timeout_s)
         status, answering = self._perform_at(call, self._deadline(timeout_s), address)
@@ -279,9 +275,7 @@ class Calls:
         return status
 
     def members_status(self, *, timeout_s: float = DISCOVERY_TIMEOUT_S) -> Mapping[NodeId, NodeStatus | DLedgerError]:
-        """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if no member
-        answers.
-        """
+        """The status of every member, or the error that prevented it. Raises ``UnavailableError`` if none answers."""
         deadline = self._deadline(timeout_s)
         asked: set[str] = set()
         statuses: list[NodeStatus] = []

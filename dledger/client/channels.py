@@ -226,9 +226,7 @@ class Seeker(Generic[_StatusT]):
         self._seeking = threading.Lock()
 
     def leader(self, deadline: Deadline) -> str:
-        """The server that accepts changes. Raises ``UnavailableError`` if no server claims to lead, or the error
-        that makes asking pointless.
-        """
+        """The server that accepts changes. Raises ``UnavailableError`` without a leader, or why asking is pointless."""
         found = self._directory.leader
         if found is not None:
             return found

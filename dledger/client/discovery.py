@@ -77,9 +77,7 @@ def report_of_node(status: NodeStatus) -> ServerReport:
 
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
-    """Split one address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` if there
-    are none.
-    """
+    """Split one address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` for none."""
     parts = split(addresses, ",;") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
@@ -119,9 +117,7 @@ class Directory:
             return self._whereabouts.addresses
 
     def candidates(self) -> tuple[str, ...]:
-        """``addresses`` in the order to ask: the leader, the others in rotation, which spreads load and failures,
-        silent ones last.
-        """
+        """``addresses`` in the order to ask: the leader, the others in rotation to spread load, silent ones last."""
         known, leader = self.addresses, self._leader
         with self._lock:
             self._turn += 1

@@ -201,9 +201,7 @@ def retry_options(deadline: Deadline, retried: Callable[[BaseException], bool] =
 def members_by_id(
     statuses: Sequence[NodeStatus], failures: dict[str, DLedgerError]
 ) -> dict[NodeId, NodeStatus | DLedgerError]:
-    """The result of ``members_status``: for every member known to any node, its status or the error that prevented
-    it.
-    """
+    """The result of ``members_status``: for every member known to any node, its status or its error."""
     found: dict[NodeId, NodeStatus | DLedgerError] = {status.node_id: status for status in statuses}
     for status in statuses:
         for member in status.members:

@@ -49,9 +49,7 @@ def trailing_metadata(error: object) -> dict[str, str]:
 
 
 def is_challenge(call: object) -> bool:
-    """Whether a call failed because it was signed for another server process: a repeated one is signed for the right
-    one.
-    """
+    """Whether a call failed because it was signed for another server process; a repeated one will not."""
     return trailing_metadata(call).get(REFUSAL) == CHALLENGE
 
 

@@ -76,8 +76,7 @@ class DLedgerClient(Calls):
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[BlockDigest]:
-        """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it knows
-        of).
+        """Yield checksums of the blocks of a member's committed log up to ``end_position`` (None: all that it has).
 
         ``block_bytes`` 0: 4 MiB. The member computes them, at most ``digest_rate_bytes_max`` per second. Starts at the
         log's begin if ``from_position`` is below it. Raises like ``fetch_log``.
@@ -98,8 +97,7 @@ class DLedgerClient(Calls):
         address: str | None = None,
         timeout_s: float | None = None,
     ) -> LocatedEntries:
-        """Where these entries begin, which entries begin at or after these positions, and which were stored at these
-        times.
+        """Where these entries begin, which entries begin at or after these positions, and which were stored then.
 
         Returns one place per question, first for ``indexes``, then ``positions``, then ``store_times_ms`` (brokers'
         logs only, ``UntimedLogError`` otherwise), and the range that the member holds. The end of the committed log
@@ -111,9 +109,7 @@ class DLedgerClient(Calls):
     def index_by_time(
         self, store_time_ms: int, *, read_from: ReadFrom = ReadFrom.LEADER, address: str | None = None
     ) -> LogIndex:
-        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if there is
-        none.
-        """
+        """The first committed message stored at ``store_time_ms`` (since 1970) or later; the log's end if none was."""
         located = self.locate(store_times_ms=(store_time_ms,), read_from=read_from, address=address)
         return located.places[0].index
 

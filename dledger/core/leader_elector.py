@@ -86,8 +86,8 @@ class LeaderElector:
         """Members that did not take over in automatic transfers: failures in a row, and the end of their pause."""
         self._readmissions = Readmissions()
         self._older_blanks: set[NodeId] = set()
-        """Members with a new disk whose version knows no standing: they vote once all members report the same, which
-        this version does not.
+        """Members with a new disk, of versions without standing: before they vote, they wait for reports no longer
+        sent.
         """
         self.vote_problem = ""
         """Why no leader is elected although all answering members would elect this one, for people."""
@@ -609,9 +609,7 @@ class LeaderElector:
         return min(transfer.due_ms, now_ms + state.election.heartbeat_interval_ms)
 
     def _pause(self, target: NodeId, now_ms: int) -> None:
-        """Make no automatic transfers to a member that did not take over; longer each time, since each attempt costs
-        appends.
-        """
+        """Make no automatic transfers to a member that failed to take over; longer each time, as each costs appends."""
         failures = self._failed_unasked.get(target, (0, 0))[0] + 1
         pause_ms = _PREFERENCE_PAUSE * self._state.election.preferred_check_interval_ms
         pause_ms <<= min(failures - 1, _PREFERENCE_PAUSE_DOUBLINGS)

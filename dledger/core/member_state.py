@@ -24,16 +24,15 @@ from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, Node
 
 @dataclass(slots=True)
 class Follower:
-    """Listens to ``leader``, or to nobody yet; campaigns when ``election_due_ms`` passes in silence."""
+    """Follows ``leader``, or none yet; campaigns when ``election_due_ms`` passes in silence."""
 
     leader: NodeId | None
     election_due_ms: int
     last_heard_ms: int | None = None
     transfer_target: str = ""
-    """To whom the leader said last that it hands over."""
+    """The member to which the leader last announced a transfer."""
     timeout_ms: int = field(default=0, compare=False)
-    """How long it waits for this leader. Drawn once: a draw per heartbeat could set an earlier time than the one that
-    the elector sleeps until."""
+    """How long it waits for this leader. Drawn once: a new draw per heartbeat could end before the elector wakes up."""
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Candidate:
     pre_vote: bool
     election_due_ms: int
     ballots: dict[NodeId, Ballot] = field(default_factory=dict)
-    """What was granted, its own vote included."""
+    """The granted votes, including its own."""
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Leader:
     disk_full: dict[NodeId, bool]
     producers: ProducerTable
     counts: dict[NodeId, bool]
-    """Whether ``match`` counts towards a quorum: the process that said so has standing."""
+    """Whether ``match`` counts towards a quorum: the process that reported it has standing."""
     supports: dict[NodeId, bool]
     """Whether the peer's contact counts for check-quorum; true until it reports that it has no standing."""
     boot_ids: dict[NodeId, int]
@@ -111,9 +110,7 @@ class MemberState:
         self.flush_mode = config.store.flush_mode
         self.boot_id = run.boot_id
         self.countersign = run.countersign
-        """A number known only to members that this one has asked at their own addresses; see
-        ``entry_pusher.belief``.
-        """
+        """Known only to members that this one has asked at their own addresses; see ``entry_pusher.belief``."""
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """The last entry that each member is known to have held durably."""
@@ -137,7 +134,7 @@ class MemberState:
         first_due_ms = now_ms if self.quorum == 1 else self.next_election_due_ms(now_ms)
         self.role: RoleState = Follower(None, first_due_ms)
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def hard_state(self) -> HardState:
@@ -221,7 +218,7 @@ class MemberState:
         election = self.election
         return now_ms + self._random.randrange(election.election_timeout_ms_min, election.election_timeout_ms_max)
 
-    # -- what it becomes -----------------------------------------------------------------------------------------
+    # -- transitions ---------------------------------------------------------------------------------------------
 
     def become_follower(
         self, term: Term, leader: NodeId | None, now_ms: int, reason: RoleReason = RoleReason.HIGHER_TERM

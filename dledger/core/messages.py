@@ -1,7 +1,7 @@
 """The messages between members. Every message is one-way; an answer is a message of its own.
 
 A message is valid only for the cluster, group and addressee of its ``Envelope``, which are checked on arrival, and for
-the term it carries, which is checked when it is *executed* (reliability trap 19).
+the term it carries, which is checked when it is *executed*.
 """
 
 from __future__ import annotations

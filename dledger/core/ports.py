@@ -48,8 +48,7 @@ class PreparedAppend(Protocol):
     """
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
-        """The batch to append as leader of ``term``, without its first ``stored`` entries, or the error that prevents
-        it.
+        """The batch to append as leader of ``term``, without its first ``stored`` entries, or why there is none.
 
         The log already holds those (``ProducerBatch``); if it holds all, neither this nor ``placed`` is called.
         """
@@ -144,9 +143,7 @@ class Log(Protocol):
         """
 
     def reset(self, begin: Boundary) -> None:
-        """Drop everything and start an empty log after ``begin`` (the leader no longer has the entries this log
-        lacks).
-        """
+        """Drop everything and start an empty log after ``begin`` (the leader no longer has what this log lacks)."""
 
     def set_committed(self, index: LogIndex) -> None:
         """Set the commit index for readers and for the next checkpoint. Never decreases; never beyond ``last``."""
@@ -154,8 +151,7 @@ class Log(Protocol):
     # Below: safe without the node's lock, from any thread.
 
     def check_run(self, run: EntryRun) -> CheckedRun:
-        """Verify a received run by itself: headers, contiguous indexes, terms that never decrease, both CRCs, no excess
-        bytes.
+        """Verify a received run by itself: headers, contiguous indexes, terms that never decrease, both CRCs, no rest.
 
         Raises ``InvalidRequestError`` naming the first bad entry.
         """

@@ -65,7 +65,9 @@ from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, Store
 RUNS_KEPT: Final = 32
 """Runs per producer that the leader remembers, to answer where repeated entries are."""
 RUNS_WRITTEN: Final = 16
-"""The limit of them in a snapshot: more than the requests that a sender has in flight (12)."""
+"""The limit of them in a snapshot: more than a sender of messages has requests in flight (12); an appender may have
+32.
+"""
 SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
 SNAPSHOT_ENTRIES_MAX: Final = 131_072
 SNAPSHOT_BYTES: Final = 32 * MIB
@@ -413,9 +415,7 @@ class Rebuilt:
 
 @record(frozen=True, slots=True)
 class _Found:
-    """The result of a search back: runs of entries by channel, oldest first, and the payloads of the NOOPs among
-    them.
-    """
+    """The result of a search back: runs of entries by channel, oldest first, and the NOOPs' payloads."""
 
     runs: list[tuple[int, int, int]]
     payloads: dict[int, Payload]

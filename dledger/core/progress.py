@@ -1,5 +1,4 @@
-"""Detects a leader that makes no progress: heartbeats do not show it, since they share nothing with pushes, flushes and
-disks.
+"""Detects a leader that makes no progress. Heartbeats do not show it: they need neither pushes, flushes nor disks.
 
 A leader that a quorum answers, but that commits nothing for several election timeouts although entries wait, steps
 down: the cause may be its own (a lost path to its followers, a disk that hangs), and another member may do better. It
@@ -22,9 +21,7 @@ PATIENCE_DOUBLINGS: Final = 2
 PAUSE_DOUBLINGS: Final = 6
 """The same, twice per leadership, for how long it declines leadership transfers."""
 CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
-"""The same for how long it does not campaign: never long, because the cause may end at any moment, and the only
-other member may be down.
-"""
+"""The same for how long it does not campaign: never long, because the only other member may be down."""
 
 
 class ProgressWatch:

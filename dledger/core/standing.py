@@ -1,5 +1,4 @@
-"""Whose votes count: elections among members some of which have forgotten their statements, and how those regain
-standing.
+"""Whose votes count: elections among members some of which have forgotten, and how those regain standing.
 
 A member without standing (``dledger.types.Standing``) counts for nothing by itself. Two rules bring it back;
 docs/protocol.md, "Standing", gives their reasons:
@@ -59,9 +58,7 @@ def victory(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -
 
 
 def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, candidate: NodeId) -> str:
-    """Why a candidate that all answering members would elect is not elected, for people; empty if nothing prevents
-    it.
-    """
+    """Why a candidate that all answering members would elect is not elected, for people; empty if it is."""
     if victory(ballots, members, candidate) is not None or all(ballot.standing.counts for ballot in ballots.values()):
         return ""
     lost = ", ".join(
@@ -81,7 +78,7 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
 
 
 def _is_founding(ballots: Mapping[NodeId, Ballot], members: int) -> bool:
-    """Whether the group begins: none of several members knows of a committed entry, and some may not have standing yet.
+    """Whether the group begins: no member knows of a committed entry, or it is the only one; some may lack standing.
 
     A member that knows of one knows that a majority had standing once: then disks were lost, and with them perhaps
     entries.

@@ -110,9 +110,7 @@ class FrontDoor:
     # -- accepting -----------------------------------------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection. Not with ``sock_accept``: a connection accepted just as it is cancelled would be
-        lost.
-        """
+        """Accept one connection. Not with ``sock_accept``: cancelling it could lose a connection just accepted."""
         loop = asyncio.get_running_loop()
         try:
             link, address = listening.accept()

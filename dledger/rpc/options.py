@@ -20,6 +20,7 @@ FRAMING_BYTES: Final = 64 * 1024
 """Room for the part of a message that is not log bytes."""
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """The largest client request, unless a single entry may be larger."""
+_DIGITS_MAX: Final = 18
 _REQUEST_BYTES_KEY: Final = "request-bytes-max"
 """In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
 STREAM_KINDS: Final = 4
@@ -98,7 +99,7 @@ def limit_metadata(bytes_max: int) -> tuple[tuple[str, str], ...]:
 def stated_limit(metadata: Iterable[tuple[str, str | bytes]] | None) -> int | None:
     """The limit in ``limit_metadata``; None if the server does not state it."""
     stated = next((value for key, value in metadata or () if key == _REQUEST_BYTES_KEY), "")
-    return int(stated) if isinstance(stated, str) and stated.isdecimal() else None
+    return int(stated) if isinstance(stated, str) and stated.isdecimal() and len(stated) <= _DIGITS_MAX else None
 
 
 def limit_options(limits: ConnectionLimits) -> Options:
@@ -145,9 +146,7 @@ def client_server_options(config: ServerConfig) -> Options:
 
 
 def client_channel_options() -> Options:
-    """For a client's channel. An answer to a read holds at least one entry of any size, so answers have no limit
-    here.
-    """
+    """For a client's channel. An answer to a read may be one entry of any size, so answers have no limit here."""
     return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", -1),

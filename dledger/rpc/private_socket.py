@@ -22,7 +22,7 @@ class PrivateSocket:
     """The socket opened by ``listen``; connect to ``path`` until ``close``."""
 
     def __init__(self, listen: Callable[[str], object], spare_place: Path) -> None:
-        """``listen`` gets gRPC's name for the socket. ``spare_place`` is used if the machine has no directory for such
+        """``listen`` gets gRPC's name for the socket. ``spare_place`` is for machines without a directory for such
         files.
 
         Raises ``ConfigError``.

@@ -171,9 +171,7 @@ def names_of(certificate: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
-    """Raise ``TlsError`` unless the certificate belongs to ``node_id``. The match is exact: a wildcard would match
-    any node.
-    """
+    """Raise ``TlsError`` unless the certificate belongs to ``node_id``, exactly: a wildcard would match any node."""
     if node_id not in names:
         held = ", ".join(names) or "no DNS name"
         raise TlsError(

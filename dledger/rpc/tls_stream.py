@@ -103,8 +103,8 @@ class TlsStream:
         return self._outgoing.pending > 0
 
     def due(self) -> bytes:
-        """Bytes that TLS itself has to send: new keys, or after an ``SSLError`` the alert with its reason. In order
-        with ``seal``'s.
+        """What TLS itself has to send: new keys, or after an ``SSLError`` the alert. In order with ``seal``'s
+        results.
         """
         with self._lock:
             return self._outgoing.read()

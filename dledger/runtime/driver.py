@@ -343,9 +343,7 @@ class NodeDriver:
                 lane.sending.release()
 
     def _await_hard_state(self) -> None:
-        """Wait for the current hard state: queued effects may depend on one that the thread that queued them has yet
-        to save.
-        """
+        """Wait for the current hard state: queued effects may depend on one that another thread has yet to save."""
         if self._node.state.hard_state_version != self._durable_version:
             hard_state, version = self.look(lambda node: (node.state.hard_state, node.state.hard_state_version))
             self._persist(hard_state, version)

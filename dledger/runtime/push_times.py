@@ -31,9 +31,7 @@ class _Sent:
 
 
 class PushTimes:
-    """The times of one leader. ``sent`` and ``answered`` of a peer may run concurrently, each on one thread at a
-    time.
-    """
+    """The times of one leader. ``sent`` and ``answered`` of a peer may run at once, each on one thread at a time."""
 
     def __init__(self, peers: Iterable[NodeId], instruments: Instruments) -> None:
         self._instruments = instruments

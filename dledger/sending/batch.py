@@ -53,7 +53,9 @@ class WindowRules(Generic[ItemT, ResultT]):
     unknown: Callable[[str], DLedgerError] = RequestTimeoutError
     """The error for an item that may or may not be stored."""
     queue_of: Callable[[ItemT, ResultT | None], object] | None = None
-    """Within which queue the order of unnumbered items matters, as sent or as stored; None: within the whole window."""
+    """The queue of an unnumbered item, as sent or as stored: the item is not repeated once a later one of its queue
+    is stored. None: no such check.
+    """
 
 
 class OutgoingBatch(Generic[ItemT, ResultT]):
@@ -262,8 +264,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         self.outcomes, self.left = outcomes, ()
 
     def expire(self, rules: WindowRules[ItemT, ResultT], waited_for: str) -> None:
-        """The deadline has passed: items in flight or possibly stored become unknown; the others are certainly not
-        stored.
+        """The deadline has passed: items in flight or possibly stored become unknown; the others are not stored.
 
         ``waited_for``: why nothing was sent, if there was no failure.
         """
@@ -383,5 +384,5 @@ def _front(
     refused, why = next((place, failure) for place, failure in rest if place not in left)
     for place in left:
         if place > refused:
-            outcomes[place] = OutOfOrderSequenceError(f"an earlier item is refused: {why}")
+            outcomes[place] = OutOfOrderSequenceError(f"an earlier item was refused: {why}")
     return [place for place in left if place < refused]

@@ -49,8 +49,7 @@ class SentItem(Generic[ResultT]):
         return self._batch.done
 
     def result(self, timeout: float | None = None) -> ResultT:
-        """Where the item is stored; raises its error, or ``TimeoutError`` if there is no outcome within ``timeout``
-        seconds.
+        """Where the item is stored; raises its error, or ``TimeoutError`` if there is none within ``timeout`` seconds.
 
         It ends even without ``timeout``: every item has a deadline.
         """

@@ -49,7 +49,7 @@ def new_producer_name() -> str:
 
 
 class ProducerNumbering:
-    """One window's numbering. ``given_name``: the application's validated producer name; it then numbers items
+    """One window's numbering. ``given_name``: a valid producer name from the application, which then numbers items
     itself.
     """
 

@@ -26,9 +26,7 @@ from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 LAST_WORD_S: Final = 1.0
-"""How long gRPC has to report the end of a call. In rare cases it never does: its wait for the metadata of an ended
-call then never returns.
-"""
+"""How long gRPC has to report the end of a call. Rarely it never does: its wait for an ended call's metadata hangs."""
 
 
 @record(frozen=True, slots=True)
@@ -61,9 +59,7 @@ class Wire(Generic[ItemT, ResultT]):
     server_memory: Callable[[Any], str] = lambda _metadata: ""
     """Identifies the server's memory, from its metadata on accepting the stream: see ``Window.connected``."""
     request_bytes_max: Callable[[Any], int | None] = lambda _metadata: None
-    """The server's limit of a request's bytes, from the same metadata: a larger one would end the stream, with all
-    requests on it.
-    """
+    """The server's limit of a request's bytes, from the same metadata: a larger one would end the whole stream."""
 
     def encoded(
         self, batch: OutgoingBatch[ItemT, ResultT], number: int, address: str, bytes_max: int | None

@@ -98,9 +98,7 @@ class Wish:
 
 
 def connect_timeout_s(left_ms: float) -> float:
-    """The part of the remaining time for opening a stream, so that the reason for a failure is known before the
-    deadline.
-    """
+    """Leaves part of the remaining time, so that the reason for a failure is known before the deadline."""
     return max(left_ms * 0.9, 0.0) / 1000.0
 
 
@@ -217,8 +215,7 @@ class Window(Generic[ItemT, ResultT]):
         items: Sequence[ItemT] = (),
         sequence: int | None = None,
     ) -> tuple[OutgoingBatch[ItemT, ResultT], int, int]:
-        """Add as many of ``payloads`` from ``start`` on as fit a batch; returns the batch, the first place and the
-        count.
+        """Add as many of ``payloads`` from ``start`` on as fit a batch; returns it, the first place and the count.
 
         ``sequence`` is the number of ``payloads[start]`` if the application assigns numbers; see ``check_number``.
         """

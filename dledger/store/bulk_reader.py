@@ -113,9 +113,7 @@ class BulkReader(LogReader):
         )
 
     def _sound_entries(self, run: EntryRun) -> tuple[int, bytes]:
-        """How many entries precede the first damaged one, at least one, and their bytes. Raises if the first one is
-        damaged.
-        """
+        """How many entries precede the first damaged one, and their bytes. Raises if the first one is damaged."""
         with suppress(CorruptLogError):
             headers = self._files.headers_in(run.data, run.position, run.first_index, run.last_index)
             self._headers.require_chained(headers, run.previous_chain_crc)

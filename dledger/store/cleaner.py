@@ -95,9 +95,7 @@ class Room:
 
 
 def measure(fs: FileSystem, data: Iterable[Path], directory: Path) -> Room:
-    """Measure the disks: the emptiest data directory counts, because new segments go there; so does the node's
-    directory.
-    """
+    """Measure the emptiest data directory, because new segments go there, and the node's own directory."""
     usages: list[DiskUsage] = [fs.usage(path) for path in data]
     own = fs.usage(directory)
     return Room(

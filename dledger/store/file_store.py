@@ -67,9 +67,7 @@ from dledger.types import (
 
 
 class FileStore(LogReader):
-    """A log in a directory, including reads. Implements ``dledger.core.ports.Log``, whose docstrings specify each
-    method.
-    """
+    """A log in a directory, including reads. ``dledger.core.ports.Log`` documents most of its methods."""
 
     def __init__(
         self, config: StoreConfig, opened: Opened, clock: Clock, fs: FileSystem, instruments: Instruments
@@ -221,7 +219,7 @@ class FileStore(LogReader):
         self._hooks = (*self._hooks, hook)
 
     def add_batch_hook(self, hook: BatchHook) -> None:
-        """Have ``hook`` called for all of them at once, after the hooks for single entries, in the order of
+        """Have ``hook`` called for all of them at once, after the hooks for single entries, in order of
         registration.
         """
         self._batch_hooks = (*self._batch_hooks, hook)
@@ -433,9 +431,7 @@ class FileStore(LogReader):
         return mark
 
     def sync_checkpoint(self) -> None:
-        """Make the marks durable, too: data, then index, then the checkpoint. For a background thread.
-        ``DiskError``.
-        """
+        """Make the marks durable: data, then index, then the checkpoint. For a background thread. ``DiskError``."""
         self.flush()
         self._sync_index_and_checkpoint(clean_stop=False)
 
@@ -463,9 +459,7 @@ class FileStore(LogReader):
             raise self._state.poisoned("preparing disk space", error) from error
 
     def clean(self, protected_index: LogIndex) -> tuple[Path, ...]:
-        """A complete clean-up, for callers without concurrent writers; returns the removed files. Raises
-        ``DiskError``.
-        """
+        """A complete clean-up, without concurrent writers; returns the removed files. Raises ``DiskError``."""
         retired = self.retire(protected_index, self.measure_room())
         self.remove_retired()
         return retired

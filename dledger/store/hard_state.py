@@ -78,9 +78,7 @@ def read_hard_state(directory: Path) -> HardState:
 
 
 class FileHardState:
-    """The durable term and vote; ``_lock`` guards all of it. A failed save poisons the node: it must not send
-    messages.
-    """
+    """The durable term and vote; ``_lock`` guards all of it. A failed save poisons the node: it must stay silent."""
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
@@ -96,9 +94,7 @@ class FileHardState:
         return self._state
 
     def save(self, state: HardState) -> None:
-        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, and always again after one
-        failure.
-        """
+        """Return only when ``state`` is durable in both slots. Raises ``DiskError``, always again after one failure."""
         with self._lock:
             if self._poison:
                 raise DiskError(self._poison)

@@ -94,8 +94,8 @@ class DirectoryLock:
 
 
 def _open_lock(path: Path) -> int:
-    """Create it for this user only: a process that can read it can hold the lock. Never follow a link, which would
-    be written through.
+    """Create it for this user only, since readers can hold the lock; never follow a link, which would be written
+    through.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

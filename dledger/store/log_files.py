@@ -164,8 +164,7 @@ class LogFiles:
         return headers
 
     def headers_in(self, data: bytes, position: int, first: int, last: int) -> npt.NDArray[np.void]:
-        """The headers of a range, as a table, from ``data``, which was read from ``position`` and begins with their
-        records.
+        """The headers of a range, as a table, from ``data``: bytes from ``position`` on that begin with their records.
 
         The records are adjacent and agree with their index units. Raises like ``located``.
         """

@@ -4,7 +4,7 @@ A peer's bytes are accepted because this member's own chain confirms them at bot
 intact entry before the damage, and the first intact one after it must continue them. So neither a peer's damage nor
 another history gets in, and the damaged part cannot have been anything else.
 
-1. Adjacent damaged segments are one piece of work (``_run``): only its ends can be verified.
+1. Adjacent damaged segments are one piece of work (``_before``): only its ends can be verified.
 2. Their bytes are fetched into temporary files beside them, flushed, and verified as a whole.
 3. A segment behind which the log continues (all of it is committed and flushed) is exchanged beneath the readers: the
    damaged file moves to ``damaged-<n>/``, the new one takes its name; a crash in between leaves a missing segment,
@@ -331,9 +331,7 @@ class Mender:
         fs.unlink(file.path)
 
     def _is_wanted(self, file: MappedFile) -> bool:
-        """Whether its place is still part of the log: retention and INSTALL continue meanwhile. Under
-        ``shape_lock``.
-        """
+        """Whether its place is still part of the log: retention and INSTALL may go on. Under ``shape_lock``."""
         self._state.check_usable()
         return self._state.begin.position < file.base + file.size
 

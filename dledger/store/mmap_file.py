@@ -47,8 +47,8 @@ class UnreadableError(DiskError):
 
 
 class MappedFile:
-    """A segment: ``size`` bytes of the log from absolute offset ``base``. Offsets in its methods are relative to
-    ``base``.
+    """A segment: ``size`` bytes of the log from absolute offset ``base``, to which its methods' offsets are
+    relative.
     """
 
     __slots__ = ("__weakref__", "_fd", "_fs", "_warm_lock", "base", "map", "path", "size", "warmed", "writable")

@@ -275,9 +275,7 @@ class _Opener:
         return begin_of(data, index, self._config.segment_bytes)
 
     def _check_import(self, files: LogFiles, outcome: LogScanOutcome, checkpoint: LogCheckpoint) -> None:
-        """An imported log has no checksums to rely on: refuse to drop more than a torn end. Raises
-        ``CorruptLogError``.
-        """
+        """An imported log has no checksums: refuse to drop more than a torn end. Raises ``CorruptLogError``."""
         facts = outcome.facts
         later = files.data.base_of(facts.stop.position) + files.segment_bytes
         nothing = facts.end.index == checkpoint.begin.index

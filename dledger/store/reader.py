@@ -335,8 +335,8 @@ class LogReader:
                 length = max(length // 2, length_min)
 
     def _sound_many(self, data: bytes, position: int) -> int:
-        """The length of the whole entries in ``data`` if the index knows them and all are valid in one check;
-        otherwise 0.
+        """The length of the whole entries in ``data`` if the index knows them and all are valid at once; otherwise
+        0.
         """
         first, files = EntryHeader(*HEADER.unpack_from(data)).index, self._files
         with suppress(CorruptLogError, IndexBeforeBeginError, UnreadableError):
@@ -434,7 +434,7 @@ class LogReader:
         return found
 
     def _explain(self, start: int, length: int) -> bytes | None:
-        """Examine what is not an intact entry: None if all other evidence says there is none. Raises for a damaged
+        """Examine what is not an intact entry: None if there is none by all other evidence. Raises for a damaged
         one.
         """
         try:

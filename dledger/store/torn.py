@@ -35,9 +35,7 @@ _Words = npt.NDArray[np.uint32]
 
 
 def is_torn(segment: memoryview, base: int, offset: int, follow: Follow) -> bool:
-    """Whether lost sectors explain that no record after ``follow`` is at ``offset`` of the segment starting at
-    ``base``.
-    """
+    """Whether lost sectors explain that no record after ``follow`` is at ``offset`` of the segment at ``base``."""
     header_end = min(offset + HEADER.size, len(segment))
     lost = [piece for piece in _pieces(offset, header_end, len(segment)) if not any(segment[slice(*piece)])]
     if lost:
@@ -62,9 +60,7 @@ def is_torn(segment: memoryview, base: int, offset: int, follow: Follow) -> bool
 
 
 def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """The part of each of a record's sectors that was written with it or later: from its first byte there to the
-    end.
-    """
+    """The part of each of a record's sectors written with it or later: from its first byte there to the end."""
     while start < end:
         stop = min(start - start % SECTOR_BYTES + SECTOR_BYTES, size)
         yield start, stop

@@ -1,4 +1,4 @@
-"""What a start records for the next one: the boot of the machine, the flush mode, and the identity of the files.
+"""What a start records for the next one: the boot of the machine, the flush mode, and the files' identity.
 
 The file ``traces`` is written at every start. A directory that was copied, or restored file by file, has files with
 other inodes than those recorded: it lacks what its member said since the copy was made. Inodes are compared with their

@@ -52,7 +52,7 @@ Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class JobFrame:
     """Where a job runs, and where its report goes."""
 
     master: str | None
@@ -78,7 +78,7 @@ def job_command(
             **typed: P.kwargs,
         ) -> None:
             options = parse(*args, **typed)
-            report = run_job(run, options, Frame(master, assigned(conf, "--conf"), as_json, html, name))
+            report = run_job(run, options, JobFrame(master, assigned(conf, "--conf"), as_json, html, name))
             click.get_current_context().exit(report.exit_code)
 
         command: Callable[..., None] = whole
@@ -114,7 +114,7 @@ _FRAME_OPTIONS = (
 )
 
 
-def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: Frame) -> JobReport:
+def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: JobFrame) -> JobReport:
     """Run the job in a session and output its report, which is returned for the exit code."""
     with job_session(frame) as spark, spark_errors_in_a_sentence():
         report = run(spark, options)
@@ -125,7 +125,7 @@ def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options,
 
 
 @contextmanager
-def job_session(frame: Frame) -> Iterator[SparkSession]:
+def job_session(frame: JobFrame) -> Iterator[SparkSession]:
     """A session for one job, stopped afterwards unless it already existed.
 
     Raises ``MissingPartError``, ``SparkFailedError``, ``PipelineError``, ``JobError`` if the job cannot run there.

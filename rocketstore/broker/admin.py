@@ -81,12 +81,16 @@ class AdminService:
             "ListGroups": _of_anybody(self._list_groups),
         }
 
-    async def create_default_topic(self, name: str, owner: str) -> PutResult:
-        """Create a topic because ``owner`` sent to it."""
-        queues = self._config.default_topic_queue_nums
+    async def create_default_topic(self, name: str, owner: str, queues_max: int = 0) -> PutResult:
+        """Create a topic because ``owner`` sent to it, of at most ``queues_max`` queues (0: the broker's default)."""
+        default = self._config.default_topic_queue_nums
+        queues = min(queues_max, default) if queues_max > 0 else default
+        return await self.create_topic(TopicConfig(name, queues, queues, self._config.broker_permission), owner)
+
+    async def create_topic(self, topic: TopicConfig, owner: str) -> PutResult:
+        """Create a topic that ``owner`` did not ask for by name."""
         try:
-            self._made_topics.take(owner, name, queues)
-            topic = TopicConfig(name, queues, queues, self._config.broker_permission)
+            self._made_topics.take(owner, topic.name, topic.write_queues)
             return await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
         except InvalidRequestError as error:
             return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))

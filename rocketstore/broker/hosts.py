@@ -14,6 +14,14 @@ def peer_host(peer: str) -> HostAddress:
     return LOOPBACK if address is None else HostAddress(address.packed, place_of(peer)[1])
 
 
+def host_address(host: str, port: int) -> HostAddress:
+    """A client's address, given as text; loopback if it is not an IP address."""
+    try:
+        return HostAddress(parse_address(host).packed, port)
+    except ValueError:
+        return LOOPBACK
+
+
 def resolve(host: str, port: int) -> HostAddress:
     """The store host for records: the name's first address; loopback if it has none."""
     try:

@@ -43,7 +43,8 @@ FAILURES_MAX: Final = 1024
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 
 SendDone = Callable[[Sequence[PutResult]], None]
-CreateTopic = Callable[[str, str], Awaitable[PutResult]]
+CreateTopic = Callable[[str, str, int], Awaitable[PutResult]]
+"""Gets the topic, who wants it, and of how many queues it may be at most (0: the broker's default)."""
 StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -109,31 +110,29 @@ class SendHandler:
         """Create missing topics if this broker may; messages for a topic that could not be created are refused."""
         owner = "" if request.quota is None else request.quota.owner
         for name in {one.topic for one in request.messages}:
-            if self._topics.find(name) is None and name not in request.denied and self._may_create(name):
-                task = self._creating.get(name)
-                if task is None:
-                    task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner))
-                    task.add_done_callback(partial(self._created, name))
-                await asyncio.shield(task)
+            if self._topics.find(name) is None and name not in request.denied and self.may_create(name):
+                await self.ensure_topic(name, owner)
+
+    async def ensure_topic(self, name: str, owner: str, queues_max: int = 0) -> None:
+        """Create one, unless that is under way; if it could not be, ``no_topic_reason`` says why."""
+        task = self._creating.get(name)
+        if task is None:
+            task = self._creating[name] = asyncio.ensure_future(self._create_topic(name, owner, queues_max))
+            task.add_done_callback(partial(self._created, name))
+        await asyncio.shield(task)
 
     def submit(self, request: SendCall, done: SendDone) -> None:
-        """Pass a request to the store; ``done`` is called once, on any thread, with one result per message."""
+        """Pass a request to the store; ``done`` is called once, on the loop, with one result per message."""
         count = len(request.messages)
         self.messages_pending += count
         self.bytes_pending += request.size
         if request.quota is not None:
             request.quota.take(count, request.size)
-        finish = partial(self._finish, count, request.size, request.quota)
-
-        def answered(results: Sequence[PutResult]) -> None:  # called on any thread
-            self._bridge.post(finish)
-            done(results)
-
         refused = self._refusals(request.messages)
         if request.denied:
             places = enumerate(request.messages)
             refused |= {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
-        self._store_allowed(request, refused, answered)
+        self._store_allowed(request, refused, done)
 
     def _store_allowed(self, request: SendCall, refused: dict[int, PutResult], done: SendDone) -> None:
         """Store what was not refused. The store accepts or refuses its input as a whole: what it refuses is then left
@@ -143,23 +142,36 @@ class SendHandler:
         messages none is left out, because the numbers of the following ones would no longer match the producer's.
         """
         messages = request.messages
-        if refused and request.producer is not None:
-            done(_refused_wholly(refused, len(messages)))
+        if refused and (request.producer is not None or request.together):
+            self._bridge.post(partial(self._answered, request, _refused_wholly(refused, len(messages)), done))
             return
         allowed = [one for at, one in enumerate(messages) if at not in refused] if refused else messages
 
-        def stored(results: Sequence[PutResult]) -> None:
+        def stored(results: Sequence[PutResult]) -> None:  # on any thread
             if len(allowed) > 1 and results[0].status in _ILLEGAL:
                 illegal = self._illegal(messages, refused)
                 if illegal:
                     self._store_allowed(request, refused | illegal, done)
                     return
-            done(_merge(results, refused, len(messages)))
+            merged = _merge(results, refused, len(messages)) if refused else results
+            self._bridge.post(partial(self._answered, request, merged, done))
 
         if allowed:
             self._store.submit(allowed, stored, wait=request.wait, producer=request.producer)
         else:
             stored(())
+
+    def _answered(self, request: SendCall, results: Sequence[PutResult], done: SendDone) -> None:
+        """On the loop: what the request took up is free again."""
+        messages = len(request.messages)
+        if request.quota is not None:
+            request.quota.give(messages, request.size)
+        self.messages_pending -= messages
+        self.bytes_pending -= request.size
+        if self._room_wanted and not self.is_full:
+            for room in self._room_wanted:
+                room.set()
+        done(results)
 
     def _illegal(self, messages: Sequence[Message], refused: Mapping[int, PutResult]) -> dict[int, PutResult]:
         found = {at: check_message(one, self._config.store) for at, one in enumerate(messages) if at not in refused}
@@ -182,16 +194,8 @@ class SendHandler:
                 self._not_created.clear()
             self._not_created[name] = task.result()
 
-    def _finish(self, messages: int, size: int, quota: Quota | None) -> None:
-        if quota is not None:
-            quota.give(messages, size)
-        self.messages_pending -= messages
-        self.bytes_pending -= size
-        if self._room_wanted and not self.is_full:
-            for room in self._room_wanted:
-                room.set()
-
-    def _may_create(self, name: str) -> bool:
+    def may_create(self, name: str) -> bool:
+        """Whether a send may create this topic here."""
         return (
             self._config.auto_create_topic_enable
             and self._store.role is not BrokerRole.SLAVE
@@ -256,6 +260,10 @@ class SendHandler:
         why = failure.reason if failure is not None else "it is being deleted"
         return _refusal(PutMessageStatus.OS_PAGECACHE_BUSY, f"cannot create topic {name}: {why}")
 
+    def no_topic_reason(self, name: str) -> str:
+        """Why a topic that does not exist was not created."""
+        return self._no_topic(name).reason
+
     def refusal_when_stopping(self) -> PutResult:
         """The result of requests that were not accepted any more."""
         return PutResult(
@@ -283,8 +291,6 @@ def _refused_wholly(refused: Mapping[int, PutResult], count: int) -> list[PutRes
 
 
 def _merge(results: Sequence[PutResult], refused: Mapping[int, PutResult], count: int) -> Sequence[PutResult]:
-    if not refused:
-        return results
     stored = iter(results)
     return [refused[at] if at in refused else next(stored) for at in range(count)]
 
@@ -299,7 +305,6 @@ class SendStream:
     def __init__(
         self,
         call: Call,
-        bridge: LoopBridge,
         sender: SendHandler,
         decode: Callable[[bytes], SendCall],
         encoder: ResultEncoder,
@@ -309,7 +314,6 @@ class SendStream:
         self._context = call.context
         self._connection = call.connection
         self._told = limit_metadata(request_bytes_max) + (((MEMORY_KEY, memory),) if memory else ())
-        self._bridge = bridge
         self._sender = sender
         self._decode = decode
         self._encoder = encoder
@@ -382,11 +386,7 @@ class SendStream:
         self._requests_pending += 1
         self._messages_pending += len(request.messages)
         self._bytes_pending += request.size
-
-        def done(results: Sequence[PutResult]) -> None:
-            self._bridge.post(lambda: self._on_done(request, results))
-
-        self._sender.submit(request, done)
+        self._sender.submit(request, partial(self._on_done, request))
 
     def _on_done(self, request: SendCall, results: Sequence[PutResult]) -> None:
         if self._left:

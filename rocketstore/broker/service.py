@@ -35,6 +35,7 @@ from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
 from rocketstore.broker.pull import PullService
@@ -132,6 +133,24 @@ class BrokerService:
             leader_address=self._leader_address,
             conditions=self._conditions,
         )
+        self.parts: Final = BrokerParts(
+            config,
+            store,
+            state,
+            topics,
+            self._sender,
+            self._pulls,
+            self._admin,
+            self._readers,
+            bridge,
+            clock,
+            self._quotas,
+            self._room,
+            view,
+            store_host,
+            self._check_caught_up,
+        )
+        """What other protocols serve, too."""
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
         self._report = StatusReport(
@@ -175,9 +194,7 @@ class BrokerService:
 
     async def _send_stream(self, call: Call) -> None:
         request_bytes_max = rpc_options.request_bytes_for(self._config.store.max_message_size)
-        stream = SendStream(
-            call, self._bridge, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory
-        )
+        stream = SendStream(call, self._sender, self._decoder(call), self._encoder, request_bytes_max, self._memory)
         await stream.run(self._stop)
 
     async def _producer(self, data: bytes, call: Call) -> bytes:

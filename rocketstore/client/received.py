@@ -1,4 +1,4 @@
-"""A message as a consumer gets it: the stored record, decoded only as far as it is asked for."""
+"""A message as received by a consumer: the stored record, decoded on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
 
 class ReceivedMessage:
-    """One message of a queue; read-only. ``record`` is what the store holds, ``decode`` the whole of it."""
+    """One message of a queue; read-only. ``record`` is the stored record, ``decode`` decodes it completely."""
 
     __slots__ = ("_body_at", "_body_end", "_message", "_sys_flag", "queue_id", "queue_offset", "record")
 
@@ -48,12 +48,12 @@ class ReceivedMessage:
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored, perhaps compressed by the producer."""
+        """The body as stored, possibly compressed by the producer."""
         return self.record[self._body_at : self._body_end]
 
     @property
     def body(self) -> bytes:
-        """The body as the producer's caller gave it. Raises ``BadAnswerError`` for a compression that is not zlib."""
+        """The decompressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
         body = self.record[self._body_at : self._body_end]
         return _decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
 
@@ -79,12 +79,12 @@ class ReceivedMessage:
 
     @property
     def unique_key(self) -> str:
-        """The id that the producer gave it, or the empty string."""
+        """The id assigned by the producer, or the empty string."""
         return self.property(PROPERTY_UNIQUE_KEY)
 
     @property
     def message_id(self) -> str:
-        """The offset message id: the host that stored it, and where in its log."""
+        """The offset message id: the host that stored it, and its position in the log."""
         message = self.decode()
         return offset_message_id(message.store_host, message.offset)
 
@@ -95,7 +95,7 @@ class ReceivedMessage:
 
     @property
     def born_timestamp(self) -> int:
-        """When the producer made it, in milliseconds since 1970."""
+        """When the producer created it, in milliseconds since 1970."""
         return self.decode().born_timestamp
 
     def property(self, name: str) -> str:
@@ -110,14 +110,14 @@ class ReceivedMessage:
         return find_property(record[at + 2 :], name) or ""
 
     def decode(self) -> Message:
-        """The whole message, its body as stored. Raises ``CorruptRecordError`` if the record makes no sense."""
+        """The whole message, its body as stored. Raises ``CorruptRecordError`` for an invalid record."""
         if self._message is None:
             self._message = decode_record(self.record, check_crc=False)  # checked when it was received
         return self._message
 
 
 def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMessage]:
-    """The messages of a pull's answer. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
+    """The messages in a pull response. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
     found: list[ReceivedMessage] = []
     add, unpack, crc32 = found.append, _HEAD.unpack_from, zlib.crc32
     at, end = 0, len(records)

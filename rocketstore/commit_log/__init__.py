@@ -1,1 +1,1 @@
-"""The commit log, plain or replicated; ``port.CommitLog`` is what the rest of the store knows of either."""
+"""The commit log, plain or replicated; the rest of the store uses only ``port.CommitLog``."""

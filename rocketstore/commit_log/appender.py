@@ -1,11 +1,11 @@
-"""The writing half of the plain commit log: everything that happens to messages under the put lock.
+"""The write path of the plain commit log: everything that happens to messages under the put lock.
 
-Store timestamps (which never go back in log order), queue offsets and places are assigned under it, and a batch is
-written with one write per file. Queue offsets are taken only once the bytes are written.
+The lock covers the assignment of store timestamps (which never decrease along the log), queue offsets and positions. A
+batch is written with one write per file. Queue offsets are taken only once the bytes are written.
 
-What RocketMQ does otherwise, on purpose: a record larger than a file is refused instead of reported stored; the next
-file is created before the rest of the last one is given up; after a failed write or flush the log takes no more
-messages instead of carrying on.
+Deliberate differences from RocketMQ: a record larger than a file is refused instead of reported as stored; the next
+file is created before the rest of the last one is given up; after a failed write or flush, the log accepts no more
+messages.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _CLOSED: Final = "the commit log is not open for writing"
 
 
 class NumberedResult(NamedTuple):
-    """What became of a producer's batch: where its first messages were before, and the results of the others."""
+    """The result of a producer's batch: where its first messages were already stored, and the results of the others."""
 
     before: tuple[StoredStretch, ...]
     results: list[PutResult]
 
 
 class RecordAppender:
-    """Puts messages into a queue of files. Results are in the order of the messages, whatever happens."""
+    """Appends messages to a queue of files. Results are always in the order of the messages."""
 
     def __init__(self, queue: MappedFileQueue, delay_levels: DelayLevels, clock: Clock) -> None:
         self._queue = queue
@@ -57,14 +57,14 @@ class RecordAppender:
         self.offsets = QueueOffsets()
         self.numbered = NumberedPuts()
         self.last_timestamp = 0
-        """Store timestamp of the last message; no later one is lower."""
+        """Store timestamp of the last message; later ones are not lower."""
         self.is_open = False
-        """Whether messages are taken."""
+        """Whether messages are accepted."""
         self.lock_taken_ms = 0
-        """When whoever holds the lock took it, in monotonic ms; 0 if nobody does."""
+        """When the lock's current holder acquired it, in monotonic ms; 0 if it is free."""
 
     def _encode(self, message: Message) -> bytearray | PutResult:
-        """The message's record, or why there can be none."""
+        """The message's record, or the reason for refusing it."""
         if message.properties:
             prepare(message, self._delay_levels)
         try:
@@ -77,7 +77,7 @@ class RecordAppender:
         return record
 
     def store_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Write messages one behind the other; one that no record can hold is refused on its own."""
+        """Write messages consecutively; one that does not fit into a record is refused individually."""
         encoded = [self._encode(message) for message in messages]
         records = [one for one in encoded if isinstance(one, bytearray)]
         if len(records) < len(messages):
@@ -97,7 +97,7 @@ class RecordAppender:
         return results
 
     def store_numbered(self, messages: Sequence[Message], batch: ProducerBatch) -> NumberedResult:
-        """Write those messages of a producer's batch that were not written before; none if one of them is refused."""
+        """Write the new messages of a producer's batch; none if one of them is refused."""
         encoded = [self._encode(message) for message in messages]
         records = [one for one in encoded if isinstance(one, bytearray)]
         if len(records) < len(messages):
@@ -128,13 +128,13 @@ class RecordAppender:
         results: list[PutResult] = []
         self._put_all(messages, records, results)
         first, last = results[0].stored, results[-1].stored
-        if first is not None:  # what is stored are the first ones: all of them, nearly always
+        if first is not None:  # the first ones were already stored, usually all of them
             count = len(results) if last is not None else sum(one.stored is not None for one in results)
             self.numbered.note(producer, first.offset, count, now_ms)
         return NumberedResult(before, results)
 
     def store_one(self, messages: Sequence[Message]) -> list[PutResult]:
-        """What ``store_many`` does, at half the price for a single message that finds room in the last file."""
+        """Like ``store_many``, at half the cost for a single message that fits into the last file."""
         message = messages[0]
         record = self._encode(message)
         if not isinstance(record, bytearray):
@@ -148,7 +148,7 @@ class RecordAppender:
         return self._put(messages, [record]) if result is None else [result]
 
     def _put_one(self, message: Message, record: bytearray) -> PutResult | None:
-        """Write a record into the last file; None, and nothing done, if there is no room or nothing may be written."""
+        """Write a record into the last file; None, without effect, if there is no room or nothing may be written."""
         queue, table = self._queue, self.offsets.table
         file = queue.last_file(create=False)
         if file is None or not self.is_open or queue.poison or len(record) + BLANK_BYTES > file.size - file.wrote:
@@ -174,7 +174,7 @@ class RecordAppender:
         return stored_result(message)
 
     def _put_all(self, messages: Sequence[Message], records: list[bytearray], results: list[PutResult]) -> None:
-        """Write the records and append one result per message, whatever happens. Under the put lock."""
+        """Write the records and append one result per message in any case. Requires the put lock."""
         if not self.is_open or self._queue.poison:
             reason = self._queue.poison or _CLOSED
             results += [refused(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason)] * len(messages)
@@ -210,9 +210,9 @@ class RecordAppender:
             results += self._failed(error, count, len(messages) - written - count)
 
     def _failed(self, error: DiskError, tried: int, left: int) -> list[PutResult]:
-        """What the messages get that were not written because of ``error``.
+        """The results of messages that were not written because of ``error``.
 
-        Of those that it was tried with, bytes may be on the disk, and recovery may find them: their outcome is unknown.
+        Bytes of those being written may be on disk and found by recovery, so their outcome is unknown.
         """
         status = PutMessageStatus.CREATE_MAPEDFILE_FAILED
         if self._queue.poison:
@@ -221,11 +221,11 @@ class RecordAppender:
         return [unknown] * tried + [refused(status, str(error))] * left
 
     def _roll(self) -> None:
-        """Give up the rest of the last file for a blank, once there is a next one.
+        """Fill the rest of the last file with a blank, once there is a next one.
 
-        A file is begun only when the last but one is durable: recovery takes records so far behind a bad one as a sign
-        of damage. One without a buffer is begun only when all before it has left the buffers: a process that is killed
-        would leave a gap in the log otherwise. Raises ``DiskError``, ``DiskFullError``.
+        A file is started only when the last but one is durable: recovery takes records that far behind a bad one as a
+        sign of damage. A file without a buffer is started only when everything before it has left the buffers, because
+        otherwise killing the process would leave a gap in the log. Raises ``DiskError``, ``DiskFullError``.
         """
         queue = self._queue
         file = queue.last_file(create=False)
@@ -241,7 +241,7 @@ class RecordAppender:
 
 
 def _fitting(records: list[bytearray], first: int, room: int) -> int:
-    """How many records from ``first`` on fit, with a blank behind each; at least one, which is known to."""
+    """How many records from ``first`` on fit, each followed by room for a blank; at least one, which must fit."""
     if first + 1 == len(records):
         return 1
     number = first

@@ -1,10 +1,10 @@
-"""Making the plain commit log durable: together for all who wait, or from time to time.
+"""Makes the plain commit log durable: with a group flush for all waiting puts, or periodically.
 
-A put never calls into the kernel for this: it says ``noted`` (ASYNC_FLUSH) or hands in a request (SYNC_FLUSH), which
-wakes the flushing thread only if that sleeps. Nothing polls; with nothing to flush the thread sleeps for good.
+A put makes no system call for this: it calls ``noted`` (ASYNC_FLUSH) or submits a request (SYNC_FLUSH), which wakes the
+flushing thread only if that is asleep. Nothing polls; with nothing to flush, the thread sleeps indefinitely.
 
-A request is answered exactly once, by whoever takes its callback: the flushing thread, or the thread that watches
-deadlines, because a disk that hangs hangs the flushing thread too.
+A request is answered exactly once, by the thread that takes its callback: the flushing thread, or the thread that
+watches deadlines, because a hanging disk also blocks the flushing thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.types import PutMessageStatus
 
 FlushDone = Callable[[PutMessageStatus, str], None]
-"""Called once, with a reason for people: ``PUT_OK``, ``FLUSH_DISK_TIMEOUT``, ``UNKNOWN_ERROR`` if the flush failed."""
+"""Called once, with a reason for people: ``PUT_OK``, ``FLUSH_DISK_TIMEOUT``, or ``UNKNOWN_ERROR`` if the flush failed.
+"""
 STOP_WAIT_S: Final = 10.0
 
 
 class FlushRequest:
-    """Someone waits until the log is durable up to ``end``. Deadlines are monotonic milliseconds."""
+    """A request to wait until the log is durable up to ``end``. Deadlines are monotonic milliseconds."""
 
     __slots__ = ("_done", "deadline_ms", "end")
 
@@ -40,11 +41,11 @@ class FlushRequest:
 
     @property
     def answered(self) -> bool:
-        """Whether somebody took it upon himself to answer."""
+        """Whether a thread has taken the callback."""
         return not self._done
 
     def answer(self, status: PutMessageStatus, reason: str = "") -> None:
-        """Answer, if nobody did before."""
+        """Answer, unless already answered."""
         try:
             done = self._done.pop()  # atomic: only one thread gets it
         except IndexError:
@@ -53,7 +54,9 @@ class FlushRequest:
 
 
 class DeadlineWatcher:
-    """Answers requests ``FLUSH_DISK_TIMEOUT`` once their deadline has passed. They come in the order of deadlines."""
+    """Answers requests with ``FLUSH_DISK_TIMEOUT`` once their deadline has passed. They are added in order of
+    deadlines.
+    """
 
     def __init__(self, clock: Clock, supervisor: Supervisor) -> None:
         self._clock = clock
@@ -68,7 +71,7 @@ class DeadlineWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; requests not answered by now are left to whoever flushes."""
+        """End the thread; unanswered requests are left to the flushing thread."""
         self._stopping = True
         self._gate.open()
         if self._thread.ident is not None:
@@ -82,11 +85,11 @@ class DeadlineWatcher:
 
     @property
     def watched(self) -> int:
-        """How many requests are kept, answered ones among them."""
+        """The number of requests held, including answered ones."""
         return len(self._requests)
 
     def expire(self) -> float | None:
-        """Answer what is due; gives the seconds until there is more to do, None if nothing is watched."""
+        """Answer expired requests; returns the seconds until the next deadline, None if there is none."""
         now_ms = self._clock.monotonic_ms()
         while self._requests:
             first = self._requests[0]
@@ -101,7 +104,7 @@ class DeadlineWatcher:
         while not self._stopping:
             wait_s = self.expire()
             if wait_s is None:
-                self._sleeping = True  # said before looking once more: who appends after that look opens the gate
+                self._sleeping = True  # set before checking again: an append after that check opens the gate
                 if not self._requests and not self._stopping:
                     self._gate.wait(None)
                 self._sleeping = False
@@ -110,9 +113,9 @@ class DeadlineWatcher:
 
 
 def flush_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
-    """Flush, file after file, what is readable now; whether the durable end moved. Raises ``DiskError``.
+    """Flush everything readable now, file by file; returns whether the durable end moved. Raises ``DiskError``.
 
-    What comes meanwhile is left to the next flush: under a steady load this would never end otherwise.
+    Later appends are left to the next flush, because under steady load this would never end.
     """
     moved, target = False, queue.max_offset
     while not queue.flush(least_pages):
@@ -123,7 +126,7 @@ def flush_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
 
 
 def commit_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
-    """Commit, file after file, what is written now; whether something moved. Raises ``DiskError``."""
+    """Commit everything written now, file by file; returns whether anything moved. Raises ``DiskError``."""
     moved, target = False, queue.max_wrote
     while not queue.commit(least_pages):
         moved = True
@@ -133,7 +136,7 @@ def commit_all(queue: MappedFileQueue, least_pages: int = 0) -> bool:
 
 
 class GroupFlushService:
-    """SYNC_FLUSH: a request is answered by the first flush that covers it, which so serves all that wait by then."""
+    """SYNC_FLUSH: the first flush that covers a request answers it, and so serves all that are waiting by then."""
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class GroupFlushService:
         self._watcher = DeadlineWatcher(clock, supervisor)
         self._requests: deque[FlushRequest] = deque()
         self._group: list[FlushRequest] = []
-        """Requests that the flushing thread has taken and not yet answered."""
+        """Requests taken by the flushing thread and not yet answered."""
         self._gate = Gate()
         self._sleeping = False
         self._stopping = False
@@ -163,7 +166,7 @@ class GroupFlushService:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Flush for all who wait, and end; False if the disk hangs and the thread with it."""
+        """Flush for all waiting requests, and end; False if the disk hangs, and the thread with it."""
         self._stopping = True
         self._gate.open()
         if self._thread.ident is not None:
@@ -172,7 +175,7 @@ class GroupFlushService:
         return not self._thread.is_alive()
 
     def wait_for(self, end: int, done: FlushDone) -> None:
-        """Call ``done`` once everything before ``end`` is durable, or the time is up."""
+        """Call ``done`` once everything before ``end`` is durable, or the timeout has passed."""
         request = FlushRequest(end, self._clock.monotonic_ms() + self._timeout_ms, done)
         self._watcher.watch(request)
         self._requests.append(request)
@@ -198,10 +201,10 @@ class GroupFlushService:
         return bool(waiting) or (not self._queue.poison and self._queue.flushed_where < self._queue.max_offset)
 
     def serve(self) -> bool:
-        """Flush what is written now, file after file, answering after each; whether there was something to do.
+        """Flush everything written now, file by file, answering after each; returns whether there was something to do.
 
-        Who hands in a request meanwhile is answered here, too, if one of these flushes covered his message, else by
-        the next call: a load that never pauses must not keep anybody waiting.
+        A request submitted meanwhile is answered here, too, if one of these flushes covered its message, otherwise by
+        the next call: continuous load must not keep anybody waiting.
         """
         queue = self._queue
         if not self._due():
@@ -224,7 +227,7 @@ class GroupFlushService:
         self._group += [requests.popleft() for _ in range(len(requests))]
 
     def _answer(self, count: int) -> int:
-        """Answer whom what is durable now covers; how many of the first ``count`` these were."""
+        """Answer the requests covered by the durable end; returns how many of the first ``count`` these were."""
         self._on_flushed()
         self._take()
         durable, group = self._queue.flushed_where, self._group
@@ -237,9 +240,9 @@ class GroupFlushService:
 
 @dataclass(frozen=True, slots=True)
 class FlushPace:
-    """How often something is done: every ``interval_ms`` if ``least_pages`` wait, wholly every ``thorough_ms``.
+    """A pace: every ``interval_ms`` if ``least_pages`` are waiting, everything every ``thorough_ms``.
 
-    ``timed``: every interval even if work comes earlier; else as soon as there is work.
+    ``timed``: at every interval even if work arrives earlier; otherwise as soon as there is work.
     """
 
     interval_ms: int
@@ -249,7 +252,7 @@ class FlushPace:
 
     @classmethod
     def of_flush(cls, config: MessageStoreConfig) -> FlushPace:
-        """The pace at which ASYNC_FLUSH flushes."""
+        """The pace of ASYNC_FLUSH."""
         return cls(
             config.flush_interval_commit_log,
             config.flush_commit_log_least_pages,
@@ -259,7 +262,7 @@ class FlushPace:
 
     @classmethod
     def of_commit(cls, config: MessageStoreConfig) -> FlushPace:
-        """The pace at which buffers of the transient pool are copied into files."""
+        """The pace at which buffers of the transient pool are copied to files."""
         return cls(
             config.commit_interval_commit_log,
             config.commit_commit_log_least_pages,
@@ -268,9 +271,9 @@ class FlushPace:
 
 
 class PacedService:
-    """ASYNC_FLUSH: does ``work(least_pages)`` at a pace while ``waiting()`` says that there is something to do.
+    """ASYNC_FLUSH: calls ``work(least_pages)`` at a pace while ``waiting()`` is true.
 
-    ``work`` may raise ``DiskError``: the queue is poisoned then, nothing waits any more, and puts are refused.
+    If ``work`` raises ``DiskError``, the queue is poisoned: nothing waits any more, and puts are refused.
     """
 
     def __init__(
@@ -297,7 +300,7 @@ class PacedService:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Do what is left, and end; False if the disk hangs and the thread with it."""
+        """Do the remaining work, and end; False if the disk hangs, and the thread with it."""
         self._stopping = True
         self._gate.open()
         if self._thread.ident is not None:
@@ -305,18 +308,18 @@ class PacedService:
         return not self._thread.is_alive()
 
     def noted(self) -> None:
-        """There is something to do; wakes the thread only if it sleeps for good (or always, if not ``timed``)."""
+        """There is work; wakes the thread only if it sleeps indefinitely (or always, if not ``timed``)."""
         if self._sleeping:
             self._gate.open()
 
     def step(self) -> None:
-        """One round, at its time."""
+        """One round, when it is due."""
         now_ms = self._clock.monotonic_ms()
         thorough = self._stopping or now_ms - self._thorough_at_ms >= self._pace.thorough_ms
         try:
             self._work(0 if thorough else self._pace.least_pages)
         except DiskError:
-            return  # the queue is poisoned and tells every caller why
+            return  # the queue is poisoned and reports the reason to every caller
         if thorough:
             self._thorough_at_ms = now_ms
 
@@ -326,7 +329,7 @@ class PacedService:
                 self._pause()
                 self.step()
                 continue
-            self._sleeping = True  # said before looking once more: who has work after that look opens the gate
+            self._sleeping = True  # set before checking again: work added after that check opens the gate
             if not self._waiting() and not self._stopping:
                 self._gate.wait(None)
             self._sleeping = False
@@ -334,7 +337,7 @@ class PacedService:
             self.step()
 
     def _pause(self) -> None:
-        """Wait for the interval to pass, or, if not ``timed``, for more work."""
+        """Wait until the interval has passed or, if not ``timed``, for more work."""
         if not self._pace.timed:
             self._sleeping = True
             self._gate.wait(self._pace.interval_ms / 1000)
@@ -346,7 +349,7 @@ class PacedService:
 
 
 class CommitLogFlusher:
-    """The services that a commit log needs for its settings, as one."""
+    """The flush services that a commit log needs for its settings."""
 
     def __init__(
         self,
@@ -362,26 +365,28 @@ class CommitLogFlusher:
         self._lock = threading.Lock()
         """Held by ``flush``, so that callers do not compete."""
         self.readable_at_once = not pooled and config.flush_disk_type != "SYNC_FLUSH"
-        """Whether what is written may be read; else ``on_readable`` is called when it may."""
+        """Whether written data are readable at once; otherwise ``on_readable`` is called when they become so."""
         self._on_readable = on_readable
         self.group: GroupFlushService | None = None
-        """There with SYNC_FLUSH only."""
+        """Only with SYNC_FLUSH."""
+        self.first: GroupFlushService | PacedService
+        """Whom a put tells (``noted``)."""
         self._paced: list[PacedService] = []
         if config.flush_disk_type == "SYNC_FLUSH":
-            self.group = GroupFlushService(queue, config.sync_flush_timeout, clock, supervisor, on_flushed=on_readable)
-            self.noted = self.group.noted
+            self.first = self.group = GroupFlushService(
+                queue, config.sync_flush_timeout, clock, supervisor, on_flushed=on_readable
+            )
             return
         flushing = PacedService(
             "rocketstore-flush", FlushPace.of_flush(config), self._flush, self._flush_waits, clock, supervisor
         )
         self._paced = [flushing]
-        self._flushing_noted = self.noted = flushing.noted
         if pooled:
             committing = PacedService(
                 "rocketstore-commit", FlushPace.of_commit(config), self._commit, self._commit_waits, clock, supervisor
             )
             self._paced.insert(0, committing)
-            self.noted = committing.noted
+        self.first = self._paced[0]
 
     def start(self) -> None:
         """Start flushing."""
@@ -396,10 +401,10 @@ class CommitLogFlusher:
         return not hanging and (self.group is None or self.group.stop())
 
     def flush(self) -> int:
-        """Commit and flush everything now; gives the durable end. Raises ``DiskError``."""
+        """Commit and flush everything now; returns the durable end. Raises ``DiskError``."""
         with self._lock:
             moved = commit_all(self._queue)
-            moved = flush_all(self._queue) or moved  # what was committed here, the flushing thread may flush
+            moved = flush_all(self._queue) or moved  # the flushing thread may flush what was committed here
         if moved and not self.readable_at_once:
             self._on_readable()
         return self._queue.flushed_where
@@ -413,10 +418,10 @@ class CommitLogFlusher:
     def _commit(self, least_pages: int) -> bool:
         moved = commit_all(self._queue, least_pages)
         if moved:
-            self._flushing_noted()
+            self._paced[-1].noted()
             self._on_readable()
         return moved
 
     def _commit_waits(self) -> bool:
-        # Also what went straight into a file, because no buffer was free: nobody else says that it may be read.
+        # Includes data written directly to a file because no buffer was free: nothing else announces those as readable.
         return not self._queue.poison and self._queue.committed_where < self._queue.max_wrote

@@ -1,9 +1,9 @@
-"""Which numbered messages the plain commit log has stored, in memory: what ``dledger`` keeps of a group's producers.
+"""The plain commit log's table of numbered messages, in memory: the counterpart of a group's producer table.
 
-A broker on its own forgets its producers when it ends: one that goes on afterwards is refused as unknown, and what it
-does not know of its last messages stays unknown. As long as the broker runs, nothing is stored twice.
+A plain broker forgets its producers when it ends: a producer that continues afterwards is refused as unknown, and the
+outcome of its last unanswered messages stays unknown. While the broker runs, nothing is stored twice.
 
-The table counts the log's numbered messages as a group's counts entries; where they are is remembered put by put.
+The table counts the log's numbered messages as a group's counts entries; their positions are remembered per put.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from dledger.records import record
 from dledger.types import LogIndex, ProducerBatch, StoredRun
 
 PUTS_REMEMBERED: Final = 8192
-"""Of all producers together; what is older is known to be stored, but not where."""
+"""Of all producers together; older puts are known to be stored, but not where."""
 
 
 @record(frozen=True, slots=True)
 class StoredStretch:
-    """Messages of a producer that were stored before: ``count`` of them, ``skipped`` records behind ``offset``.
+    """Messages of a producer that were already stored: ``count`` of them, starting ``skipped`` records after
+    ``offset``.
 
-    ``offset`` is where the first record of their put begins; None if that is not remembered.
+    ``offset`` is the start of the first record of their put; None if it is no longer remembered.
     """
 
     offset: int | None
@@ -36,23 +37,23 @@ class StoredStretch:
 
 
 class NumberedPuts:
-    """Under the put lock."""
+    """Used under the put lock."""
 
     def __init__(self, *, puts_remembered: int = PUTS_REMEMBERED) -> None:
         self._table = ProducerTable(ReplicationConfig())
-        self._count = 1  # of all numbered messages; an index of 0 means "not remembered"
-        self._firsts: deque[int] = deque(maxlen=puts_remembered)  # by put: its first message's count
-        self._offsets: deque[int] = deque(maxlen=puts_remembered)  # and where that is
+        self._count = 1  # of all numbered messages; index 0 means "not remembered"
+        self._firsts: deque[int] = deque(maxlen=puts_remembered)  # per put: the count at its first message
+        self._offsets: deque[int] = deque(maxlen=puts_remembered)  # per put: the offset of its first message
 
     def plan(self, batch: ProducerBatch, now_ms: int) -> Plan | DLedgerError:
-        """What to store of a batch, or why nothing; its producer is active."""
+        """What to store of a batch, or why nothing; marks its producer as active."""
         plan = self._table.plan(batch, batch.count)
         if isinstance(plan, Plan) and plan.producer is not None:
             self._table.touch(plan.producer, now_ms)
         return plan
 
     def places(self, plan: Plan) -> list[StoredStretch]:
-        """Where the messages are that need not be stored again."""
+        """The positions of messages that need not be stored again."""
         return [stretch for run in plan.duplicates for stretch in self._stretches(run)]
 
     def _stretches(self, run: StoredRun) -> list[StoredStretch]:
@@ -70,7 +71,7 @@ class NumberedPuts:
         return found
 
     def admit(self, plan: Plan, name: str, now_ms: int) -> KnownProducer | DLedgerError:
-        """The producer of the planned batch, which is remembered from now on; or why it cannot be."""
+        """The producer of the planned batch, which is remembered from now on; or the error if there is no room."""
         if plan.producer is not None:
             return plan.producer
         registration = self._table.registration(name, maxsize, now_ms)
@@ -79,12 +80,12 @@ class NumberedPuts:
         return self._table.register(registration, LogIndex(self._count), 0, now_ms)
 
     def note(self, producer: KnownProducer, offset: int, count: int, now_ms: int) -> None:
-        """``count`` new messages of the producer were stored by one put, which begins at ``offset``."""
+        """One put, starting at ``offset``, stored ``count`` new messages of the producer."""
         self._firsts.append(self._count)
         self._offsets.append(offset)
         self._table.note(producer, self._count, count, now_ms)
         self._count += count
 
     def ask(self, name: str, now_ms: int) -> int:
-        """The number of the producer's next message, for the producer itself; 0 if it is not known."""
+        """The producer's next sequence number; 0 if it is unknown."""
         return self._table.ask(name, now_ms)

@@ -1,7 +1,7 @@
-"""The commit log of a broker on its own: records one after the other in files of equal size.
+"""The commit log of a plain broker: consecutive records in files of equal size.
 
-A record never crosses files: what is left of one when the next record (and 8 bytes) does not fit is a blank. Here is
-the log's life and its reading; ``appender`` writes, ``flush`` makes durable, ``recovery`` finds the end at start.
+A record never crosses files: if the next record (and 8 bytes) does not fit, a blank fills the rest. This module covers
+the log's life cycle and reading; ``appender`` writes, ``flush`` makes durable, ``recovery`` finds the end at startup.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MS_PER_HOUR: Final = 3_600_000
 
 
 class PlainCommitLog:
-    """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings say what each method promises."""
+    """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings define each method."""
 
     is_replicated = False
     is_repaired = False
@@ -101,7 +101,7 @@ class PlainCommitLog:
         self._on_readable: Callable[[], None] = lambda: None
         self._keep_from: Callable[[], int | None] = lambda: None
         self.recovery_report: PlainRecoveryReport | None = None
-        """What ``load`` found."""
+        """The result of ``load``."""
 
     @staticmethod
     def _make_pool(config: MessageStoreConfig) -> TransientStorePool | None:
@@ -119,7 +119,7 @@ class PlainCommitLog:
     def _thread_died(self, error: BaseException) -> None:
         self._queue.poison = self._queue.poison or f"a thread of the commit log failed: {error}"
 
-    # What is there
+    # State
 
     @property
     def min_offset(self) -> int:
@@ -127,7 +127,7 @@ class PlainCommitLog:
 
     @property
     def max_offset(self) -> int:
-        # A consumer must not see what a crash may take back: its place would go to another message.
+        # A consumer must not see what a crash may undo: another message would get its offset.
         return self._queue.max_offset if self._flusher.group is None else self._queue.flushed_where
 
     @property
@@ -147,7 +147,7 @@ class PlainCommitLog:
 
     @property
     def poison(self) -> str:
-        """Why the log takes no more messages until a restart; empty while all is well."""
+        """Why the log accepts no more messages until a restart; empty if it does."""
         return self._queue.poison
 
     @property
@@ -156,7 +156,7 @@ class PlainCommitLog:
 
     @property
     def flushed_timestamp(self) -> int:
-        """Every message stored at this time or earlier is durable; 0 if not known (the checkpoint's physic time)."""
+        """Every message stored at or before this time is durable; 0 if unknown (the checkpoint's physical time)."""
         return self._queue.store_timestamp
 
     @property
@@ -170,7 +170,7 @@ class PlainCommitLog:
     def directories(self) -> Sequence[str]:
         return [str(path) for path in self._config.commit_log_dirs]
 
-    # Life
+    # Life cycle
 
     def load(
         self,
@@ -182,10 +182,10 @@ class PlainCommitLog:
     ) -> None:
         """Open the files and recover the log.
 
-        After a clean stop the last three files are read. After a crash, those from the newest one whose first message
-        was stored at ``from_timestamp_ms`` or earlier, and all without it. ``on_heads`` gets every record read, in
-        order. ``durable_offset``: up to there everything is known to have been durable; it decides between a
-        torn end and damage. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``.
+        After a clean stop, the last three files are read. After a crash, reading starts at the newest file whose first
+        message was stored at or before ``from_timestamp_ms``; without it, all files are read. ``on_heads`` receives
+        every record read, in order. Everything before ``durable_offset`` is known to have been durable, which
+        distinguishes a torn end from damage. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``.
         """
         writable = set(self._config.commit_log_dirs) - set(self._config.read_only_commit_log_dirs)
         missing = [path for path in self._config.read_only_commit_log_dirs if not path.is_dir()]
@@ -264,22 +264,24 @@ class PlainCommitLog:
             if wait and flusher.group is not None:
                 flusher.group.wait_for(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
                 return
-            flusher.noted()
+            flusher.first.noted()
             if flusher.readable_at_once:
                 self._on_readable()
         done(results)
 
     def _submit_numbered(self, messages: Sequence[Message], producer: ProducerBatch) -> tuple[list[PutResult], int]:
-        """Store what is new of a producer's messages; the results, and up to where the flush is waited for (0: not)."""
+        """Store a producer's new messages; returns the results, and the offset up to which to wait for the flush (0:
+        none).
+        """
         before, results = self._appender.store_numbered(messages, producer)
         if before:
-            end = self.end_offset  # behind them all, also those of which it is not known where they are
+            end = self.end_offset  # after all of them, including those at unknown positions
             return [*(place for stretch in before for place in self._places(stretch)), *results], end
         last = next((one.stored for one in reversed(results) if one.stored is not None), None)
         return results, 0 if last is None else last.offset + last.size
 
     def _places(self, stretch: StoredStretch) -> list[PutResult]:
-        """What is answered to messages that were stored before: where they are, as their records say."""
+        """The results of messages stored before: their positions, according to their records."""
         found: list[PutResult] = []
         offset = stretch.offset
         while offset is not None and len(found) < stretch.skipped + stretch.count:
@@ -324,7 +326,7 @@ class PlainCommitLog:
         deleted = 1 if self._queue.retry_delete_first() else 0
         keep_from = self._keep_from()
         if self._expired_end(now_ms, immediately):
-            self.flush()  # what lets it go must not be lost after it
+            self.flush()  # the reason for removing it must be durable first
         return deleted + self._queue.delete_expired_by_time(
             self._config.file_reserved_time * _MS_PER_HOUR,
             now_ms=now_ms,
@@ -347,11 +349,11 @@ class PlainCommitLog:
         queue = self._queue
         try:
             return queue.read(offset, size, cold=queue.max_offset - offset > self._hot_bytes)
-        except UnreadableError as error:  # damage of that place: whoever reads on goes by it, and the broker stays up
+        except UnreadableError as error:  # damage at this place: the caller decides, and the broker stays up
             raise error.as_damage() from error
 
     def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """See ``CommitLog.read_together``: what is in memory."""
+        """See ``CommitLog.read_together``: records in memory."""
         queue = self._queue
         hot_from = queue.max_offset - self._hot_bytes
         found: list[bytes | None] = []

@@ -1,4 +1,4 @@
-"""What both commit logs do to a message before it is stored: the rewrite of delayed ones, and queue offsets."""
+"""Preparation of a message before it is stored, common to both commit logs: delayed messages and queue offsets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rocketstore.message.message import (
 from rocketstore.types import QUEUE_NUMBERS_TOPIC, SCHEDULE_TOPIC, Outcome, PutMessageStatus, PutResult, StoredPlace
 
 TAKES_NO_QUEUE_OFFSET: Final = SYS_FLAG_PREPARED
-"""The bit that prepared and rolled-back messages have and others do not: they get offset 0 and no place in a queue."""
+"""The bit that only prepared and rolled-back messages have: they get offset 0 and no place in a queue."""
 
 
 def prepare(message: Message, delay_levels: DelayLevels) -> None:
-    """Send a delayed message to the queue of its level in ``SCHEDULE_TOPIC``, noting where it really belongs.
+    """Redirect a delayed message to its level's queue in ``SCHEDULE_TOPIC``, recording its real topic and queue.
 
-    Levels beyond the highest are capped. Prepared and rolled-back messages are not delayed, nor is a message that was
-    rewritten before (it is submitted again).
+    Levels are capped at the highest. Prepared and rolled-back messages are not delayed, nor are messages that were
+    already redirected (and are submitted again).
     """
     properties = message.properties
     if PROPERTY_DELAY not in properties or message.topic == SCHEDULE_TOPIC:
@@ -35,7 +35,7 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
         return
     message.properties = {
         **properties,
-        PROPERTY_DELAY: str(level),  # a level beyond the highest is stored as that, as in RocketMQ
+        PROPERTY_DELAY: str(level),  # a level above the highest is stored unchanged, as in RocketMQ
         PROPERTY_REAL_TOPIC: message.topic,
         PROPERTY_REAL_QUEUE_ID: str(message.queue_id),
     }
@@ -44,11 +44,11 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
 
 
 NUMBERING_BYTES_MAX: Final = 128 * KIB
-"""Of a body with queue numbers."""
+"""Maximum size of a body with queue numbers."""
 
 
 def numbering_messages(bodies: Sequence[bytes], now_ms: int) -> list[Message]:
-    """The messages that say where queues' numbering is."""
+    """The messages that record the queues' next offsets."""
     return [Message(QUEUE_NUMBERS_TOPIC, body, born_timestamp=now_ms) for body in bodies]
 
 
@@ -57,28 +57,28 @@ PRODUCER_STATUSES: Final = {
     ResponseCode.UNKNOWN_PRODUCER: PutMessageStatus.UNKNOWN_PRODUCER,
     ResponseCode.TOO_MANY_PRODUCERS: PutMessageStatus.TOO_MANY_PRODUCERS,
 }
-"""What refuses numbered messages."""
+"""Statuses for refused numbered messages."""
 
 
 class QueueOffsets:
-    """The next queue offset of every queue, in memory. Under the put lock.
+    """The next queue offset of every queue, in memory. Used under the put lock.
 
-    Offsets are assigned to a run of messages that is written together, and kept only once it is written: a message
-    whose write fails does not use one up.
+    Offsets are assigned to messages that are written together, and taken only once they are written: a failed write
+    uses up none.
     """
 
     __slots__ = ("table",)
 
     def __init__(self) -> None:
         self.table: dict[tuple[str, int], int] = {}
-        """(topic, queue id) to the next offset."""
+        """Maps (topic, queue id) to the next offset."""
 
     def replace(self, offsets: dict[tuple[str, int], int]) -> None:
-        """Take over a table, as a copy."""
+        """Replace the table by a copy."""
         self.table = dict(offsets)
 
     def assign(self, messages: Sequence[Message]) -> dict[tuple[str, int], int]:
-        """Set ``queue_offset`` in each message; gives what ``keep`` makes the queues' next offsets."""
+        """Set ``queue_offset`` in each message; returns the queues' next offsets, to be passed to ``keep``."""
         table, following = self.table, dict[tuple[str, int], int]()
         for message in messages:
             if message.sys_flag & TAKES_NO_QUEUE_OFFSET:
@@ -93,21 +93,21 @@ class QueueOffsets:
         return following
 
     def keep(self, following: dict[tuple[str, int], int]) -> None:
-        """The messages that ``assign`` gave this for are written."""
+        """Take the offsets that ``assign`` returned, because the messages are written."""
         self.table.update(following)
 
 
 def stored_result(message: Message) -> PutResult:
-    """The result of a message that is stored as its fields say."""
+    """The result of a stored message, from its fields."""
     stored = StoredPlace(message.offset, message.size, message.queue_id, message.queue_offset, message.store_timestamp)
     return PutResult(PutMessageStatus.PUT_OK, stored)
 
 
 def status_of_producer(error: DLedgerError) -> PutMessageStatus:
-    """The status of a batch that its producer's numbers have refused."""
+    """The status of a batch refused because of its producer's numbers."""
     return PRODUCER_STATUSES.get(error.code, PutMessageStatus.MESSAGE_ILLEGAL)
 
 
 def refused(status: PutMessageStatus, reason: str, outcome: Outcome = "not_applied") -> PutResult:
-    """The result of a message that is not stored, or not known to be."""
+    """The result of a message that is not stored, or may not be."""
     return PutResult(status, None, outcome, reason)

@@ -1,4 +1,4 @@
-"""Waiting for a put that is answered by a callback."""
+"""Waits for a put's callback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rocketstore.types import PutResult
 
 
 class PutWaiter:
-    """For one put: ``done`` is its callback. A bare lock, which is several times cheaper than an event."""
+    """For one put, with ``done`` as its callback. A bare lock, which is several times cheaper than an event."""
 
     def __init__(self) -> None:
         self._results: Sequence[PutResult] | None = None
@@ -17,12 +17,12 @@ class PutWaiter:
         self._answered.acquire()
 
     def done(self, results: Sequence[PutResult]) -> None:
-        """Take the results."""
+        """Set the results."""
         self._results = results
         self._answered.release()
 
     def wait(self, timeout_s: float) -> Sequence[PutResult] | None:
-        """The results; None if they did not come in time."""
+        """The results; None on timeout."""
         if self._results is None:
             self._answered.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
         return self._results

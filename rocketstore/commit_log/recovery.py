@@ -1,9 +1,9 @@
-"""Finding the end of a plain commit log at start, and deciding whether what lies behind it may be cut.
+"""Finds the end of a plain commit log at startup, and decides whether the bytes after it may be cut.
 
-A crash may leave the last record torn, and after a power cut pages of the unflushed end may be missing in any order.
-That is cut off. What a crash cannot explain is damage, and refused with nothing changed: a bad record below what is
-known to be durable, or one with records two or more files behind it (a file is durable before the next but one is
-begun), or, where nothing is known of what was durable, one with records in any later file.
+A crash may tear the last record, and after a power cut any pages of the unflushed end may be missing. Those are cut
+off. What a crash cannot explain is damage, and is refused without changing anything: a bad record before the durable
+end, or one followed by records two or more files later (a file is durable before the next but one is started); or, if
+the durable end is unknown, one followed by records in any later file.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class PlainRecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where a scan ended and what lies behind it."""
+    """The end of a scan, and what follows it."""
 
     offset: int
     reason: str
     blank_behind: bool
     """Whether the rest of the file is zero."""
     records_behind: tuple[int, ...]
-    """Where later files begin that hold anything."""
+    """The starts of later non-empty files."""
 
 
 def judge(ending: Ending, *, file_bytes: int, durable_offset: int | None) -> str:
-    """Why a log that ends like that must be refused; empty if what lies behind the end may be cut.
+    """Why a log that ends like this must be refused; empty if the bytes after its end may be cut.
 
-    ``durable_offset``: up to there everything is known to have been durable; None if nothing is known.
+    Everything before ``durable_offset`` is known to have been durable; None if nothing is known.
     """
     if durable_offset is not None and ending.offset < durable_offset:
         return f"{ending.reason}; everything before offset {durable_offset} was durable"
@@ -85,16 +85,17 @@ class Recovery:
         self._last_timestamp = 0
 
     def clean_start(self) -> int:
-        """Where to read from after a clean stop: the third last file that holds anything."""
+        """Where to start reading after a clean stop: the third last non-empty file."""
         files = list(self._queue.files())
         while len(files) > 1 and files[-1].is_blank():
             files.pop()
         return files[-CLEAN_FILES:][0].base if files else 0
 
     def start_by_timestamp(self, timestamp_ms: int) -> int:
-        """Where to read from after a crash, when everything stored up to ``timestamp_ms`` is durable and dispatched.
+        """Where to start reading after a crash, given that everything stored up to ``timestamp_ms`` is durable and
+        dispatched.
 
-        The newest file whose first record is that old; the oldest file if none is.
+        The newest file whose first record is at least that old; otherwise the oldest file.
         """
         files = self._queue.files()
         for file in reversed(files):
@@ -111,9 +112,9 @@ class Recovery:
         return heads[0] if heads else None
 
     def run(self, start: int, durable_offset: int | None, on_heads: HeadsSink | None) -> PlainRecoveryReport:
-        """Read from ``start`` (where a file or record begins), hand over what is good, cut what follows it.
+        """Read from ``start`` (of a file or record), pass on sound records, and cut what follows them.
 
-        Raises ``CorruptLogError`` if that must not be cut, with nothing changed; ``DiskError``.
+        Raises ``CorruptLogError`` without changing anything if that must not be cut; ``DiskError``.
         """
         files = self._queue.files()
         offset, reason, records = start, "", 0
@@ -130,12 +131,12 @@ class Recovery:
             reason = self._decide(ended, offset, reason, durable_offset)
         self._queue.truncate(offset, keep_first=bool(files) and files[0].base > 0)
         for file in self._queue.files()[-CLEAN_FILES:]:
-            file.sync()  # a process that was killed leaves them written, not durable
+            file.sync()  # a killed process leaves data written, but not durable
         self._queue.set_end(offset)
         return PlainRecoveryReport(start, offset, records, self._last_timestamp, reason)
 
     def _read_file(self, file: StoreFile, start: int, on_heads: HeadsSink | None) -> tuple[int, str, int]:
-        """Read one file: where it ends, why not at its end (empty if there), and how many records there are."""
+        """Read one file: returns its end, why it ends early (empty if it does not), and the number of records."""
         offset, records, wanted = start, 0, CHUNK_BYTES
         file_end = file.base + file.size
         while offset + BLANK.size <= file_end:
@@ -157,7 +158,7 @@ class Recovery:
         return (file_end, "", records) if offset == file_end else (offset, "too little room for a record", records)
 
     def _decide(self, file: StoreFile, offset: int, reason: str, durable_offset: int | None) -> str:
-        """The reason for a cut; empty if there is nothing but zeros to cut. Raises ``CorruptLogError``."""
+        """The reason for a cut; empty if there are only zeros to cut. Raises ``CorruptLogError``."""
         later = tuple(one.base for one in self._queue.files() if one.base > file.base and not one.is_blank())
         ending = Ending(offset, reason, file.is_blank(offset - file.base), later)
         refusal = judge(ending, file_bytes=file.size, durable_offset=durable_offset)

@@ -1,21 +1,21 @@
-"""The commit log that a quorum keeps: every message is the body of one entry of a ``dledger`` log.
+"""The replicated commit log: every message is the body of one entry of a ``dledger`` log.
 
-Positions and offsets. A *record offset* (in results, consume queues, message ids) is where a record begins, 48 bytes
-behind the start of its entry. ``min_offset``, ``max_offset`` and what ``scan`` takes and gives are *entry positions*:
-the end of a record is where the next entry (or a blank) begins, so both kinds are ordered together, and every kept
-record's offset lies in ``[min_offset + 48, max_offset)``. ``scan`` takes record offsets, too.
+Positions and offsets. A *record offset* (in results, consume queues, message ids) is the start of a record, 48 bytes
+after the start of its entry. ``min_offset``, ``max_offset`` and the values passed to and returned by ``scan`` are
+*entry positions*: a record's end is the start of the next entry (or blank), so both kinds are comparable, and every
+kept record's offset is in ``[min_offset + 48, max_offset)``. ``scan`` also accepts record offsets.
 
-What may be read ends at the committed position. What is not yet committed may still be replaced.
+Reading ends at the committed position: uncommitted entries may still be replaced.
 
-Queue offsets are given out under the node's lock, in the same hold in which the entries are written, and only in the
+Queue offsets are assigned under the node's lock, in the same critical section that writes the entries, and only in the
 term for which the table was made (``open_term``):
 
-1. A leader of term 3 gives out offset 7 and loses leadership before the entry is committed; another one replaces it.
-2. The node is elected in term 5 before anybody has heard of the end of term 3.
+1. A leader of term 3 assigns offset 7 and loses leadership before the entry is committed; another leader replaces it.
+2. The node is elected in term 5 before anybody has learned of the end of term 3.
 3. A put that waited through all this would get offset 8 from term 3's table, and one of two messages would be lost.
 
-So a put in a term that is not open is refused, and nothing of it applied. A refused batch takes no offsets, and a batch
-is written wholly or not at all, so offsets have neither gaps nor repeats.
+So a put in a term that is not open is refused without effect. A refused batch takes no offsets, and a batch is written
+as a whole or not at all, so offsets have neither gaps nor repeats.
 
 Locks: the node's, then ``_put_lock``, which guards the table, the open term and the newest timestamp.
 """
@@ -79,7 +79,7 @@ from rocketstore.types import TERM_START_TOPIC, PutMessageStatus, PutResult, Sca
 
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _make: Final = tuple.__new__
-"""Makes named tuples without their constructors' detour: one per message."""
+"""Creates named tuples without the overhead of their constructors: one per message."""
 _TIMESTAMP_AT: Final = {0: STORE_TIMESTAMP_AT, SYS_FLAG_BORN_HOST_V6: STORE_TIMESTAMP_AT_V6}
 _FIRST_SCAN_BYTES: Final = 64 * 1024
 _ADVICE: Final = "Stop the node and start it with --repair: it fetches the log again from the other members"
@@ -96,13 +96,13 @@ _STATUSES: Final = {
 
 
 def for_broker(config: ServerConfig) -> ServerConfig:
-    """The node's configuration with what a log of messages needs: no other writer, and NOOPs that are records."""
+    """The node's configuration adapted to a log of messages: no other writers, and NOOPs that are records."""
     replication = replace(config.replication, noop_body=noop_record(b""), noop_compatible=True)
     return replace(config, replication=replication, client_appends=False)
 
 
 def noop_record(payload: bytes) -> bytes:
-    """The record that a NOOP is in a log of messages: nobody subscribes to its topic. ``payload`` is the log's own."""
+    """The record in a NOOP of a message log, with a topic that nobody subscribes to. ``payload`` belongs to the log."""
     return encode_record(Message(TERM_START_TOPIC, payload))
 
 
@@ -111,7 +111,7 @@ MESSAGES: Final = BodyFormat(noop_record, stored_at)
 
 
 def status_of(error: DLedgerError) -> PutMessageStatus:
-    """RocketMQ's status for an error of the log: an unknown outcome is never one that producers take as sent."""
+    """RocketMQ's status for an error of the log: an unknown outcome never becomes one that producers treat as sent."""
     stopping = isinstance(error, ShutdownError) or error.code is ResponseCode.ILLEGAL_MEMBER_STATE
     if stopping and error.outcome == "not_applied":
         return PutMessageStatus.SERVICE_NOT_AVAILABLE
@@ -123,9 +123,8 @@ def status_of(error: DLedgerError) -> PutMessageStatus:
 class ReplicatedCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog`` over a ``DLedgerServer``, which it starts and stops.
 
-    The server must be configured by ``for_broker``, made with ``MESSAGES`` and not started yet. Raises ``ConfigError``
-    otherwise.
-    ``address_of`` turns the log's hint at the leader into what a refused put's ``leader`` says.
+    The server must be configured by ``for_broker``, created with ``MESSAGES`` and not started yet; otherwise raises
+    ``ConfigError``. ``address_of`` converts the log's leader hint to the ``leader`` of a refused put.
     """
 
     def __init__(
@@ -152,10 +151,10 @@ class ReplicatedCommitLog:
         self._locked_since_ms: int | None = None
 
         self._newest_ms = 0
-        """Store timestamp of the last record written here; no later one is lower. Under the node's lock."""
+        """Store timestamp of the last record written here; later ones are not lower. Guarded by the node's lock."""
 
         self._listeners: tuple[Callable[[], None], ...] = ()
-        self._earliest = (-1, -1)  # a begin position and the first message's time after it
+        self._earliest = (-1, -1)  # a begin position, and the time of the first message after it
         server.add_batch_hook(self._place_records)  # not given to the server when it is made: it needs the server's log
         server.subscribe(self._on_event)
 
@@ -168,14 +167,14 @@ class ReplicatedCommitLog:
         from_timestamp_ms: int | None = None,
         durable_offset: int | None = None,
     ) -> None:
-        """Nothing: the server has opened and recovered the log, which keeps its own evidence of how it stopped."""
+        """Does nothing: the server has opened and recovered the log, which records by itself how it was stopped."""
 
     def start(self) -> None:
-        """Take part in the group. Raises ``ConfigError``: a port is taken."""
+        """Join the group. Raises ``ConfigError`` if a port is in use."""
         self._server.start()
 
     def shutdown(self) -> None:
-        """Hand leadership over, flush and close. Idempotent."""
+        """Transfer leadership, flush and close. Idempotent."""
         self._server.stop()
 
     def listen(self, advanced: Callable[[], None]) -> None:
@@ -237,7 +236,7 @@ class ReplicatedCommitLog:
         return max(0, self._log.end_position - self._log.flushed_position)
 
     def delete_expired(self, *, now_ms: int, immediately: bool) -> int:  # noqa: ARG002  # as the port has it
-        """Nothing, 0: the log's own cleaner removes what is expired here and no longer needed by a follower."""
+        """Always 0: the node's own cleaner removes segments that have expired here and that no follower needs."""
         return 0
 
     def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:  # noqa: ARG002  # as the port has it
@@ -263,7 +262,7 @@ class ReplicatedCommitLog:
             self._offsets.replace(offsets)
 
     def open_term(self, term: Term) -> None:
-        """Take puts as leader of ``term``: the table counts everything in the log that came before."""
+        """Accept puts as leader of ``term``: the table counts everything before it in the log."""
         with self._put_lock:
             self._open_term = term
 
@@ -282,11 +281,11 @@ class ReplicatedCommitLog:
         wait: bool = True,  # noqa: ARG002  # as the port has it
         producer: ProducerBatch | None = None,
     ) -> None:
-        """See ``CommitLog.submit``. ``wait`` changes nothing: only a quorum makes a message stored (RocketMQ)."""
+        """See ``CommitLog.submit``. ``wait`` has no effect, as in RocketMQ: only a quorum makes a message stored."""
         if not messages:
             done([])
             return
-        if len(set(map(id, messages))) < len(messages):  # each needs a place of its own to be noted in
+        if len(set(map(id, messages))) < len(messages):  # each needs its own fields for its position
             messages = [replace(message) for message in messages]
         records: list[bytearray] = []
         for message in messages:
@@ -306,7 +305,7 @@ class ReplicatedCommitLog:
         self._server.submit_prepared(put, put.finish, producer)
 
     def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
-        """See ``CommitLog.submit_numbering``: in a later term the table might count what was lost since."""
+        """See ``CommitLog.submit_numbering``: in a later term, the table might count entries lost since."""
         with self._put_lock:
             term, end, offsets = self._open_term, int(self._log.end_position), dict(self._offsets.table)
         bodies = encode(end, offsets, min(NUMBERING_BYTES_MAX, self._record_bytes_max // 2))
@@ -323,9 +322,9 @@ class ReplicatedCommitLog:
         self._server.submit_producer(name, done)
 
     def give_out(self, put: _Put, term: Term) -> DLedgerError | None:
-        """Write queue offsets and store timestamps into the records, under the node's lock; takes the put lock.
+        """Write queue offsets and store timestamps into the records, under the node's lock; acquires the put lock.
 
-        ``settle`` follows unless this refuses. Nothing of the table has changed until then.
+        ``settle`` follows unless this refuses. Until then, the table is unchanged.
         """
         self._put_lock.acquire()
         self._locked_since_ms = self._clock.monotonic_ms()
@@ -345,7 +344,7 @@ class ReplicatedCommitLog:
         return None
 
     def settle(self, put: _Put) -> None:
-        """The put was written (then its offsets are taken) or refused; releases the put lock."""
+        """The put was written (its offsets are taken) or refused; releases the put lock."""
         if put.positions:
             self._offsets.keep(put.following)
         self._release()
@@ -355,10 +354,10 @@ class ReplicatedCommitLog:
         self._put_lock.release()
 
     def _place_records(self, positions: Sequence[int], bodies: Sequence[Body]) -> Sequence[Body]:
-        """The append hook: every record learns where it is, and a NOOP, which nobody submitted, when it was stored.
+        """The append hook: sets every record's position, and a NOOP's store timestamp, because nobody submitted it.
 
-        A term begins with a NOOP, which takes over the newest timestamp of the log: a leader whose clock is behind does
-        not go back in time. Under the node's lock.
+        A term starts with a NOOP, which takes over the newest timestamp of the log, so timestamps do not decrease if
+        the leader's clock is behind. Requires the node's lock.
         """
         placed: list[Body] = []
         add, pack = placed.append, PHYSICAL_OFFSET.pack_into
@@ -374,20 +373,20 @@ class ReplicatedCommitLog:
         return placed
 
     def _last_stored_ms(self) -> int:
-        """The store timestamp of the log's last entry; 0 if there is none. Under the node's lock."""
+        """The store timestamp of the log's last entry; 0 if there is none. Requires the node's lock."""
         last = self._log.last.index
         if last <= self._log.begin.index:
             return 0
         return stored_at(self._log.read(last).body) or 0
 
     def result_of(self, error: DLedgerError) -> tuple[PutMessageStatus, str]:
-        """The status of a put that was not confirmed, and who leads, if known."""
+        """The status of an unconfirmed put, and the leader, if known."""
         return status_of(error), "" if error.leader is None else self._address_of(error.leader)
 
     def places_of(self, run: StoredRun) -> list[PutResult]:
-        """What is answered to messages that were stored before: where they are, as their records say.
+        """The results of messages stored before: their positions, according to their records.
 
-        A record that is gone, or not yet known here to be committed, is stored all the same.
+        A record that is gone, or not yet known here to be committed, also counts as stored.
         """
         found: list[PutResult] = []
         for position in run.positions:
@@ -401,7 +400,7 @@ class ReplicatedCommitLog:
     # -- reads ---------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """See ``CommitLog.read``; what is not committed is not there."""
+        """See ``CommitLog.read``; uncommitted records are not returned."""
         return self._log.read_body(offset, size)
 
     def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
@@ -409,9 +408,9 @@ class ReplicatedCommitLog:
         return self._log.read_bodies(places)
 
     def read_record(self, offset: int) -> bytes | None:
-        """See ``CommitLog.read_record``. ``offset`` may come from anybody, so it must be that of a committed message:
+        """See ``CommitLog.read_record``. ``offset`` is untrusted, so it must be that of a committed message:
 
-        bytes within a body that look like a record are none, nor is what may still be replaced.
+        record-like bytes within a body do not count, nor do entries that may still be replaced.
         """
         if offset < ENTRY_HEADER_BYTES:
             return None
@@ -424,7 +423,7 @@ class ReplicatedCommitLog:
         return entry.body
 
     def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
-        """See ``CommitLog.scan``: ``offset`` is an entry's, a blank's or a record's."""
+        """See ``CommitLog.scan``: ``offset`` is that of an entry, blank or record."""
         try:
             found = self._log.read_committed(Position(self._entry_position(offset)), bytes_max)
         except IndexOutOfRangeError as error:
@@ -435,16 +434,16 @@ class ReplicatedCommitLog:
         return ScannedRecords(outcome.heads, found.position + outcome.consumed)
 
     def _entry_position(self, offset: int) -> int:
-        """Where the entry begins whose record begins at ``offset``; any other ``offset`` as it is.
+        """The position of the entry whose record starts at ``offset``; any other ``offset`` is returned unchanged.
 
-        An entry's second field is its size, a blank's its length; both are positive, which a record's magic is not.
+        An entry's second field is its size, a blank's its length; both are positive, unlike a record's magic number.
         """
         head = self._log.copy_committed(offset, BLANK.size)
         is_record = head is not None and BLANK.unpack(head)[1] in MESSAGE_MAGICS
         return offset - ENTRY_HEADER_BYTES if is_record else offset
 
     def _corrupt(self, position: int, reason: str) -> CorruptLogError:
-        """Damage at an entry: what the node finds there, who then repairs it, or else what was seen of the record."""
+        """Damage at an entry: as the node finds it, which also starts the repair, otherwise as seen in the record."""
         try:
             self._log.read_at(Position(position))
         except CorruptLogError as found:
@@ -457,7 +456,7 @@ class ReplicatedCommitLog:
         return CorruptLogError(path, position - base, reason, _ADVICE)
 
     def earliest_message_time(self) -> int:
-        """See ``CommitLog.earliest_message_time``: the first message's, whatever NOOPs come before it."""
+        """See ``CommitLog.earliest_message_time``: of the first message, ignoring NOOPs before it."""
         begin = self.min_offset
         if self._earliest[0] != begin:
             position, scanned = begin, self.scan(begin, _FIRST_SCAN_BYTES)
@@ -471,7 +470,7 @@ class ReplicatedCommitLog:
 
 
 class _Put:
-    """One batch on its way: a ``PreparedAppend`` and what its results will say."""
+    """One batch in progress: a ``PreparedAppend`` and the data for its results."""
 
     def __init__(
         self,
@@ -484,18 +483,18 @@ class _Put:
     ) -> None:
         self._log = log
         self.only_in: Final = only_in
-        """The term that it was made for; None: any."""
+        """The term it was made for; None: any."""
         self._done = done
         self._count = len(messages)
         self.messages = messages
         self.records = records
-        """Of the messages; both without those that the log held before."""
+        """Of the messages; both without those already stored."""
         self.following: dict[tuple[str, int], int] = {}
         """The next offset of each queue after this batch."""
         self.queue_offsets: list[int] = []
         self.store_timestamp = 0
         self.positions: Sequence[int] = ()
-        """Of the entries; empty as long as nothing was written."""
+        """Of the entries; empty until they are written."""
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
         """See ``PreparedAppend.bodies``."""
@@ -510,9 +509,11 @@ class _Put:
         self._log.settle(self)
 
     def finish(self, result: AppendedBatch | DLedgerError) -> None:
-        """Tell the submitter; without any lock."""
+        """Report the result to the submitter; without holding a lock."""
         if isinstance(result, AppendedBatch):
-            results = [one for run in result.duplicates for one in self._log.places_of(run)]
+            results: list[PutResult] = []
+            for run in result.duplicates:
+                results += self._log.places_of(run)
             if self.positions:
                 results += [_make(PutResult, (_PUT_OK, stored, "stored", "", "")) for stored in self._stored()]
             self._done(results)
@@ -520,12 +521,14 @@ class _Put:
         status, leader = self._log.result_of(result)
         reason, outcome = str(result), result.outcome
         written: Sequence[StoredPlace] = self._stored() if self.positions else ()
-        # Whether those that were there before stay is not known, either.
+        # The outcome of those stored before is also unknown.
         places: list[StoredPlace | None] = [*([None] * (self._count - len(written))), *written]
         self._done([PutResult(status, place, outcome, reason, leader) for place in places])
 
     def _stored(self) -> list[StoredPlace]:
-        """Where the messages are, also noted in them; from our own notes: a message may be under way a second time."""
+        """The positions of the messages, also set in them; from our own copies, because a message may be submitted
+        twice.
+        """
         found: list[StoredPlace] = []
         add, timestamp = found.append, self.store_timestamp
         places = zip(self.messages, self.records, self.positions, self.queue_offsets, strict=True)

@@ -1,1 +1,1 @@
-"""Where the messages of each queue lie in the commit log."""
+"""Consume queues: the positions of each queue's messages in the commit log."""

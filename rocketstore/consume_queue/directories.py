@@ -1,4 +1,4 @@
-"""The directories of topics and queues, and when they are durable."""
+"""Creates the directories of topics and queues, and makes them durable."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dledger.store.fs import FileSystem
 
 
 class QueueDirectories:
-    """The directories above those of queues. Shared by all queues of a table, of which many are made at a time: what is
-    new in a directory is made durable once for all of them.
+    """Creates directories for all queues of a table. Many are created at a time, so new directory entries are made
+    durable once for all of them.
     """
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self.making: Final = threading.Lock()
-        """Held while they are made: whoever removes a topic's empty one holds it, too."""
-        self._syncing = threading.Lock()  # held until all is durable: nobody takes another's beginning for the end
+        """Held while directories are created, and while an empty topic directory is removed."""
+        self._syncing = threading.Lock()  # held until everything is durable, so that no caller returns before that
         self._unsynced: dict[Path, None] = {}
 
     def make(self, directory: Path) -> None:
@@ -29,7 +29,7 @@ class QueueDirectories:
         self._unsynced.update({directory.parent: None, directory.parent.parent: None})
 
     def sync(self) -> None:
-        """Make durable what was made before. Raises ``OSError``."""
+        """Make everything created before durable. Raises ``OSError``."""
         with self._syncing:
             while self._unsynced:
                 directory, _ = self._unsynced.popitem()

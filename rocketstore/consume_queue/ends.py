@@ -1,8 +1,7 @@
-"""Where every queue ended at a clean stop: a start that can rely on it reads none of their ten thousand files.
+"""Records where every queue ended at a clean stop, so that a start need not read ten thousand queue files.
 
-The file is written after the checkpoint and names the one that it goes with. It counts only after a clean stop, if the
-checkpoint is still that one, and for a queue whose files have the names, sizes and times that they had then. All other
-queues are read, as they are without it.
+The file is written after the checkpoint and names it. It is valid only after a clean stop, with that checkpoint, and
+for queues whose files still have the same names, sizes and times. All other queues are read as usual.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class QueueEnd(NamedTuple):
     """One queue. ``end`` is in bytes, ``begin`` in units."""
 
     files: list[list[int]]
-    """Where each begins, and when it was last changed (ns)."""
+    """The start of each file, and its modification time (ns)."""
     end: int
     begin: int
     begin_for: tuple[int, int]
-    """With the log's begin between these two."""
+    """Valid while the log's begin is between these two."""
     max_physical: int
 
 
@@ -47,7 +46,7 @@ def write_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: Mapping
 
 
 def read_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueEnd]:
-    """What the file says if it goes with that checkpoint; else nothing."""
+    """The contents of the file if it belongs to that checkpoint; otherwise empty."""
     try:
         data = read_whole(path)
         if data[:_CRC_BYTES] != b"%08x\n" % zlib.crc32(data[_CRC_BYTES:]):

@@ -1,13 +1,13 @@
-"""One consume queue: message i is unit i, 20 bytes at byte i * 20 of a row of files, as RocketMQ has it.
+"""One consume queue: message i is unit i, 20 bytes at byte i * 20 of a series of files, as in RocketMQ.
 
-Places without a message hold the *filler*: before the first unit of a queue that begins inside a file, where RocketMQ
-puts them too, and where queue offsets are missing in the log, where RocketMQ would let all later messages slip to wrong
-offsets. A filler is no message: searches pass over it, and it says nothing about how far the log is dispatched.
+Places without a message hold the *filler*: before the first unit of a queue that starts inside a file, as in RocketMQ,
+and where queue offsets are missing in the log, where RocketMQ would shift all later messages to wrong offsets. A filler
+is not a message: searches skip it, and it does not show how far the log is dispatched.
 
-Units are appended in log order by one thread; a unit whose record ends at or before ``max_physical_offset`` is there
-already. Any thread reads; a unit is readable once it is written whole. ``_lock`` keeps appends and removal apart; old
-files may be removed at any time. Files are read with ``pread``: a bad sector is then an error, and who reads old units
-does not stop the other threads. They are open only while they are used (``rocketstore.mapped.descriptors``).
+One thread appends units in log order; a unit whose record ends at or before ``max_physical_offset`` is already there.
+Any thread may read; a unit is readable once it is completely written. ``_lock`` separates appends and removal; old
+files may be removed at any time. Files are read with ``pread``, so a bad sector is an error, and reading old units does
+not stop the other threads. They are open only while in use (``rocketstore.mapped.descriptors``).
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
 _log = logging.getLogger(__name__)
 _SCANNED_FILES: Final = 3
-"""At least so many files are read at a start."""
+"""At least this many files are read at startup."""
 FOREVER: Final = (1 << 63) - 1
-"""A physical offset behind every record."""
+"""A physical offset after every record."""
 _GAP_FILES_MAX: Final = 16
-"""A gap of more units than that many files hold is taken for damage: it must not fill the disk with fillers."""
+"""A gap of more units than fit into this many files counts as damage: it must not fill the disk with fillers."""
 _FILLERS_AT_ONCE: Final = 1 << 16
 _LOOKED_UNITS: Final = 1 << 16
-"""So many are looked through at once."""
+"""How many units are examined at once."""
 _STEP_UNITS: Final = 1024
 _UNKNOWN: Final = (1, 0)
-"""Between these lies nothing."""
+"""An empty range."""
 _queue_offset: Final = operator.itemgetter(6)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Queue offsets from ``first`` on came a second time, in records of which the first one ends at ``physical_end``.
+    """Queue offsets from ``first`` on were repeated, in records of which the first one ends at ``physical_end``.
 
-    Their places are taken by other messages, so they get none. ``count`` of them came, ``expected`` was to come.
+    Their places hold other messages, so they get none. ``count`` of them arrived, ``expected`` was the next offset.
     """
 
     topic: str
@@ -93,7 +93,7 @@ class Repeated:
 
 
 class First(NamedTuple):
-    """A message that the log has, by its offsets."""
+    """The offsets of a message in the log."""
 
     offset: int
     physical: int
@@ -101,28 +101,28 @@ class First(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What queues need of their store."""
+    """The parts of the store that queues use."""
 
     log_begin: Callable[[], int] = lambda: 0
-    """Where the log begins."""
+    """The begin of the log."""
     repeated: Callable[[Repeated], None] = lambda found: _log.error("%s", found)
-    """Told of messages that get no place in their queue."""
+    """Called for messages that get no place in their queue."""
     durable: Callable[[], int] = lambda: FOREVER
-    """Units of records that end by there in the log are durable."""
+    """Units of records that end at or before this offset are durable."""
     descriptors: DescriptorCache | None = None
-    """Opens the files of all queues; None: each has its own."""
+    """Opens the files of all queues; None: each queue has its own."""
     believe: Callable[[ConsumeQueue, int, QueueUnit], QueueUnit | None] = lambda _queue, _offset, unit: (
         unit if unit != BROKEN else None
     )
-    """What the log makes of the unit of an offset, None if there is no message; what is wrong is written again."""
+    """The unit that the log confirms at an offset, None if there is no message; a wrong unit is rewritten."""
     firsts: Callable[[int], Mapping[QueueKey, First]] = lambda _physical: {}
-    """The first messages of queues, as far as the log has them soon behind a place."""
+    """The first messages of queues soon after an offset, according to the log."""
 
 
 class ConsumeQueue:
     """One queue of a topic. Offsets are queue offsets (unit numbers) unless they are called physical."""
 
-    def __init__(  # the last two are the table's
+    def __init__(  # the last two are shared by the table
         self,
         topic: str,
         queue_id: int,
@@ -132,9 +132,9 @@ class ConsumeQueue:
         directories: QueueDirectories | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit comes.
+        """``file_bytes`` must be a multiple of 20. Nothing is created before the first unit is added.
 
-        ``directories`` makes those of all queues.
+        ``directories`` creates those of all queues.
         """
         self._surroundings = surroundings or Surroundings()
         self.topic = topic
@@ -148,19 +148,19 @@ class ConsumeQueue:
         self._begin = 0
         """Units before this one are fillers, or their records are gone."""
         self._begin_for = _UNKNOWN
-        """With the log's begin between these two, it is where the queue begins."""
+        """While the log's begin is between these two, the queue's begin is valid."""
         self._looked = (0, 0)
-        """A begin of the log, and where the queue began then: what is before was looked through."""
+        """A begin of the log, and the queue's begin then: everything before that was examined."""
         self._max_physical_offset = -1
         self._floor = 0
-        """Offsets below this one were given out, as the log says, whatever units are here; see ``raise_to``."""
+        """According to the log, offsets below this one were assigned, whatever units there are; see ``raise_to``."""
         self._destroyed = False
         self._removed: list[str] = []
         self._unsynced_parents = False
         self.is_adopted = False
         """Whether it was opened without reading its files."""
 
-    # Where it begins and ends
+    # Bounds
 
     @property
     def units_per_file(self) -> int:
@@ -179,12 +179,12 @@ class ConsumeQueue:
 
     @property
     def stored_end(self) -> int:
-        """The end of the units that are on the disk: a restart finds so many, unless files were removed."""
+        """The end of the units on disk, which a restart finds unless files were removed."""
         return self._files.max_offset // UNIT_BYTES
 
     @property
     def max_physical_offset(self) -> int:
-        """The end of the last record that has a unit; -1 if none has."""
+        """The end of the last record that has a unit; -1 if there is none."""
         return self._max_physical_offset
 
     @property
@@ -199,7 +199,9 @@ class ConsumeQueue:
     # Opening
 
     def load(self) -> None:
-        """Open the files; what cannot belong to the queue is removed (``recover`` tells). Raises ``DiskError``."""
+        """Open the files, removing those that cannot belong to the queue (``recover`` reports them). Raises
+        ``DiskError``.
+        """
         try:
             self._removed = prepare_directory(self._fs, self.directory, self._files.file_bytes)
         except OSError as error:
@@ -207,9 +209,9 @@ class ConsumeQueue:
         self._files.load()
 
     def adopt(self, end: QueueEnd) -> bool:
-        """Instead of ``load``: take over where a clean stop left the queue; False if its files are not those any more.
+        """Used instead of ``load``: take over the queue as a clean stop left it; False if its files have changed.
 
-        What is in them is not read: whoever reads a unit holds it against its record. Raises ``DiskError``.
+        The files are not read: readers of a unit check it against its record. Raises ``DiskError``.
         """
         expected = {segment_name(base): (self._files.file_bytes, changed_ns) for base, changed_ns in end.files}
         if self._stat_files() != expected:
@@ -222,7 +224,8 @@ class ConsumeQueue:
         return True
 
     def at_rest(self) -> QueueEnd | None:
-        """What ``adopt`` takes at the next start, of a queue that is flushed and written to no more; None: nothing.
+        """The input of ``adopt`` for the next start, for a queue that is flushed and no longer written; None:
+        unavailable.
 
         Raises ``DiskError``.
         """
@@ -235,7 +238,7 @@ class ConsumeQueue:
         return QueueEnd(places, self._files.max_offset, begin, self._begin_for, self._max_physical_offset)
 
     def _stat_files(self) -> dict[str, tuple[int, int]]:
-        """Size and time of last change (ns) of what lies in the directory."""
+        """Size and modification time (ns) of the directory's entries."""
         try:
             with os.scandir(self.directory) as entries:
                 return {one.name: (status.st_size, status.st_mtime_ns) for one in entries if (status := one.stat())}
@@ -245,13 +248,13 @@ class ConsumeQueue:
             raise DiskError(f"listing {self.directory} failed: {error}") from error
 
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
-        """Find the end, and cut what is not good or belongs to records that end after physical ``limit``.
+        """Find the end, and cut what is bad or belongs to records that end after physical ``limit``.
 
-        ``whole``: all that was ever appended is there, as after a clean stop; else only what belongs to records that
-        end by ``limit`` is. A power cut leaves of the rest any part: zeros, pages out of the middle, units torn between
-        two sectors. None of it counts, nor is anything looked for in it by halving. What is cut is cut durably with the
-        next flush: until a checkpoint vouches for more, the next start cuts at the same place. Once, after ``load``, or
-        after ``adopt``, when there is nothing to be done unless the limit says so. Raises ``DiskError``.
+        ``whole``: everything ever appended is there, as after a clean stop; otherwise only units of records that end by
+        ``limit`` are. A power cut may leave any part of the rest: zeros, pages from the middle, units torn between two
+        sectors. None of it counts, and no binary search relies on it. Cuts become durable with the next flush: until a
+        checkpoint covers more, the next start cuts at the same place. Called once, after ``load``, or after ``adopt``,
+        when there is nothing to do unless the limit requires it. Raises ``DiskError``.
         """
         if self.is_adopted:
             if whole and self._max_physical_offset <= limit:
@@ -264,23 +267,23 @@ class ConsumeQueue:
         if physical < 0 and first:  # only fillers there, or damage
             end, physical, bad = self._scan(files, limit)
         if physical < 0 and not whole:
-            end = 0  # what is left may be a later file of a queue whose first one's name was lost: it begins anew
+            end = 0  # the rest may be a later file of a queue that lost its first one's name: start over
         bad = bad and whole and any(not file.is_blank(max(end - file.base, 0)) for file in files if file.end > end)
         repairs, self._removed = self._removed if whole else [], []
         if bad:
             repairs.append(f"{self.directory} was cut at unit {end // UNIT_BYTES}: what followed was damaged")
         self._files.truncate(end, durable=False)
         if end and not self._files.files():
-            self._files.last_file(end)  # a begun queue keeps one, so that offsets are not given out again
+            self._files.last_file(end)  # an existing queue keeps one file, so that offsets are not assigned again
         self._max_physical_offset = self._end_of_last(physical, limit)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
         self._begin_for, self._looked = _UNKNOWN, (0, 0)
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
 
     def _end_of_last(self, physical: int, limit: int) -> int:
-        """The end of the last unit's record, as the log has it: units of records before it are not appended any more.
+        """The end of the last unit's record, according to the log: units of earlier records are not appended any more.
 
-        A unit that the log knows nothing of is passed over, but stays: its offset was given out.
+        A unit without a record in the log is skipped, but kept: its offset was assigned.
         """
         low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._surroundings.log_begin()
         while physical >= 0 and (at := self._last_real(low, high)) >= 0:
@@ -296,8 +299,8 @@ class ConsumeQueue:
         return min(physical, begin)
 
     def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
-        """The number of the newest file known to be good up to its beginning: its first unit belongs to a record that
-        ends by ``limit``. That unit lies in one sector, so it is there or not, but never torn.
+        """The number of the newest file known to be good up to its start: its first unit belongs to a record that ends
+        by ``limit``. That unit lies in one sector, so it exists or not, but is never torn.
         """
         for number in range(len(files) - 1, 0, -1):
             first = next(iter(parse_units(files[number].read(0, UNIT_BYTES, cold=True) or b"")), FILLER)
@@ -306,9 +309,9 @@ class ConsumeQueue:
         return 0
 
     def _scan(self, files: Sequence[StoreFile], limit: int) -> tuple[int, int, bool]:
-        """Where the good units end, where the last one's record does, and whether anything may follow.
+        """The end of the good units, the end of the last one's record, and whether anything may follow.
 
-        A unit of a record behind the limit is as bad as any: after a clean stop the log had them all.
+        A unit of a record beyond the limit is as bad as any other: after a clean stop, the log had them all.
         """
         end, physical = 0, -1
         for file in files:
@@ -321,10 +324,10 @@ class ConsumeQueue:
     # Appending
 
     def append(self, records: Sequence[RecordHead] | UnitColumns) -> bool:
-        """Append the units of this queue's records, in log order; those already there are skipped.
+        """Append the units of this queue's records, in log order; existing ones are skipped.
 
-        False: the queue was removed meanwhile. Raises ``DiskFullError`` and ``DiskError``; then a part may be there,
-        and the same call may be repeated. Raises ``CorruptLogError`` if queue offsets jump beyond belief.
+        False if the queue was removed meanwhile. After ``DiskFullError`` or ``DiskError``, a part may be appended, and
+        the same call may be repeated. Raises ``CorruptLogError`` if queue offsets jump implausibly far.
         """
         with self._lock:
             if self._destroyed:
@@ -336,9 +339,9 @@ class ConsumeQueue:
         return True
 
     def raise_to(self, offset: int) -> None:
-        """The log says that all offsets below ``offset`` were given out: go on there. Raises ``DiskError``.
+        """According to the log, all offsets below ``offset`` were assigned: continue there. Raises ``DiskError``.
 
-        Where the units below are not known here, their records are gone from the log, so nothing can be read there.
+        If the units below it are missing here, their records are gone from the log, so nothing can be read there.
         """
         with self._lock:
             if not self._destroyed and offset > self.max_offset:
@@ -350,17 +353,17 @@ class ConsumeQueue:
                 self._floor = offset
 
     def _is_expired(self) -> bool:
-        """Whether no record that has a unit here is left in the log."""
+        """Whether the log has no record left that has a unit here."""
         return self._max_physical_offset <= self._surroundings.log_begin()
 
     def _forget_units(self) -> None:
-        """Remove all files, whose records are gone from the log: it is not filled up from there to where it goes on."""
+        """Remove all files, whose records are gone from the log, so that no gap up to the next offset is filled."""
         if self._files.files():
             _log.info("%s: all its messages have expired; removing its old files", self.directory)
             self._files.destroy()
 
     def _append_run(self, first: int, ends: Sequence[int] | Ints, units: bytes) -> None:
-        """Append consecutive units; ``ends`` are physical, of their records."""
+        """Append consecutive units; ``ends`` are the physical ends of their records."""
         expected = self.max_offset
         if first < expected:
             self._surroundings.repeated(Repeated(self.topic, self.queue_id, first, len(ends), expected, int(ends[0])))
@@ -392,7 +395,7 @@ class ConsumeQueue:
             self._max_physical_offset = int(ends[done // UNIT_BYTES - 1])
 
     def _write(self, start: int, data: bytes, done: int) -> int:
-        """Write what fits into the last file, a new one if it is full; the first of all holds byte ``start``."""
+        """Write what fits into the last file, or into a new one; the first file of all contains byte ``start``."""
         file = self._files.last_file(start)
         if file is None:
             raise DiskError(f"{self.directory} has no file to append to")
@@ -410,14 +413,14 @@ class ConsumeQueue:
     def flush(self, least_pages: int) -> bool:
         """Make units durable (0 pages: all of them); True if there was nothing to do.
 
-        Raises ``DiskError``; then the queue takes no more units, and what is durable is not known.
+        After ``DiskError``, the queue accepts no more units, and its durable end is unknown.
         """
         idle, target = True, self._files.max_offset
         while not self._files.flush(least_pages):
             idle = False
-            if self._files.flushed_where >= target:  # what comes meanwhile must not keep us here for ever
+            if self._files.flushed_where >= target:  # later appends must not keep us here forever
                 break
-        if self._unsynced_parents and not (idle and least_pages):  # they may be left of a flush that failed
+        if self._unsynced_parents and not (idle and least_pages):  # they may remain from a failed flush
             self._unsynced_parents = False
             try:
                 self._directories.sync()
@@ -438,8 +441,8 @@ class ConsumeQueue:
     def units(self, offset: int, count: int) -> list[QueueUnit]:
         """Up to ``count`` units from ``offset`` on, never beyond a file's end; empty before ``min_offset``.
 
-        Unit k of the answer belongs to queue offset ``offset + k``, so that fillers are among them: skip those that
-        equal ``FILLER``. Raises ``DiskError``.
+        Unit k of the result has queue offset ``offset + k``, so fillers are included: skip those equal to ``FILLER``.
+        Raises ``DiskError``.
         """
         return self._read(offset, count) if offset >= self.min_offset else []
 
@@ -455,11 +458,11 @@ class ConsumeQueue:
         return parse_units(file.read(at, size, cold=True) or b"")
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
-        """The offset of the message stored at ``time_ms``, of several the first; else of the nearest, ties: the older.
+        """The offset of the first message stored at ``time_ms``, otherwise of the nearest one, and of two the older.
 
-        ``store_time_of(physical offset, size)`` gives a record's store time or a negative number if the record is gone;
-        such messages are passed over. 0 if there is none at all. All files are searched: a file's time of last change,
-        which RocketMQ begins with, says little after a copy or a repair. Raises ``DiskError``.
+        ``store_time_of(physical offset, size)`` returns a record's store time, or a negative number if the record is
+        gone; such messages are skipped. 0 if there are none. All files are searched: a file's modification time, with
+        which RocketMQ starts, says little after a copy or a repair. Raises ``DiskError``.
         """
         begin, end = self.min_offset, self.max_offset
         right, unit = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
@@ -473,14 +476,15 @@ class ConsumeQueue:
         return left if after < 0 or time_ms - before <= after - time_ms else right
 
     def offset_by_position(self, physical: int) -> int:
-        """The offset of the first message whose record begins at or after ``physical``; ``max_offset`` if none does.
+        """The offset of the first message whose record starts at or after ``physical``; ``max_offset`` if there is
+        none.
 
         Raises ``DiskError``.
         """
         return self._search(self.min_offset, self.max_offset, lambda unit: unit.offset >= physical)[0]
 
     def rewrite(self, offset: int, unit: QueueUnit) -> None:
-        """Write a unit again that the log says is wrong, durably. Raises ``DiskError``."""
+        """Rewrite a unit that is wrong according to the log, durably. Raises ``DiskError``."""
         with self._lock:
             file = self._files.find(offset * UNIT_BYTES)
             if file is None or self._destroyed or offset >= self.stored_end:
@@ -496,10 +500,10 @@ class ConsumeQueue:
     # Removing
 
     def correct_min_offset(self, physical: int, first: First | None = None) -> int:
-        """Begin with the first message whose record is at or after ``physical``; returns ``min_offset``.
+        """Start with the first message whose record is at or after ``physical``; returns ``min_offset``.
 
-        ``first`` is that message, if the log was asked. Else units are believed that say that their records are gone,
-        unless the order of all units before the begin is broken. Raises ``DiskError``.
+        ``first`` is that message, if the log was asked. Otherwise units whose records seem to be gone are believed,
+        unless the order of the units before the begin is broken. Raises ``DiskError``.
         """
         if not self._begin_for[0] <= physical <= self._begin_for[1]:
             self._begin = self._beginning(physical, first)
@@ -524,15 +528,15 @@ class ConsumeQueue:
         return unit.offset == first.physical or self._leads_behind(first.offset, first.physical)
 
     def _leads_behind(self, offset: int, physical: int, unit: QueueUnit | None = None) -> bool:
-        """Whether the record of a unit, which may say something else than it reads, is at ``physical`` or after it."""
+        """Whether the record of a unit, as corrected by the log, is at ``physical`` or after it."""
         unit = unit or next(iter(self._read(offset, 1)), BROKEN)
         true = None if unit == FILLER else self._surroundings.believe(self, offset, unit)
         return true is not None and true.offset >= physical
 
     def _expired_end(self, low: int, high: int, physical: int, *, believe: bool) -> int:
-        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: by the log, too.
+        """The first unit in ``[low, high)`` whose record is not before ``physical``; ``believe``: confirmed by the log.
 
-        A unit that reads as if it had never been written says nothing: the log is asked in any case.
+        For a unit that looks never written, the log is always asked.
         """
         end = high
         while low < high:
@@ -548,13 +552,13 @@ class ConsumeQueue:
         return next(self._reals(low, end), (end, FILLER))[0]
 
     def _misled(self, low: int, begin: int, physical: int) -> int | None:
-        """A unit before ``begin`` whose record is not before ``physical``: the search was misled. None: it was not.
+        """A unit before ``begin`` whose record is not before ``physical``, which means that the search was misled; or
+        None.
 
-        Units that were lost, or are those of another place, break the order somewhere, however many they are. Only then
-        the log is asked: about the last one, since the records of all others are before its record. That may write
-        units again, which then tell the truth. What was looked through for an earlier begin of the log is not looked at
-        again, so that this costs one look at each unit in a run, and one at the files' expired units after a start. Bad
-        sectors among these keep nothing from being removed.
+        Lost units, or those of another place, break the order somewhere, however many they are. Only then is the log
+        asked: about the last unit, since the records of all others precede its record. That may rewrite units
+        correctly. What was examined for an earlier begin of the log is not examined again, so each unit is examined
+        once per run, and the files' expired units once after a start. Bad sectors among these do not prevent removal.
         """
         looked_for, looked = self._looked if physical >= self._looked[0] else (0, 0)
         low = max(low, looked)
@@ -569,7 +573,7 @@ class ConsumeQueue:
         return next((at for at in claims[-1:] + claims[:1] if self._leads_behind(at, physical)), None)
 
     def _is_ordered(self, low: int, high: int, least: int, physical: int) -> bool:
-        """Whether the units in ``[low, high)`` lead on and on, from ``least`` on, to what is before ``physical``."""
+        """Whether the records of the units in ``[low, high)`` ascend from ``least`` on and stay before ``physical``."""
         while low < high and (file := self._files.find(low * UNIT_BYTES)) is not None:
             at = low * UNIT_BYTES - file.base
             count = min(_LOOKED_UNITS, high - low, (file.readable - at) // UNIT_BYTES)
@@ -588,10 +592,10 @@ class ConsumeQueue:
         return True
 
     def delete_expired(self, physical: int) -> int:
-        """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
+        """Remove the oldest files whose records all lie before ``physical``, never the last one; returns how many.
 
-        Nor one after which no unit is known to be durable: a crash could leave nothing that says where the queue was.
-        Raises ``DiskError``.
+        A file is also kept if no unit after it is known to be durable: after a crash, nothing might show the queue's
+        end. Raises ``DiskError``.
         """
         in_first_file = self._begin // self.units_per_file * self._files.file_bytes <= self._files.min_offset
         if in_first_file and self._begin_for[0] <= physical <= self._begin_for[1]:
@@ -612,19 +616,20 @@ class ConsumeQueue:
         with self._lock:
             self._destroyed = True
             self._files.destroy()
-            with suppress(OSError):  # not empty: somebody put something there
+            with suppress(OSError):  # not empty: someone else put something there
                 self.directory.rmdir()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self._files.close()
 
     # Searching
 
     def _search(self, low: int, high: int, reached: Callable[[QueueUnit], bool]) -> tuple[int, QueueUnit]:
-        """The first message in ``[low, high)`` for which ``reached``, which never turns false again; else ``high``.
+        """The first message in ``[low, high)`` for which ``reached`` is true, as for all later ones; otherwise
+        ``high``.
 
-        What is asked is what the log makes of the units.
+        The units passed to it are confirmed by the log.
         """
         end = high
         while low < high:
@@ -652,7 +657,7 @@ class ConsumeQueue:
         return -1, FILLER
 
     def _reals(self, low: int, high: int) -> Iterator[tuple[int, QueueUnit]]:
-        """Messages in ``[low, high)``; ``BROKEN`` where a unit reads as if it had never been written."""
+        """Messages in ``[low, high)``; ``BROKEN`` for a unit that looks never written."""
         step = 1
         while low < high:
             count = min(step, high - low, self.next_file(low) - low)
@@ -683,17 +688,17 @@ class ConsumeQueue:
 
 
 _Run = tuple[int, Sequence[int] | Ints, bytes]
-"""Records with consecutive queue offsets: the first of these, where the records end in the log, their units."""
+"""Records with consecutive queue offsets: the first offset, the records' ends in the log, their units."""
 
 
 def _runs(heads: Sequence[RecordHead], known: int) -> Iterator[_Run]:
-    """The runs of those that end after ``known``, without those that have no place in a queue."""
+    """The runs of records that end after ``known``, without those that have no place in a queue."""
     if heads and heads[0].offset + heads[0].size <= known:
         heads = [head for head in heads if head.offset + head.size > known]
     if not heads:
         return
     first, offsets = heads[0].queue_offset, list(map(_queue_offset, heads))
-    if first >= 0 and offsets == list(range(first, first + len(heads))):  # as it always is but for transactions
+    if first >= 0 and offsets == list(range(first, first + len(heads))):  # always the case except for transactions
         yield first, [head[2] + head[3] for head in heads], pack_units(heads)
         return
     placed = [head for head in heads if head.queue_offset >= 0]
@@ -703,7 +708,7 @@ def _runs(heads: Sequence[RecordHead], known: int) -> Iterator[_Run]:
 
 
 def _runs_of_columns(columns: UnitColumns, known: int) -> Iterator[_Run]:
-    """As ``_runs``; all of them have a place."""
+    """Like ``_runs``; all of them have a place."""
     ends = columns.offsets + columns.sizes
     if int(ends[0]) <= known:
         columns, ends = columns.select(ends > known), ends[ends > known]

@@ -1,7 +1,7 @@
-"""What a crash or damage left of a queue's files, and how much of it is good.
+"""Determines how much of a queue's files is good after a crash or damage.
 
-Consume queues are derived from the log: what does not check out is cut, and the caller is told from where the log must
-be dispatched again. Nothing here changes a unit that checks out.
+Consume queues are derived from the log: inconsistent parts are cut, and the caller learns from where the log must be
+dispatched again. Consistent units are never changed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rocketstore.mapped.file import StoreFile
 
 _log = logging.getLogger(__name__)
 _FIRST_CHUNK_BYTES: Final = UNIT_BYTES * (1 << 9)
-"""Most queues are short: it is the last file's end that is looked for, thousands of times at a start."""
+"""Most queues are short: only the last file's end is read, thousands of times per start."""
 _CHUNK_BYTES: Final = UNIT_BYTES * (1 << 15)
 
 
 class QueueRecovery(NamedTuple):
-    """What recovery found; of one queue or, put together, of all.
+    """What recovery found, for one queue or combined for all.
 
     ``max_physical_offset``: the end of the furthest record that has a unit, -1 if none. ``replay_from``: queues were
     damaged; records from this physical offset on (-1: all) must be appended again. None: nothing is known to be
-    missing, which after a crash does not say that nothing is. ``repairs`` says what was cut, for people.
+    missing, though after a crash something may be. ``repairs`` says what was cut, for people.
     """
 
     max_physical_offset: int
@@ -37,16 +37,16 @@ class QueueRecovery(NamedTuple):
 
 
 class FileScan(NamedTuple):
-    """How far a file's units are good, in bytes, and the end of the last record they name."""
+    """How far a file's units are good, in bytes, and the end of the last record they refer to."""
 
     good_bytes: int
     max_physical_offset: int
 
 
 def prepare_directory(fs: FileSystem, directory: Path, file_bytes: int) -> list[str]:
-    """Remove files that cannot belong to the queue, so that the rest is a row of files; says what was removed.
+    """Remove files that cannot belong to the queue, so that the rest is contiguous; returns what was removed.
 
-    Only the last one may be short; it is cut to whole units. Raises ``OSError``.
+    Only the last file may be short; it is cut to whole units. Raises ``OSError``.
     """
     if not directory.is_dir():
         return []
@@ -72,7 +72,7 @@ def prepare_directory(fs: FileSystem, directory: Path, file_bytes: int) -> list[
 
 
 def _blank_partial_unit(fs: FileSystem, path: Path, size: int) -> None:
-    """A unit cut short must not look whole once zeros follow it."""
+    """Clear a truncated unit, so that it does not look complete once zeros follow it."""
     if size % UNIT_BYTES:
         fd = fs.open(path)
         try:
@@ -82,10 +82,10 @@ def _blank_partial_unit(fs: FileSystem, path: Path, size: int) -> None:
 
 
 def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan:
-    """Read units while they are good: written, each record after the one before, none ending after ``limit``.
+    """Read units while they are good: written, in ascending order of records, none of which ends after ``limit``.
 
-    Of two that are not in order either may be wrong, so neither is good. Fillers are good, but name no record. Raises
-    ``DiskError``.
+    Of two that are out of order, either may be wrong, so neither is good. Fillers are good, but refer to no record.
+    Raises ``DiskError``.
     """
     start, length = 0, _FIRST_CHUNK_BYTES
     while start < file.size:
@@ -108,7 +108,7 @@ def scan_file(file: StoreFile, max_physical_offset: int, limit: int) -> FileScan
 
 
 def last_record_offset(file: StoreFile, end_bytes: int) -> int:
-    """The offset of the last record that a file's first ``end_bytes`` name; -1 if they are fillers only."""
+    """The offset of the last record referred to by a file's first ``end_bytes``; -1 if they are only fillers."""
     for end in range(end_bytes, 0, -_CHUNK_BYTES):
         start = max(0, end - _CHUNK_BYTES)
         offsets, _, fillers = unit_columns(file.read(start, end - start, cold=True) or b"")

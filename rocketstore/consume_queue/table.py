@@ -1,10 +1,10 @@
 """All consume queues of a store: ``<directory>/<topic>/<queue id>/<files>``.
 
-One thread appends, in log order, thousands of records at a time: they are grouped by queue, and each queue gets one
-write. Any thread looks queues up. ``_lock`` guards additions to and removals from ``_queues``; lookups need none.
+One thread appends thousands of records at a time, in log order: they are grouped by queue, and each queue gets one
+write. Any thread may look up queues. ``_lock`` guards additions to and removals from ``_queues``; lookups need no lock.
 
-A directory whose name is no topic or no queue number is left alone: it is not ours. A record whose topic is no name for
-a directory gets no queue.
+A directory whose name is not a topic or queue number is ignored. A record whose topic cannot be a directory's name gets
+no queue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 _REFUSED_MAX: Final = 1000
 _SYNCERS: Final = 8
-"""Threads that make many queues durable together."""
+"""Threads that make many queues durable in parallel."""
 _FLUSHED_ALONE_MAX: Final = 32
-"""So many are not worth starting threads for."""
+"""Up to this many queues, starting threads is not worth it."""
 
 
 class ConsumeQueueTable:
@@ -58,7 +58,7 @@ class ConsumeQueueTable:
         self._directories = QueueDirectories(self._fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._dirty: dict[ConsumeQueue, None] = {}
-        """May hold what is not durable: those written to since a ``flush(0)``."""
+        """May hold data that are not durable: queues written to since a ``flush(0)``."""
         self._refused_topics: set[str] = set()
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
@@ -67,9 +67,9 @@ class ConsumeQueueTable:
     # Opening
 
     def load(self, known: Mapping[QueueKey, QueueEnd] | None = None) -> None:
-        """Open the queues that are there. What was removed on the way, ``recover`` reports. Raises ``DiskError``.
+        """Open the existing queues. ``recover`` reports what was removed on the way. Raises ``DiskError``.
 
-        ``known``: where they ended at a clean stop; queues of which that still holds are not read.
+        ``known``: their ends at a clean stop; queues for which these are still valid are not read.
         """
         known = known or {}
         try:
@@ -96,9 +96,9 @@ class ConsumeQueueTable:
                     _log.warning("ignoring %s: not the directory of a queue", queue.path)
 
     def recover(self, limit: int = FOREVER, *, whole: bool = True) -> QueueRecovery:
-        """Find the end of every queue and cut what is not good; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
+        """Find the end of every queue and cut what is bad; see ``ConsumeQueue.recover``. Raises ``DiskError``."""
         found = [queue.recover(limit, whole=whole) for queue in self.all()]
-        self._written([queue for queue in self.all() if not queue.is_adopted])  # what was cut is not durable yet
+        self._written([queue for queue in self.all() if not queue.is_adopted])  # the cuts are not durable yet
         repairs = tuple(repair for one in found for repair in one.repairs)
         for repair in repairs:
             _log.warning("%s", repair)
@@ -120,25 +120,25 @@ class ConsumeQueueTable:
             return list(self._queues.values())
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
-        """The queue offset that the next message of each queue gets."""
+        """The queue offset that each queue's next message gets."""
         return {(queue.topic, queue.queue_id): queue.max_offset for queue in self.all()}
 
     @property
     def max_physical_offset(self) -> int:
-        """The end of the furthest record that has a unit; -1 if none has."""
+        """The end of the furthest record that has a unit; -1 if there is none."""
         return max((queue.max_physical_offset for queue in self.all()), default=-1)
 
     @property
     def min_of_max_physical(self) -> int:
-        """The least of the queues' ends: a replay from here on misses no unit; -1 if there is no queue."""
+        """The lowest of the queues' ends: a replay from here on misses no unit; -1 if there are no queues."""
         return min((queue.max_physical_offset for queue in self.all()), default=-1)
 
     # Changing
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if need be; its files come with its first unit.
+        """The queue, created if necessary; its files are created with its first unit.
 
-        Raises ``InvalidRequestError`` if a name cannot be that of a topic or queue.
+        Raises ``InvalidRequestError`` for an invalid topic or queue name.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
@@ -150,10 +150,10 @@ class ConsumeQueueTable:
             return self._queues.setdefault((topic, queue_id), self._make(topic, queue_id))
 
     def append(self, heads: Sequence[RecordHead]) -> None:
-        """Append the units of records, which are in log order; those already there are skipped.
+        """Append the units of records, which are in log order; existing ones are skipped.
 
-        Raises ``DiskFullError`` and ``DiskError``; then a part may be there, and the same call may be repeated. Raises
-        ``CorruptLogError`` if queue offsets jump beyond belief.
+        After ``DiskFullError`` or ``DiskError``, a part may be appended, and the same call may be repeated. Raises
+        ``CorruptLogError`` if queue offsets jump implausibly far.
         """
         written: list[ConsumeQueue] = []
         try:
@@ -182,12 +182,12 @@ class ConsumeQueueTable:
             queue = self._queue_for(topic, queue_id, group)
 
     def _written(self, queues: Sequence[ConsumeQueue]) -> None:
-        """After they were: a flush that came before has not seen it all."""
+        """Mark queues as dirty after writing: an earlier flush has not seen all of it."""
         with self._lock:
             self._dirty.update(dict.fromkeys(queues))
 
     def _queue_for(self, topic: str, queue_id: int, group: list[RecordHead] | UnitColumns) -> ConsumeQueue | None:
-        """The queue for records of one queue; None if they have no place in one."""
+        """The queue for records of one queue; None if they have no place in any."""
         if isinstance(group, list) and all(head.queue_offset < 0 for head in group):
             return None
         try:
@@ -200,7 +200,7 @@ class ConsumeQueueTable:
             return None
 
     def raise_to(self, next_offsets: Mapping[QueueKey, int]) -> None:
-        """The log says that these are the least next offsets; queues that are not there are made. ``DiskError``."""
+        """According to the log, next offsets are at least these; missing queues are created. Raises ``DiskError``."""
         for (topic, queue_id), offset in next_offsets.items():
             queue = self._queues.get((topic, queue_id))
             if queue is None:
@@ -212,10 +212,10 @@ class ConsumeQueueTable:
                 queue.raise_to(offset)
 
     def flush(self, least_pages: int = 0) -> None:
-        """Make durable the queues of which that many pages wait (0: whatever waits).
+        """Make queues with at least this many waiting pages durable (0: everything).
 
-        Raises after all others were tried: ``DiskError``, then the queue concerned takes no more units, or
-        ``DiskFullError``, if it could not be opened just now.
+        After trying all queues, raises ``DiskError``, after which the queue concerned accepts no more units, or
+        ``DiskFullError`` if it could not be opened just now.
         """
         with self._lock:
             dirty = list(self._dirty)
@@ -232,7 +232,7 @@ class ConsumeQueueTable:
 
         if len(dirty) <= _FLUSHED_ALONE_MAX:
             failures = [*map(failed, dirty)]
-        else:  # disks and file systems do many syncs in little more time than one
+        else:  # many syncs take disks and file systems little longer than one
             with ThreadPoolExecutor(_SYNCERS, "rocketstore-sync") as syncers:
                 failures = [*syncers.map(failed, dirty)]
         failure = next((one for one in failures if one is not None), None)
@@ -240,19 +240,21 @@ class ConsumeQueueTable:
             raise failure
 
     def at_rest(self) -> dict[QueueKey, QueueEnd]:
-        """Where they end, for ``load``, once all are flushed and nothing is appended any more. Raises ``DiskError``."""
+        """The ends to pass to ``load``, once all queues are flushed and nothing is appended any more. Raises
+        ``DiskError``.
+        """
         found = {(queue.topic, queue.queue_id): queue.at_rest() for queue in self.all()}
         return {key: end for key, end in found.items() if end is not None}
 
     def correct_min_offsets(self, physical: int) -> None:
-        """Let every queue begin with its first message at or after ``physical``. Raises ``DiskError``."""
+        """Start every queue with its first message at or after ``physical``. Raises ``DiskError``."""
         firsts = self._surroundings.firsts(physical)
         for queue in self.all():
             queue.correct_min_offset(physical, firsts.get((queue.topic, queue.queue_id)))
 
     def delete_expired(self, physical: int, /) -> int:
-        """Let every queue begin as ``correct_min_offsets`` does, and remove files; how many. Raises ``DiskError``."""
-        self.correct_min_offsets(physical)  # first: nobody shall read a unit without a message
+        """Like ``correct_min_offsets``, and also remove expired files; returns how many. Raises ``DiskError``."""
+        self.correct_min_offsets(physical)  # first, so that nobody reads a unit without a message
         return sum(queue.delete_expired(physical) for queue in self.all())
 
     def delete_topic(self, topic: str) -> None:
@@ -264,7 +266,7 @@ class ConsumeQueueTable:
         self._destroy(self.all())
 
     def close(self) -> None:
-        """Let go of all files. Flush before."""
+        """Release all files. Flush before."""
         for queue in self.all():
             queue.close()
 
@@ -283,7 +285,7 @@ class ConsumeQueueTable:
             try:
                 self._fs.sync_dir(self.directory)
             except FileNotFoundError:
-                pass  # nothing was ever in it
+                pass  # it was empty
             except OSError as error:
                 raise DiskError(f"cannot remove queues from {self.directory}: {error}") from error
 
@@ -300,5 +302,5 @@ def _entries(directory: Path | str) -> list[os.DirEntry[str]]:
 
 
 def _is_queue_id(name: str) -> bool:
-    """Whether it is a queue number as we and RocketMQ write it."""
+    """Whether it is a queue number as written by us and RocketMQ."""
     return name.isascii() and name.isdecimal() and len(name) <= 10 and str(int(name)) == name

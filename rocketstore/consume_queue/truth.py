@@ -1,11 +1,11 @@
-"""Consume queues held against the log: whether a unit leads to the message of its place, and writing units again.
+"""Checks consume queues against the log, and rewrites wrong units.
 
-A unit is believed only if the record that it leads to says that it is the message of that topic, queue and offset.
-Where it is not, the log between the nearest believed units on both sides says what should be there, and the units are
-written again in place. What is damaged in the log itself raises ``CorruptLogError`` on the way.
+A unit is valid only if the record it refers to names the same topic, queue and offset. Otherwise the log between the
+nearest valid units on both sides determines the correct units, which are rewritten in place. Damage in the log itself
+raises ``CorruptLogError``.
 
-A tags code that lets a filter pass over a message is believed only after the message's record has said the same. That
-is remembered block by block, with a hash of the units, so that what changes on the disk later is looked at again.
+A tags code that lets a filter skip a message is trusted only after it was compared with the message's record. That is
+remembered per block, with a hash of the units, so that later changes on disk are noticed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _HEAD: Final = HEAD_V4.struct(
 
 
 def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int, *, check_body: bool) -> bool:
-    """Whether ``record``, to which ``unit`` leads, is the message at offset ``number`` of ``queue``, and adds up."""
+    """Whether ``record``, to which ``unit`` refers, is the message at offset ``number`` of ``queue``, and is
+    consistent.
+    """
     size = len(record)
     if size < OVERHEAD:
         return False
@@ -90,7 +92,7 @@ def _field(topic: str, magic: int) -> bytes:
 
 
 class QueueTruth:
-    """What the log says of consume queues; any number of threads."""
+    """Compares consume queues with the log; usable by any number of threads."""
 
     def __init__(self, log: CommitLog, delay_levels: DelayLevels) -> None:
         self._log = log
@@ -99,7 +101,7 @@ class QueueTruth:
         self._known: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()
 
     def record_at(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> bytes | None:
-        """The record that a unit leads to, if it is the message of that place."""
+        """The record a unit refers to, if it is the message of that place."""
         if unit.offset < 0 or unit.size < OVERHEAD:
             return None
         record = self._log.read(unit.offset, unit.size)
@@ -109,7 +111,7 @@ class QueueTruth:
         return record if is_message(record, unit, queue, number, check_body=check_body) else None
 
     def records_at(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
-        """The same for many units at once, by their numbers: none for those that shall be looked at one by one."""
+        """The same for many units, by number; those missing in the result must be checked one by one."""
         check_body = not self._log.is_replicated
         records = self._log.read_together([unit[:2] for unit in units])
         return {
@@ -119,10 +121,9 @@ class QueueTruth:
         }
 
     def unit_at(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
-        """What the log makes of the ``unit`` at ``number``; None if there is no message. A wrong one is written again.
+        """The unit at ``number`` according to the log; None if there is no message. A wrong ``unit`` is rewritten.
 
-        A record that may not be read yet says nothing: then the unit is taken as it is. Raises ``CorruptLogError``,
-        ``DiskError``.
+        If the record may not be read yet, the unit is returned as it is. Raises ``CorruptLogError``, ``DiskError``.
         """
         if self.record_at(queue, number, unit) is not None:
             return unit
@@ -133,14 +134,14 @@ class QueueTruth:
         return self.restore(queue, number)
 
     def believed_unit(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
-        """As ``unit_at``, but where the log is damaged the unit is taken as it is. Raises ``DiskError``."""
+        """Like ``unit_at``, but where the log is damaged, the unit is returned as it is. Raises ``DiskError``."""
         try:
             return self.unit_at(queue, number, unit)
-        except CorruptLogError:  # it is told by whoever needs what is there
+        except CorruptLogError:  # reported to callers that need the record
             return unit if unit != BROKEN else None
 
     def first_messages(self, physical: int) -> dict[QueueKey, First]:
-        """The first messages of the queues that have one soon behind ``physical``."""
+        """The first messages of the queues that have one soon after ``physical``."""
         found: dict[QueueKey, First] = {}
         if self._log.min_offset <= physical < self._log.max_offset:
             heads: Sequence[RecordHead] = ()
@@ -152,14 +153,14 @@ class QueueTruth:
         return found
 
     def restore(self, queue: ConsumeQueue, number: int) -> QueueUnit | None:
-        """Write the units around ``number`` again where they are wrong; the unit there, None if no message is.
+        """Rewrite wrong units around ``number``; returns the unit there, None if there is no message.
 
         Raises ``CorruptLogError``, ``DiskError``.
         """
         first, end = queue.min_offset, queue.max_offset
         low, high = number, number + 1
         start, stop = self._log.min_offset, self._log.max_offset
-        enclosed, step = False, 1  # strides get longer: there may be very many that lead nowhere
+        enclosed, step = False, 1  # increasing strides, because very many units may be invalid
         while low > first:
             low = max(first, low - step)
             step *= 2
@@ -176,7 +177,7 @@ class QueueTruth:
             high = min(end, high + step)
             step *= 2
         found = self._found(queue, range(low, high), start, stop)
-        if enclosed and high < end and self._log.is_replicated:  # what is not found is not there
+        if enclosed and high < end and self._log.is_replicated:  # what is not found does not exist
             found = dict.fromkeys(range(low, high), FILLER) | found
         for at, unit in sorted(found.items()):
             if list(queue.units(at, 1)) != [unit]:
@@ -207,9 +208,10 @@ class QueueTruth:
         return found
 
     def tagged_units(self, queue: ConsumeQueue, number: int, log_end: int, bytes_max: int) -> Sequence[QueueUnit]:
-        """Units from ``number`` on whose tags codes are their records'; one that ends behind ``log_end`` is the last.
+        """Units from ``number`` on whose tags codes match their records; one that ends after ``log_end`` is the last.
 
-        Reads about ``bytes_max`` bytes of records, at most. Raises ``CorruptLogError`` if the first one cannot be told.
+        Reads at most about ``bytes_max`` bytes of records. Raises ``CorruptLogError`` if the first one cannot be
+        determined.
         """
         first = max(number - number % BLOCK_UNITS, queue.min_offset)
         units = list(queue.units(first, BLOCK_UNITS - first % BLOCK_UNITS))

@@ -1,4 +1,4 @@
-"""The bytes of consume queue units (``QUEUE_UNIT``)."""
+"""Encodes and decodes consume queue units (``QUEUE_UNIT``)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNIT_BYTES: Final = QUEUE_UNIT.size
 FILLER: Final = QueueUnit(0, 0x7FFF_FFFF, 0)
 """A place without a message."""
 BROKEN: Final = QueueUnit(-1, 0, 0)
-"""Stands for a unit that reads as if it had never been written, among others that were."""
+"""Stands for a unit that looks never written, between units that were."""
 _UNIT: Final = QUEUE_UNIT.struct()
 FILLER_BYTES: Final = _UNIT.pack(*FILLER)
 UNIT: Final = QUEUE_UNIT.dtype()
-"""A row of stored units."""
+"""The dtype of stored units."""
 _of_head: Final = operator.itemgetter(2, 3, 4)
 
 
@@ -36,14 +36,14 @@ def pack_units(heads: Sequence[RecordHead]) -> bytes:
 
 
 def pack_columns(columns: UnitColumns) -> bytes:
-    """As ``pack_units``."""
+    """Like ``pack_units``."""
     units = np.empty(len(columns.offsets), UNIT)
     units["offset"], units["size"], units["tags_code"] = columns.offsets, columns.sizes, columns.tags_codes
     return units.tobytes()
 
 
 def parse_units(data: bytes) -> list[QueueUnit]:
-    """Units, fillers too, up to the first place that was never written; ``data`` may end inside a unit."""
+    """Parse units, including fillers, up to the first one never written; ``data`` may end inside a unit."""
     units = list(map(QueueUnit._make, _UNIT.iter_unpack(data[: len(data) - len(data) % UNIT_BYTES])))
     sizes = [unit[1] for unit in units]
     if sizes and min(sizes) <= 0:

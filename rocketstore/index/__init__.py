@@ -1,1 +1,1 @@
-"""Which records carry a key: RocketMQ's hash index files."""
+"""RocketMQ's hash index files, which find records by key."""

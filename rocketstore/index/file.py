@@ -1,20 +1,20 @@
 """One file of the key index: a header, hash slots and entries, byte for byte RocketMQ's ``IndexFile``.
 
 Layout, all big-endian: header (40 bytes), ``slots`` numbers of 4 bytes, ``entries`` entries of 20 bytes. A slot holds
-the number of its newest entry, an entry the number of the slot's entry before it; number 0 is no entry. Entry: hash of
-the key (4), physical offset of the record (8), seconds since the file's begin (4), number before it (4).
+the number of its newest entry, an entry the number of the slot's previous entry; 0 means none. Entry: hash of the key
+(4), physical offset of the record (8), seconds since the file's begin (4), number of the previous entry (4).
 
-Entries and header are written with ``pwrite``, so that a full disk is an error. Slots change all over the file, two per
-message; they are written through a mapping, whose blocks are allocated beforehand, so that no page of it can be without
-room. A change is written in the order entries, header, slots. So after the end of the process alone a slot is never
-ahead of its entry, and at most the slots of the last batch are behind. After a power cut any page may be older or newer
-than another; ``recover`` goes back to what is known to be durable, and makes the slots out of that.
+Entries and header are written with ``pwrite``, so a full disk is an error. Slots change all over the file, two per
+message; they are written through a mapping whose blocks are allocated beforehand, so no page can lack space. A change
+is written in the order entries, header, slots. So if only the process dies, no slot is ahead of its entry, and at most
+the slots of the last batch are behind. After a power cut, any page may be older or newer than another; ``recover`` goes
+back to what is known to be durable, and rebuilds the slots from that.
 
-What is read is proven by its block's sum (``rocketstore.index.sums``), or is no answer. A file of which no sums are
-known, RocketMQ's say, gets them when it is first used, after all of it has been found to be of one piece.
+Whatever is read is verified by its block's checksum (``rocketstore.index.sums``), or not returned. A file without sums,
+such as RocketMQ's, gets them when it is first used, after it was found to be consistent.
 
-One thread writes; any number may ``select`` meanwhile. Readers see header and sums as a whole; they take the slot
-first, so that the header, published before the slots, covers every entry a slot names.
+One thread writes; any number may call ``select`` meanwhile. Readers see header and sums as a whole; they read the slot
+first, so the header, published before the slots, covers every entry in a slot.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class IndexShape(NamedTuple):
 
     @property
     def entries_at(self) -> int:
-        """Where entry 0 begins."""
+        """The offset of entry 0."""
         return HEADER_BYTES + self.slots * SLOT_BYTES
 
     @property
@@ -72,14 +72,14 @@ class IndexShape(NamedTuple):
 
 
 class _Published(NamedTuple):
-    """What readers go by: the header, and the CRC of the last block of entries as far as the header counts them."""
+    """The state used by readers: the header, and the CRC of the last block of entries counted by the header."""
 
     header: IndexHeader
     tail: int
 
 
 class _Handle:
-    """A descriptor that lives as long as somebody uses it."""
+    """A descriptor that lives as long as it is in use."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -92,7 +92,7 @@ class IndexFile:
     """An open index file. All methods but ``select``, ``verify`` and the properties belong to the one writer."""
 
     def __init__(self, fs: FileSystem, path: Path, shape: IndexShape, sums: IndexSums | None = None) -> None:
-        """Open an existing file of the right length, whose ``sums`` these are, if they are known.
+        """Open an existing file of the right length, with its ``sums`` if they are known.
 
         Raises ``OSError``, and ``CorruptLogError`` for a bad header.
         """
@@ -106,24 +106,24 @@ class IndexFile:
         self._entry_sums = EntrySums(shape.entries)
         self._published = _Published(self._read_header(), 0)
         self._proven = False
-        """Whether all that is there is covered by sums."""
+        """Whether sums cover the whole contents."""
         self.differs = sums is not None and sums.header != self.header
-        """Whether it is not what it was when the sums were kept."""
+        """Whether it differs from its state when the sums were stored."""
         if sums is not None and not self.differs:
             self._slot_sums = sums.slots.copy()
             self._entry_sums.take(sums.entries, self.header.next_entry)
             self._publish(self.header)
             self._proven = True
         self.dirty = False
-        """Whether there may be something that ``sync`` has not made durable."""
+        """Whether it may contain something that ``sync`` has not made durable."""
         self.sums_kept = self._proven
-        """Whether what is kept beside the index belongs to the file as it was flushed last."""
+        """Whether the stored sums match the file as of its last flush."""
 
     @classmethod
     def create(cls, fs: FileSystem, path: Path, shape: IndexShape, before: IndexHeader | None = None) -> IndexFile:
-        """Make an empty file that follows the file with header ``before``. Raises ``OSError``.
+        """Create an empty file that follows the file with header ``before``. Raises ``OSError``.
 
-        Entries get no blocks yet: a file is as large on the disk as what was written to it.
+        Entries get no blocks yet: on disk, a file is only as large as what was written to it.
         """
         first = IndexHeader(0, 0, 0, 0, 0, 1)
         if before is not None:
@@ -142,7 +142,7 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """What it says of itself."""
+        """Its header."""
         return self._published.header
 
     @property
@@ -157,7 +157,7 @@ class IndexFile:
 
     @property
     def sums(self) -> IndexSums | None:
-        """What to keep of it; None if it has not been proven yet. Of the writer, or while nobody writes."""
+        """The sums to store; None if it has not been verified yet. For the writer, or while nobody writes."""
         with self._writing:
             if not self._proven:
                 return None
@@ -173,9 +173,9 @@ class IndexFile:
         return True
 
     def put_all(self, keys: NDArray[np.int32], offsets: NDArray[np.int64], store_ms: NDArray[np.int64]) -> None:
-        """Add entries, which must fit (``room``), in this order. Raises ``OSError``; then none was added.
+        """Add entries, which must fit (``room``), in this order. After ``OSError``, none was added.
 
-        Raises ``CorruptLogError`` the first time if what is there is damaged.
+        The first call raises ``CorruptLogError`` if the existing contents are damaged.
         """
         slots = self.open_for_writing()
         old = self.header
@@ -206,10 +206,10 @@ class IndexFile:
             self._publish(header)
             move_slots(self._slot_sums, places[is_last], named[is_last], numbers[is_last])
             slots[places[is_last]] = numbers[is_last].astype(SLOT).view(np.uint32)
-        self.dirty = True  # a sync may have run since it was said above
+        self.dirty = True  # set again: a sync may have run meanwhile
 
     def truncate(self, physical: int) -> None:
-        """Take back the entries of records at or after ``physical``. Raises ``OSError``, ``CorruptLogError``."""
+        """Remove the entries of records at or after ``physical``. Raises ``OSError``, ``CorruptLogError``."""
         self._prove()
         keep = self._first_entry_from(physical)
         header = self.header
@@ -225,10 +225,10 @@ class IndexFile:
         self.sync()
 
     def _set_end(self, header: IndexHeader) -> None:
-        """Go on behind the entries that ``header`` counts, with slots that are made out of these."""
+        """Continue after the entries counted by ``header``, with slots rebuilt from them."""
         newest, sums = np.zeros(self.shape.slots, np.int32), EntrySums(self.shape.entries)
         for numbers, entries in self._chunks(header.next_entry):
-            newest[self._places(entries)] = numbers  # of several numbers for one place the last stays
+            newest[self._places(entries)] = numbers  # of several numbers for one place, numpy keeps the last
             sums.add(entries.tobytes())
         header = header._replace(used_slots=int(np.count_nonzero(newest)))
         slots = self._map_slots()
@@ -252,7 +252,7 @@ class IndexFile:
             raise
 
     def seal(self) -> None:
-        """Give the mapping back; no more entries will come."""
+        """Release the mapping; no more entries will be added."""
         self._slots = None
 
     def _publish(self, header: IndexHeader) -> None:
@@ -261,14 +261,14 @@ class IndexFile:
     # Reading
 
     def covers(self, begin_ms: int, end_ms: int) -> bool:
-        """Whether it may hold records stored in ``[begin_ms, end_ms]``."""
+        """Whether it may contain records stored in ``[begin_ms, end_ms]``."""
         return begin_ms <= self.header.end_ms and end_ms >= self.header.begin_ms
 
     def select(self, key: int, limit: int, begin_ms: int, end_ms: int) -> list[int]:
         """Physical offsets of records whose keys have this hash, newest first, stored in ``[begin_ms, end_ms]``.
 
-        Times are kept in whole seconds, so up to a second too much is found, never too little. Raises ``OSError``, and
-        ``CorruptLogError`` if what it leads along is not what was written.
+        Times are stored in whole seconds, so results may include up to a second too much, never too little. Raises
+        ``OSError``, and ``CorruptLogError`` if the chain is not as it was written.
         """
         self._prove()
         number = self._slot(key % self.shape.slots)
@@ -282,19 +282,19 @@ class IndexFile:
                 held = self._block(block, published)
             hash_, offset, seconds, previous = ENTRY.unpack_from(held, number % BLOCK_ENTRIES * ENTRY_BYTES)
             stored_ms = header.begin_ms + seconds * 1000
-            if seconds < 0 or stored_ms + 999 < begin_ms:  # older ones are older still
+            if seconds < 0 or stored_ms + 999 < begin_ms:  # the remaining ones are older still
                 break
             if hash_ == key and stored_ms <= end_ms:
                 found.append(offset)
-            if previous >= number:  # chains only go back; anything else would never end
+            if previous >= number:  # chains only go back; anything else might never end
                 break
             number = previous
         return found
 
     def verify(self, block: int) -> int:
-        """Hold one of its blocks against its sum: the header, then those of slots, then those of entries.
+        """Verify one of its blocks: the header, then those of slots, then those of entries.
 
-        Gives the number of bytes; 0: there are no more. Raises ``OSError``, ``CorruptLogError``.
+        Returns the number of bytes; 0: there are no more. Raises ``OSError``, ``CorruptLogError``.
         """
         self._prove()
         published = self._published
@@ -317,7 +317,7 @@ class IndexFile:
     def _slot_block(self, block: int) -> NDArray[np.int32]:
         values = self._read_slots(block)
         if sum_of_slots(values) != int(self._slot_sums[block]):
-            with self._writing:  # or they were being changed
+            with self._writing:  # unless they were being changed
                 values = self._read_slots(block)
                 if sum_of_slots(values) != int(self._slot_sums[block]):
                     raise self._damage(HEADER_BYTES + block * BLOCK_SLOTS * SLOT_BYTES, "the hash slots from there on")
@@ -334,7 +334,7 @@ class IndexFile:
         return np.frombuffer(stored, SLOT).astype(np.int32)
 
     def _block(self, block: int, published: _Published) -> bytes:
-        """The entries of a block, as far as they are published."""
+        """The published entries of a block."""
         first = block * BLOCK_ENTRIES
         count = min(BLOCK_ENTRIES, published.header.next_entry - first)
         expected = self._entry_sums.of_block(block) if count == BLOCK_ENTRIES else published.tail
@@ -349,7 +349,7 @@ class IndexFile:
     # Opening
 
     def _prove(self) -> None:
-        """Give a file sums that has none, if it is of one piece. Raises ``OSError``, ``CorruptLogError``."""
+        """Create the sums of a file without any, if it is consistent. Raises ``OSError``, ``CorruptLogError``."""
         if self._proven:
             return
         with self._writing:
@@ -376,14 +376,13 @@ class IndexFile:
             self.dirty, self._proven, self.sums_kept = True, True, False
 
     def recover(self, durable_end: int | None = None, durable_entries: int = -1, sums: IndexSums | None = None) -> bool:
-        """After a crash: take back what is newer than the record at ``durable_end``, and make the slots anew.
+        """After a crash: remove what is newer than the record at ``durable_end``, and rebuild the slots.
 
-        Everything up to that record was durable once, and if that is known, ``durable_entries`` entries. What follows
-        them may be anything, also what an earlier crash left, so it is not even looked at then. None: all that the
-        header counts is taken for durable, but a slot may be behind. ``sums`` were kept when the file was flushed,
-        perhaps later than what is known. False if what should be there does not check out: the file must be built
-        again. Changes are durable after the next ``sync``; until a checkpoint relies on them, the next start makes them
-        again. Raises ``OSError``.
+        Everything up to that record was durable, and so were ``durable_entries`` entries, if known. The rest may be
+        anything, including leftovers of an earlier crash, so it is not even read then. None: everything counted by the
+        header is taken for durable, but a slot may be behind. ``sums`` were stored when the file was flushed, perhaps
+        later than that. False if the durable part is inconsistent: the file must be rebuilt. Changes become durable
+        with the next ``sync``; until a checkpoint relies on them, the next start repeats them. Raises ``OSError``.
         """
         header, kept = self.header, self._checked_entries(durable_end, durable_entries)
         if kept.next_entry < header.next_entry and durable_end is None:
@@ -399,7 +398,7 @@ class IndexFile:
         return True
 
     def _holds(self, sums: IndexSums) -> bool:
-        """Whether the entries that were there when ``sums`` were kept still are."""
+        """Whether the entries covered by ``sums`` are still the same."""
         found = EntrySums(self.shape.entries)
         for _, entries in self._chunks(min(sums.header.next_entry, self.shape.entries)):
             found.add(entries.tobytes())
@@ -407,7 +406,7 @@ class IndexFile:
         return begins and bool(np.array_equal(found.all(), sums.entries))
 
     def _checked_entries(self, durable_end: int | None, durable_entries: int) -> IndexHeader:
-        """The header of a file that ends before the first entry that is not good, or newer than what is durable."""
+        """The header of a file that ends before the first entry that is bad, or newer than what is durable."""
         header = self.header
         kept = header._replace(begin_offset=-1, used_slots=0, next_entry=1)
         end = header.next_entry if durable_entries < 0 else min(durable_entries + 1, header.next_entry)
@@ -458,7 +457,7 @@ class IndexFile:
         return header
 
     def open_for_writing(self) -> NDArray[np.uint32]:
-        """The slots, held against their sums when they are mapped. Raises ``OSError``, ``CorruptLogError``."""
+        """The slots, verified when they are mapped. Raises ``OSError``, ``CorruptLogError``."""
         if self._slots is None:
             self._prove()
             for block in range(len(self._slot_sums)):
@@ -466,11 +465,11 @@ class IndexFile:
         return self._map_slots()
 
     def _map_slots(self) -> NDArray[np.uint32]:
-        """The slots as they are on disk, that is big-endian, in a type that is loaded and stored as a whole."""
+        """The slots as on disk, that is big-endian, in a type that is loaded and stored atomically."""
         if self._slots is None:
             fd, length = self._handle.fd, self.shape.entries_at
             self._fs.allocate(fd, length)  # RocketMQ's own files have holes
-            for at in range(0, length, _READ_AT_ONCE):  # a bad sector shall be an error here, not a signal later
+            for at in range(0, length, _READ_AT_ONCE):  # makes a bad sector an error here, not a signal later
                 os.pread(fd, _READ_AT_ONCE, at)
             mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             self._slots = np.frombuffer(mapping, np.uint32, self.shape.slots, HEADER_BYTES)
@@ -496,9 +495,9 @@ class IndexFile:
 
 
 def _chain(places: NDArray[np.int32], numbers: NDArray[np.int32], previous: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Let entries of one batch that share a slot follow each other: the later one's predecessor is the earlier one.
+    """Link entries of one batch that share a slot: the earlier one precedes the later one.
 
-    Gives which are the last of their slots.
+    Returns which are the last of their slots.
     """
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]

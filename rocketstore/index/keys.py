@@ -1,8 +1,8 @@
-"""The keys that records are found by, and their hashes, thousands at a time.
+"""The keys of records, and their hashes, thousands at a time.
 
 A record is indexed under ``topic#key`` for its unique key and for each of its business keys, in this order. The hash is
-Java's ``String.hashCode`` made non-negative. It is linear, ``h(a + b) = h(a) * 31**len(b) + h(b)``, so that the part
-before the key is hashed once per topic.
+Java's ``String.hashCode`` made non-negative. It is linear, ``h(a + b) = h(a) * 31**len(b) + h(b)``, so the part before
+the key is hashed once per topic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHED_TOPICS: Final = 100_000
 
 
 class TopicHashes(dict[str, int]):
-    """The hash of ``topic#`` per topic, as an unsigned number; computed once."""
+    """The unsigned hash of ``topic#`` per topic, computed once."""
 
     def __missing__(self, topic: str) -> int:
         if len(self) >= _CACHED_TOPICS:
@@ -38,14 +38,14 @@ class TopicHashes(dict[str, int]):
 
 
 def key_hash(topic: str, key: str) -> int:
-    """What an index file stores for one key of a topic: 0 to 2**31 - 1."""
+    """The stored hash of a topic's key: 0 to 2**31 - 1."""
     return _positive(java_hash(f"{topic}#{key}"))
 
 
 def key_hashes(heads: Sequence[RecordHead], topics: TopicHashes) -> tuple[NDArray[np.int32], Places]:
-    """The hashes of all keys of ``heads``, in order, and for each hash the number of the head it belongs to.
+    """The hashes of all keys of ``heads``, in order, and for each hash the number of its head.
 
-    Records that were rolled back have no keys.
+    Rolled-back records have no keys.
     """
     if isinstance(heads, RecordColumns):
         texts = heads.properties
@@ -60,11 +60,11 @@ def key_hashes(heads: Sequence[RecordHead], topics: TopicHashes) -> tuple[NDArra
 
 
 def hashes_in(properties: PropertyTexts, prefixes: Hashes) -> tuple[NDArray[np.int32], Places]:
-    """As ``key_hashes``, of records that have keys; ``prefixes`` are the ``TopicHashes`` of their topics."""
+    """Like ``key_hashes``, for records that have keys; ``prefixes`` are the ``TopicHashes`` of their topics."""
     unique = properties.named(_UNIQUE)
     keys = properties.named(_KEYS)
     words = _first_of_each(properties.words(keys), len(keys.owners))
-    values = properties.in_order(unique, words)  # a record's unique key comes first
+    values = properties.in_order(unique, words)  # a record's unique key is first
     signed = properties.hashes(values, prefixes).view(np.int32)
     return np.where(signed == _MIN, np.int32(0), np.abs(signed)), values.owners
 
@@ -72,7 +72,7 @@ def hashes_in(properties: PropertyTexts, prefixes: Hashes) -> tuple[NDArray[np.i
 def _first_of_each(words: Values, records: int) -> Values:
     """At most ``KEYS_INDEXED_MAX`` words of each record; ``records`` have some."""
     owners = words.owners
-    if len(owners) - records < KEYS_INDEXED_MAX:  # nobody can have more
+    if len(owners) - records < KEYS_INDEXED_MAX:  # none can have more
         return words
     rank = np.arange(len(owners)) - np.searchsorted(owners, owners, "left")
     kept = rank < KEYS_INDEXED_MAX
@@ -80,5 +80,5 @@ def _first_of_each(words: Values, records: int) -> Values:
 
 
 def _positive(value: int) -> int:
-    """Java's ``Math.abs``, with 0 for the one number that has no positive counterpart."""
+    """Java's ``Math.abs``, with 0 for the number without a positive counterpart."""
     return 0 if value == _MIN else abs(value)

@@ -1,8 +1,8 @@
-"""Building one damaged file of the key index again, out of the log, in its place, while the others go on.
+"""Rebuilds one damaged file of the key index from the log, in place, while the others remain in use.
 
-The files before and after it say which records belong into it; for the last one that is all that is indexed, which
-grows meanwhile. What is made is byte for byte what was there before it was damaged, but for records that the log no
-longer holds.
+The neighbouring files determine which records belong in it; for the last file, that is everything indexed, which grows
+meanwhile. The result is byte for byte what the file held before the damage, except for records that the log no longer
+holds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RECORD_BYTES_MAX: Final = 64 * MIB
 
 
 class NotYetReadableError(DLedgerError):
-    """Raised where the index goes on behind what may be read: a member that does not know again what is committed."""
+    """Raised if the index extends beyond the readable log: a restarted member does not know yet what is committed."""
 
 
 def rebuild(index: IndexService, path: Path, log: CommitLog, pause: Callable[[], None] = lambda: None) -> None:
-    """Build the file again; nothing to do if it has expired. ``pause`` is called now and then, and may raise.
+    """Rebuild the file; does nothing if it has expired. ``pause`` is called now and then, and may raise.
 
-    Raises ``OSError``, ``CorruptLogError`` (of the log), ``NotYetReadableError``; then nothing has changed.
+    Raises ``OSError``, ``CorruptLogError`` (for the log), ``NotYetReadableError``, without having changed anything.
     """
     file = index.file_at(path)
     if file is None:
@@ -57,10 +57,10 @@ def rebuild(index: IndexService, path: Path, log: CommitLog, pause: Callable[[],
 
 
 class _Filling:
-    """A file on its way along the log; ``position`` is where it has come to."""
+    """A file being filled along the log; ``position`` is the progress."""
 
     def __init__(self, file: IndexFile, log: CommitLog, position: int, known: int) -> None:
-        """Records up to the one at ``known`` are in the file before it."""
+        """Records up to the one at ``known`` are in the previous file."""
         self.position = position
         self._file = file
         self._log = log
@@ -68,7 +68,7 @@ class _Filling:
         self._topics = TopicHashes()
 
     def step(self, end: int) -> None:
-        """Add the next records that begin before ``end``."""
+        """Add the next records that start before ``end``."""
         scanned = self._scan()
         heads = scanned.heads
         self.position = scanned.next_offset

@@ -1,16 +1,16 @@
-"""The key index: all index files of a store, from records to keys and back.
+"""The key index: all index files of a store.
 
-Records are indexed in log order, each exactly once: what lies at or before ``indexed_to`` is skipped, so that a replay
-may begin anywhere before it. A record's keys never lie in two files (unless they are more than a file takes), so
-that this also holds for the last record of a full file.
+Records are indexed in log order, each exactly once: records at or before ``indexed_to`` are skipped, so a replay may
+start anywhere before it. A record's keys are never split between two files (unless they exceed a file), so this also
+holds for the last record of a full file.
 
-The index is derived from the log. What does not check out at a start is removed together with everything after it, and
-``load`` says from where to index again. A file that turns out to be damaged later is built again in its place
-(``rocketstore.index.rebuilding``); until that is done, a query that needs it is refused. An ``append`` that failed may
-be repeated with the same records.
+The index is derived from the log. At startup, the first inconsistent file is removed together with all later ones, and
+``load`` says from where to index again. A file found damaged later is rebuilt in place
+(``rocketstore.index.rebuilding``); until then, queries that need it are refused. A failed ``append`` may be repeated
+with the same records.
 
 Threads: one appends, truncates and loads; one flushes; one deletes; one rebuilds; any number query. ``_files`` is
-replaced as a whole, under ``_lock``; a removed file stays readable for those who have it.
+replaced as a whole, under ``_lock``; a removed file stays readable for threads that hold it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class IndexHits(NamedTuple):
 
 
 class IndexLoad(NamedTuple):
-    """What ``load`` found.
+    """The result of ``load``.
 
     ``indexed_to`` is the last indexed record's offset or -1. ``replay_from`` is the offset of a record from which on
     records must be appended again (-1: from the log's beginning), or None if nothing is known to be missing.
@@ -74,7 +74,7 @@ class IndexLoad(NamedTuple):
 
 
 class IndexDamagedError(DLedgerError):
-    """Raised when what a query needs of the index is damaged: it is being built again from the log, so ask again."""
+    """Raised when a query needs a damaged part of the index: it is being rebuilt from the log, so retry."""
 
 
 def _come_again(path: Path) -> IndexDamagedError:
@@ -110,10 +110,10 @@ class IndexService:
         self._topics = TopicHashes()
         self._failure = ""
         self._sums_dir = directory.with_name(directory.name + SUMS_SUFFIX)
-        self._keeping = threading.Lock()  # held while sums are written or removed; behind _lock
+        self._keeping = threading.Lock()  # held while sums are written or removed; acquired after _lock
         self._damaged: dict[Path, CorruptLogError] = {}
         self._contradicted: set[int] = set()
-        self._scrubbed = (0, 0)  # the file and the block to be verified next
+        self._scrubbed = (0, 0)  # the file and the block to verify next
         self._on_damage = on_damage
 
     @property
@@ -123,7 +123,7 @@ class IndexService:
 
     @property
     def last_entries(self) -> int:
-        """How many entries the file has that the last indexed record is in; 0 if there is none."""
+        """The number of entries in the file that holds the last indexed record; 0 if there is none."""
         last = next((file for file in reversed(self._files) if not file.is_empty), None)
         return 0 if last is None else last.header.next_entry - 1
 
@@ -146,11 +146,11 @@ class IndexService:
         durable_end: int | None = None,
         durable_entries: int = -1,
     ) -> IndexLoad:
-        """Open the files. After an unclean stop what is newer than the last checkpoint is taken back.
+        """Open the files. After an unclean stop, everything newer than the last checkpoint is removed.
 
-        ``durable_end`` is the last record that was indexed durably by then, -1 if there was none, ``durable_entries``
-        (-1: not known) how many entries the file then had in which it is. None: not known; then whole files go, those
-        with records newer than ``index_timestamp_ms``. Raises ``DiskError``.
+        ``durable_end`` is the last record whose indexing was durable then, -1 if there was none, ``durable_entries``
+        (-1: unknown) the number of entries in its file then. None: unknown; then files with records newer than
+        ``index_timestamp_ms`` are removed as a whole. Raises ``DiskError``.
         """
         try:
             make_dirs_durably(self.fs, self.directory)
@@ -184,9 +184,9 @@ class IndexService:
         return IndexLoad(self._indexed_to, self._indexed_to if missing else None, removed)
 
     def append(self, heads: Sequence[RecordHead]) -> None:
-        """Index records, which are in log order; those already indexed and those rolled back are skipped.
+        """Index records, which are in log order; already indexed and rolled-back ones are skipped.
 
-        Raises ``DiskFullError`` and ``DiskError``; then a part may have been indexed.
+        After ``DiskFullError`` or ``DiskError``, a part may have been indexed.
         """
         if heads and heads[0].offset <= self._indexed_to:
             heads = [head for head in heads if head.offset > self._indexed_to]
@@ -195,7 +195,7 @@ class IndexService:
             return
         offsets, store_ms = places_of(heads)
         offsets, store_ms = offsets[owners], store_ms[owners]
-        with self._lock:  # a truncation or removal of files waits
+        with self._lock:  # delays truncation and removal of files
             try:
                 self._put(keys, offsets, store_ms)
             except OSError as error:
@@ -204,8 +204,8 @@ class IndexService:
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> IndexHits:
         """Records that may have this key and were stored in ``[begin_ms, end_ms]``, newest first.
 
-        Different keys may share a hash, and times are exact to a second only: check the records. Raises ``DiskError``,
-        and ``IndexDamagedError`` if that cannot be told now.
+        Different keys may share a hash, and times have a resolution of a second: check the records. Raises
+        ``DiskError``, and ``IndexDamagedError`` if the result is unknown for now.
         """
         limit = min(max_num, self._hits_max)
         hash_ = key_hash(topic, key)
@@ -227,7 +227,7 @@ class IndexService:
         return IndexHits(found, files[-1].header.end_ms if files else 0, max(self._indexed_to, 0))
 
     def truncate(self, physical: int) -> None:
-        """Forget records at or after ``physical``, durably. Raises ``DiskError``."""
+        """Remove records at or after ``physical``, durably. Raises ``DiskError``."""
         with self._lock:
             try:
                 files = list(self._files)
@@ -242,7 +242,7 @@ class IndexService:
             self._indexed_to = self._end()
 
     def delete_expired(self, physical: int) -> int:
-        """Remove the oldest files whose records all lie before ``physical``, never the last; returns how many.
+        """Remove the oldest files whose records all lie before ``physical``, never the last one; returns how many.
 
         Raises ``DiskError``.
         """
@@ -258,9 +258,9 @@ class IndexService:
         return count
 
     def flush(self) -> int:
-        """Make durable what is indexed; returns the store time up to which it is (the checkpoint's index time).
+        """Make everything indexed durable; returns the store time up to which it is (the checkpoint's index time).
 
-        Raises ``DiskError``, then and ever after: a disk that failed once may have dropped what it said it kept. Raises
+        Once it has raised ``DiskError``, it always does: a failed disk may have lost what it reported as stored. Raises
         ``DiskFullError`` if there is no room for the sums.
         """
         if self._failure:
@@ -284,13 +284,13 @@ class IndexService:
 
     @property
     def damaged(self) -> tuple[Path, ...]:
-        """Files that must be built again."""
+        """Files that must be rebuilt."""
         return tuple(self._damaged)
 
     def verify(self, bytes_max: int) -> tuple[int, bool]:
-        """Hold the next bytes of an endless walk over all files against their sums: how many, whether a round ended.
+        """Verify the next bytes of an endless walk over all files; returns how many, and whether a round has ended.
 
-        Damage is told to ``on_damage``. Raises ``DiskError``.
+        Damage is reported to ``on_damage``. Raises ``DiskError``.
         """
         done = 0
         number, block = self._scrubbed
@@ -312,9 +312,10 @@ class IndexService:
         return done, False
 
     def contradicted(self, offset: int) -> None:
-        """An entry leads to the record at ``offset``, which is not of its key: the file is not what it should be.
+        """An entry leads to the record at ``offset``, which does not have its key, so the file is damaged.
 
-        Raises ``IndexDamagedError``, but not for the same record again: the file was made anew since, out of the log.
+        Raises ``IndexDamagedError``, except for a repeated report about a record whose file was rebuilt from the log
+        since.
         """
         if offset in self._contradicted:
             return
@@ -331,7 +332,7 @@ class IndexService:
             self._on_damage(error)
 
     def file_at(self, path: Path) -> IndexFile | None:
-        """The file of that name, if there still is one."""
+        """The file with that path, if it still exists."""
         return next((one for one in self._files if one.path == path), None)
 
     def forget(self, path: Path) -> None:
@@ -339,21 +340,21 @@ class IndexService:
         self._damaged.pop(path, None)
 
     def header_before(self, file: IndexFile) -> IndexHeader | None:
-        """Of the newest file before it that has entries."""
+        """The header of the newest earlier file that has entries."""
         files = self._files
         earlier = files[: files.index(file)] if file in files else ()
         return next((one.header for one in reversed(earlier) if not one.is_empty), None)
 
     def end_of(self, file: IndexFile) -> int:
-        """Indexed records at or behind this offset belong into later files."""
+        """Records at or after this offset are indexed in later files."""
         files = self._files
         later = files[files.index(file) + 1 :] if file in files else ()
         return next((one.header.begin_offset for one in later if not one.is_empty), self._indexed_to + 1)
 
     def exchange(self, file: IndexFile, made: IndexFile, complete: Callable[[], None]) -> None:
-        """Let ``made`` take the place of a damaged ``file``, once ``complete`` has added what it still lacks.
+        """Replace a damaged ``file`` by ``made``, once ``complete`` has added what it still lacks.
 
-        Nothing is indexed meanwhile. Raises ``OSError``, and what ``complete`` raises; then nothing has changed.
+        Nothing is indexed meanwhile. Raises ``OSError``, and errors of ``complete``, without having changed anything.
         """
         path = file.path
         with self._lock, self._keeping:
@@ -388,7 +389,7 @@ class IndexService:
                 raise self._error("removing", error) from error
 
     def _list(self) -> list[Path]:
-        """Index files in order; left-overs are removed, what is not ours is left alone."""
+        """Index files in order; leftovers are removed, other files are ignored."""
         found = []
         for path in sorted(self.directory.iterdir()):
             if _NAME.fullmatch(path.name) and path.is_file():
@@ -402,9 +403,10 @@ class IndexService:
     def _open(
         self, paths: list[Path], is_newer: Callable[[IndexFile], bool] | None, *, ours: bool = True
     ) -> list[IndexFile]:
-        """The files up to the first that cannot be used, or, after a crash, that is newer than what is durable.
+        """The files before the first one that is unusable or, after a crash, newer than what is durable.
 
-        ``ours``: nobody else wrote to them since their sums were kept. The last one may have got more, before a crash.
+        ``ours``: nobody else has written to them since their sums were stored. The last one may have grown before a
+        crash.
         """
         files: list[IndexFile] = []
         for path in paths:
@@ -429,16 +431,16 @@ class IndexService:
         return files
 
     def _recover_last(self, files: list[IndexFile], durable_end: int | None, durable_entries: int) -> None:
-        """Take back what is newer in the last file, or the file if it is damaged."""
+        """Remove the newer part of the last file, or the file if it is damaged."""
         if not files:
             return
         if durable_end is not None and files[-1].header.end_offset < durable_end:
-            durable_end, durable_entries = None, -1  # files after it are damaged: this one was full, and so is whole
+            durable_end, durable_entries = None, -1  # later files were damaged: this one was full, so it is complete
         if not files[-1].recover(durable_end, durable_entries, self._kept_sums(files[-1].path)):
             _log.warning("%s is damaged at its end: rebuilding it", files.pop().path)
 
     def _check_last(self, files: list[IndexFile]) -> None:
-        """The file that will be written to must be sound, or it goes."""
+        """Remove the file to be written to unless it is sound."""
         if files:
             try:
                 files[-1].open_for_writing()
@@ -472,7 +474,7 @@ class IndexService:
         """Remove a file and its sums. Raises ``OSError``."""
         with self._keeping:
             sums = self._sums_dir / path.name
-            if sums.exists():  # first: they must not be taken for those of another file of this name
+            if sums.exists():  # first: another file of this name must not get them
                 self.fs.unlink(sums)
             self.fs.unlink(path)
 
@@ -488,7 +490,7 @@ class IndexService:
         while start < len(keys):
             file = self._files[-1] if self._files else self._roll()
             end = start + file.room
-            if end < len(keys):  # a record's keys stay together
+            if end < len(keys):  # keep a record's keys together
                 end = int(np.searchsorted(offsets, offsets[end]))
                 if end <= start:
                     if not file.is_empty:
@@ -501,7 +503,7 @@ class IndexService:
             start = end
 
     def _roll(self) -> IndexFile:
-        """Begin the next file, named by the time, but always after the last one."""
+        """Start the next file, named by the time, but always after the last one."""
         name = int(datetime.fromtimestamp(self._clock.wall_ms() / 1000).strftime("%Y%m%d%H%M%S%f")[:17])  # noqa: DTZ006
         last = self._files[-1] if self._files else None
         if last is not None:

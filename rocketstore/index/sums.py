@@ -1,12 +1,12 @@
-"""Checksums of an index file, block by block, so that whatever is read of it is proven: RocketMQ's format has none.
+"""Checksums of an index file, block by block, to verify everything read from it; RocketMQ's format has none.
 
-The index is no record of its own: an entry leads to a record, but that a slot or a link leaves one out no record says.
-Held in memory while the file is open, and kept in a file beside the index (``<index>-sums/<name>``) whenever it is
-flushed, for RocketMQ must find nothing in the index's directory but its own. What is there is written after the index
-file was flushed: of entries it is right whatever comes later, of slots only if nothing did.
+The index cannot be checked against the log: an entry refers to a record, but no record shows that a slot or a link
+skips it. The sums are in memory while the file is open, and stored in a file beside the index (``<index>-sums/<name>``)
+at each flush, because RocketMQ must find only its own files in the index directory. They are written after the index
+file was flushed: those of entries stay valid, those of slots only if nothing changed later.
 
-Entries, which only are appended, have a CRC32 per block. Slots change all over: a block's sum is their values times odd
-numbers, one per place, modulo 2**64, which is moved on by what changes; a single changed slot always changes it.
+Entries are append-only and have a CRC32 per block. Slots change anywhere: a block's sum is the sum of its values times
+odd factors, one per place, modulo 2**64, and is updated with each change; a single changed slot always changes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK_SLOTS: Final = 1024
 BLOCK_ENTRIES: Final = 256
 ENTRY_BYTES: Final = ENTRY.size
 SUMS_SUFFIX: Final = "-sums"
-"""Of the directory beside that of the index."""
+"""Suffix of the directory beside that of the index."""
 _MAGIC: Final = b"RSX1"
 _HEAD: Final = Struct(">4sI")
 _CRC: Final = Struct(">I")
@@ -35,7 +35,7 @@ _NO_ENTRY: Final = bytes(ENTRY_BYTES)
 
 
 def _factors() -> NDArray[np.uint64]:
-    """Odd and well mixed (splitmix64): part of the format."""
+    """Odd and well mixed (splitmix64); part of the format."""
     mixed = np.arange(1, BLOCK_SLOTS + 1, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
@@ -46,7 +46,7 @@ _FACTORS: Final = _factors()
 
 
 def slot_blocks(slots: int) -> int:
-    """How many blocks so many slots have."""
+    """The number of blocks for this many slots."""
     return -(-slots // BLOCK_SLOTS)
 
 
@@ -66,7 +66,7 @@ def sums_of_slots(values: NDArray[np.generic]) -> NDArray[np.uint64]:
 def move_slots(
     sums: NDArray[np.uint64], places: NDArray[np.int32], before: NDArray[np.int32], after: NDArray[np.int32]
 ) -> None:
-    """Slots at different ``places`` changed: move their blocks' sums on."""
+    """Update the blocks' sums after slots at distinct ``places`` have changed."""
     change = (after.astype(np.int64) - before).view(np.uint64) * _FACTORS[places % BLOCK_SLOTS]
     np.add.at(sums, places // BLOCK_SLOTS, change)
 
@@ -77,17 +77,17 @@ def crc_of(entries: bytes) -> int:
 
 
 class EntrySums:
-    """CRCs of the blocks of a file's entries, in the order in which they come."""
+    """CRCs of the blocks of a file's entries, updated as entries are added."""
 
     def __init__(self, entries: int) -> None:
-        """For as many ``entries``; entry 0, which is none, is in already."""
+        """For ``entries`` entries; entry 0, which is unused, is already included."""
         self._whole = np.zeros(-(-entries // BLOCK_ENTRIES), np.uint32)
         self.tail = crc32(_NO_ENTRY)
-        """Of the block that is not full; 0 if the last one is."""
+        """Of the incomplete last block; 0 if the last block is full."""
         self.next_entry = 1
 
     def add(self, data: bytes) -> int:
-        """The next entries; gives the new tail."""
+        """Add entries; returns the new tail."""
         at, number, tail = 0, self.next_entry, self.tail
         view = memoryview(data)
         while at < len(data):
@@ -106,12 +106,12 @@ class EntrySums:
         return int(self._whole[block])
 
     def all(self) -> NDArray[np.uint32]:
-        """All CRCs, the tail's last if there is one."""
+        """All CRCs, ending with the tail's if there is one."""
         whole = self._whole[: self.next_entry // BLOCK_ENTRIES]
         return np.append(whole, np.uint32(self.tail)) if self.next_entry % BLOCK_ENTRIES else whole.copy()
 
     def take(self, sums: NDArray[np.uint32], next_entry: int) -> None:
-        """Begin with the CRCs of the entries before ``next_entry``, as ``all`` gave them."""
+        """Start with the CRCs of the entries before ``next_entry``, as returned by ``all``."""
         count = next_entry // BLOCK_ENTRIES
         self._whole[:count] = sums[:count]
         self.tail = int(sums[count]) if next_entry % BLOCK_ENTRIES else 0
@@ -120,14 +120,14 @@ class EntrySums:
 
 @dataclass(frozen=True, slots=True)
 class IndexSums:
-    """What is kept of one file: its header, and the sums of slots and entries that belong to it."""
+    """The stored state of one file: its header, and the matching sums of slots and entries."""
 
     header: IndexHeader
     slots: NDArray[np.uint64]
     entries: NDArray[np.uint32]
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """The file's contents."""
         content = b"".join(
             (
                 _HEAD.pack(_MAGIC, len(self.slots)),
@@ -140,7 +140,7 @@ class IndexSums:
 
 
 def decode_sums(content: bytes, slots: int) -> IndexSums | None:
-    """Of a file's content; None if it is not whole, or of a file with other slots."""
+    """Parse a file's contents; None if it is incomplete, or for a different number of slots."""
     start = _HEAD.size + HEADER.size
     if len(content) < start + _CRC.size or _CRC.unpack(content[-_CRC.size :])[0] != crc32(content[: -_CRC.size]):
         return None

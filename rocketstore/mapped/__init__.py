@@ -1,1 +1,1 @@
-"""Files of equal size that together are one sequence of bytes: of the plain commit log, and of each consume queue."""
+"""Sequences of bytes in files of equal size, used by the plain commit log and by each consume queue."""

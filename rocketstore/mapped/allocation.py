@@ -1,8 +1,8 @@
-"""Making the files of the commit log ahead of need, on a thread of its own.
+"""Creates the files of the commit log ahead of need, on a separate thread.
 
-Giving a gigabyte real blocks takes milliseconds to seconds; whoever asks for a file mostly finds it made, because each
-request also orders the file after it. A file that was made ahead and is not in use is blank and full-sized; recovery
-takes that as normal.
+Allocating real blocks for a gigabyte takes milliseconds to seconds; a requested file is usually ready, because each
+request also orders the next file. A file created ahead and not in use is blank and full-sized; recovery treats that as
+normal.
 
 ``_condition`` guards ``_wanted``, ``_ready``, ``_failed`` and ``_stopping``; nothing is created while it is held.
 """
@@ -30,11 +30,11 @@ class _Order(NamedTuple):
 
 
 class AllocationService:
-    """Creates files in a background thread; before ``start`` and after ``stop``, in the caller's.
+    """Creates files on a background thread; before ``start`` and after ``stop``, on the caller's.
 
-    With a ``pool``, files are given one of its buffers when they are taken into use. Without a free buffer they do
-    without, or, with ``fail_fast``, are refused. ``warm``: write zeros over each new file, so that appends find its
-    pages in memory.
+    With a ``pool``, files get one of its buffers when they are first used. Without a free buffer, they do without one
+    or, with ``fail_fast``, are refused. ``warm``: write zeros over each new file, so that appends find its pages in
+    memory.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class AllocationService:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and remove what it made for nothing. Idempotent."""
+        """End the thread, and remove unused files. Idempotent."""
         with self._condition:
             self._stopping = True
             self._wanted.clear()
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join(self._wait_s)  # a disk that hangs does not hang the stop
+            self._thread.join(self._wait_s)  # a hanging disk must not block the stop
             self._thread = None
         self.forget()
 
     def create(self, path: Path, next_path: Path, base: int, size: int) -> StoreFile:
-        """The file at ``path`` that begins at offset ``base``; orders the one after it at ``next_path``.
+        """The file at ``path`` that starts at offset ``base``; orders the next one at ``next_path``.
 
         Raises ``OSError`` if it cannot be created, ``DiskError`` if that takes too long or no buffer is free.
         """
@@ -102,7 +102,7 @@ class AllocationService:
         return file
 
     def forget(self) -> None:
-        """Remove the files that were made and not taken."""
+        """Remove files that were created and not taken."""
         with self._condition:
             unused, self._ready = list(self._ready.values()), {}
             self._wanted.clear()
@@ -148,13 +148,13 @@ class AllocationService:
                 made = error
             with self._condition:
                 if isinstance(made, OSError):
-                    self._failed[order.base] = made  # for who waits for it; who comes later orders again
+                    self._failed[order.base] = made  # for current waiters; later callers order again
                 elif order in self._wanted:
                     self._ready[order.base] = made
                 if order in self._wanted:
                     self._wanted.remove(order)
                     unused = None
-                else:  # forgotten meanwhile
+                else:  # forgotten in the meantime
                     unused = made
                 self._condition.notify_all()
             if isinstance(unused, StoreFile):

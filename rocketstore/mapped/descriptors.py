@@ -1,14 +1,14 @@
-"""Open descriptors as a cache: of files that are many, only those used lately are open.
+"""A cache of open descriptors: of many files, only recently used ones are open.
 
 A store may have tens of thousands of consume queues, and a process may open a few thousand files. So a queue's file is
-opened when it is used and may be closed at any time by the next one that needs room: the cache forgets a descriptor,
-and it is closed once nobody uses it any more. Who uses one holds it meanwhile, so none is closed under a read.
+opened when it is used, and may be closed at any time when another file needs room: the cache drops its descriptor,
+which is closed once nobody uses it any more. Users hold it meanwhile, so none is closed during a read.
 
 Closing loses nothing: a later ``fdatasync`` through another descriptor of the file covers what was written before, and
-Linux tells a failed write-back to the next descriptor if nobody has heard of it yet.
+Linux reports a failed write-back to the next descriptor if it has not been reported yet.
 
-Running out of descriptors all the same (others took them) is no failure of a disk. The cache then gives up half of what
-it holds and keeps to that; only if it has nothing left to give up, ``OSError`` says so.
+Running out of descriptors anyway (because others took them) is not a disk failure. The cache then closes half of its
+descriptors and lowers its capacity accordingly; only if it has none left to close, the ``OSError`` is raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dledger.store.fs import FileSystem
 
 _log = logging.getLogger("rocketstore")
 _SHARE: Final = 4
-"""One in so many descriptors of the process may be the cache's: connections and segments of the log need the others."""
+"""The cache's share of the process's descriptors: connections and log segments need the others."""
 _OPEN_MAX: Final = 8192
 _OPEN_MIN: Final = 16
 _ZEROS: Final = bytes(512 * 1024)
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Descriptor:
-    """An open file; it is closed when nobody holds this object any more."""
+    """An open file; closed when nobody holds this object any more."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -48,15 +48,15 @@ class Descriptor:
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
-    """Whether no file could be opened because too many are open already."""
+    """Whether a file could not be opened because too many are open."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class DescriptorCache:
-    """At most ``capacity`` open files; one that was not used for long makes room. Thread-safe."""
+    """At most ``capacity`` open files; the least recently used makes room. Thread-safe."""
 
     def __init__(self, fs: FileSystem, capacity: int | None = None) -> None:
-        """``capacity`` None: a share of what the process may open."""
+        """``capacity`` None: a share of the process's limit."""
         self.fs: Final = fs
         self.capacity = _default_capacity() if capacity is None else capacity
         self._lock = threading.Lock()  # guards _open, capacity, and the files' descriptors; nothing is opened under it
@@ -64,28 +64,28 @@ class DescriptorCache:
 
     @property
     def open_count(self) -> int:
-        """How many are open."""
+        """The number of open files."""
         return len(self._open)
 
     def of(self, file: CachedFile) -> Descriptor:
         """The open descriptor of ``file``: hold it while using it. Raises ``OSError``."""
         found = file.descriptor
-        if found is not None:  # no lock: this is on the way of every append
+        if found is not None:  # no lock: every append takes this path
             file.recent = True
             return found
         opened = self.with_room(lambda: Descriptor(self.fs, file.path, writable=file.writable))
         with self._lock:
-            if file.descriptor is not None:  # somebody else was quicker
+            if file.descriptor is not None:  # another thread was faster
                 return file.descriptor
             if not file.gone:
                 file.descriptor = opened
                 self._open[file] = None
             forgotten = self._shrink(self.capacity)
-        del forgotten  # closed here, outside of the lock
+        del forgotten  # closed here, outside the lock
         return opened
 
     def _shrink(self, most: int) -> list[Descriptor]:
-        """Forget all but ``most``; a file used since its last turn has another one. Under the lock."""
+        """Drop all but ``most``; a file used since its last turn gets another one. Requires the lock."""
         forgotten: list[Descriptor] = []
         while len(self._open) > most:
             file, _ = self._open.popitem(last=False)
@@ -98,7 +98,7 @@ class DescriptorCache:
         return forgotten
 
     def forget(self, file: CachedFile) -> None:
-        """Close ``file`` as soon as nobody uses it; it is not kept open any more."""
+        """Close ``file`` as soon as nobody uses it; it is no longer kept open."""
         with self._lock:
             file.gone = True
             self._open.pop(file, None)
@@ -106,7 +106,7 @@ class DescriptorCache:
         del kept
 
     def with_room(self, do: Callable[[], _T]) -> _T:
-        """What ``do`` gives, which opens a file; files of the cache are closed while too many are open.
+        """Call ``do``, which opens a file; cached files are closed while too many are open.
 
         Raises ``OSError``.
         """
@@ -130,7 +130,7 @@ class DescriptorCache:
 
 
 class CachedFile:
-    """``dledger.store.mmap_file.MappedFile`` without a mapping, and open only while it is used now and then."""
+    """``dledger.store.mmap_file.MappedFile`` without a mapping, and open only while recently used."""
 
     __slots__ = ("_descriptors", "base", "descriptor", "gone", "path", "recent", "size", "writable")
 
@@ -141,11 +141,11 @@ class CachedFile:
         self.size = size
         self.writable = writable
         self.gone = False
-        """Whether the file was removed or let go of."""
+        """Whether the file was removed or released."""
         self.descriptor: Descriptor | None = None
-        """While it is open; the cache's."""
+        """The descriptor while it is open; managed by the cache."""
         self.recent = False
-        """Whether it was used again since the cache looked last."""
+        """Whether it was used since the cache last checked."""
         self._descriptors = descriptors
 
     def read(self, offset: int, length: int) -> bytes:
@@ -169,7 +169,7 @@ class CachedFile:
         return DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}")
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
-        """Write ``data``, which must lie inside. Raises ``OSError``, ``DiskError``."""
+        """Write ``data``, which must lie inside the file. Raises ``OSError``, ``DiskError``."""
         if not self.writable:
             raise DiskError(f"{self.path} is in a read-only data directory and cannot be changed")
         if not 0 <= offset <= offset + len(data) <= self.size:
@@ -185,7 +185,7 @@ class CachedFile:
             offset += length
 
     def sync(self) -> None:
-        """Make everything written so far durable; nothing if the file was removed meanwhile. Raises ``OSError``."""
+        """Make everything written so far durable; does nothing if the file was removed. Raises ``OSError``."""
         try:
             used = self._descriptors.of(self)
         except FileNotFoundError:
@@ -195,12 +195,12 @@ class CachedFile:
         self._descriptors.fs.sync(used.fd)
 
     def non_zero_end(self, offset: int) -> int:
-        """The end of the last byte other than 0 from ``offset`` on; ``offset`` if there is none. Raises ``OSError``."""
+        """The end of the last non-zero byte from ``offset`` on; ``offset`` if there is none. Raises ``OSError``."""
         used = self._descriptors.of(self)
         return non_zero_end(used.fd, offset, self.size)
 
     def close(self) -> None:
-        """Let go of the file for good; who reads it now reads on."""
+        """Release the file for good; current readers finish."""
         self._descriptors.forget(self)
 
 

@@ -1,13 +1,13 @@
 """One file of a mapped queue: how far it is written, committed and flushed.
 
-The bytes are ``dledger.store.mmap_file.MappedFile``'s: written with ``pwrite``, read out of a read-only mapping that
-lives as long as someone holds the file, so that reading a file that was just deleted is harmless. There is no
-reference count to release and no file that hangs because somebody still reads it. Files that are many have no mapping
-and are open only while they are used (``rocketstore.mapped.descriptors``).
+The bytes are those of ``dledger.store.mmap_file.MappedFile``: written with ``pwrite``, read through a read-only mapping
+that lives as long as someone holds the file, so reading a deleted file is harmless. There is no reference count to
+release. Files that are numerous have no mapping and are open only while recently used
+(``rocketstore.mapped.descriptors``).
 
-Positions are relative to the file's start and only grow, but for a truncation: flushed <= readable <= wrote <= size.
-With a buffer of the transient pool, appends go to memory first and ``commit`` copies them into the file; readers see
-only what is committed. One thread appends at a time, one flushes, one commits; anyone reads.
+Positions are relative to the file's start and only grow, except for truncation: flushed <= readable <= wrote <= size.
+With a buffer of the transient pool, appends go to memory first and ``commit`` copies them to the file; readers see only
+what is committed. One thread appends at a time, one flushes, one commits; any thread reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StoreFile:
         "store_timestamp", "wrote",
     )  # fmt: skip
 
-    def __init__(  # the last two are seldom given
+    def __init__(  # the last two are rarely given
         self,
         fs: FileSystem,
         path: Path,
@@ -45,7 +45,7 @@ class StoreFile:
         writable: bool = True,
         descriptors: DescriptorCache | None = None,
     ) -> None:
-        """An existing file of ``size`` bytes that holds nothing yet: mapped, or opened by ``descriptors`` when used.
+        """An existing file of ``size`` bytes, regarded as empty: mapped, or opened by ``descriptors`` on use.
 
         Raises ``OSError``.
         """
@@ -64,30 +64,30 @@ class StoreFile:
         self.committed = 0
         self.flushed = 0
         self.store_timestamp = 0
-        """Of the last message appended; 0 if not known."""
+        """Of the last message appended; 0 if unknown."""
         self.first_in_queue = False
         """Whether the queue had no file when this one was created."""
         self.doomed = False
-        """Whether deleting it was tried and failed."""
+        """Whether deleting it has failed."""
 
     @property
     def end(self) -> int:
-        """The absolute offset behind its last byte."""
+        """The absolute offset after its last byte."""
         return self.base + self.size
 
     @property
     def readable(self) -> int:
-        """The end of what readers see and flushes reach."""
+        """The end of what is visible to readers and flushes."""
         return self.wrote if self._buffer is None else self.committed
 
     @property
     def is_full(self) -> bool:
-        """Whether every byte is taken."""
+        """Whether it is completely filled."""
         return self.wrote == self.size
 
     @property
     def writable(self) -> bool:
-        """Whether it lies in a directory that may be changed."""
+        """Whether it is in a writable directory."""
         return self._file.writable
 
     @property
@@ -97,19 +97,19 @@ class StoreFile:
 
     @property
     def last_modified_ms(self) -> int:
-        """When the file was last changed, in ms since 1970; 0 if it is deleted."""
+        """When the file was last modified, in ms since 1970; 0 if it is deleted."""
         try:
             return self.path.stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return 0
 
     def attach_buffer(self, buffer: mmap.mmap, give_back: Callable[[mmap.mmap], None]) -> None:
-        """Append through ``buffer`` (``size`` bytes) until the file is full; then ``give_back`` gets it."""
+        """Append through ``buffer`` (``size`` bytes) until the file is full; then pass it to ``give_back``."""
         self._give_back = give_back
         self._buffer = buffer
 
     def append(self, data: bytes | bytearray) -> bool:
-        """Append ``data``; False, and nothing done, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
+        """Append ``data``; False, without effect, if it does not fit. Raises ``DiskError``, ``DiskFullError``.
 
         After ``DiskFullError`` nothing of ``data`` is there; after ``DiskError`` the file must not be appended to.
         """
@@ -128,23 +128,25 @@ class StoreFile:
         return True
 
     def fill(self, data: bytes | bytearray) -> bool:
-        """Append ``data`` and zeros up to the file's end; False if ``data`` does not fit. Raises as ``append``."""
+        """Append ``data`` and zeros up to the file's end; False if ``data`` does not fit. Raises the same as
+        ``append``.
+        """
         if self._buffer is not None and self.wrote + len(data) <= self.size:
-            data = data + bytes(self.size - self.wrote - len(data))  # a buffer was used before
+            data = data + bytes(self.size - self.wrote - len(data))  # the buffer may contain old data
         if not self.append(data):
             return False
         self.wrote = self.size
         return True
 
     def _failed(self, start: int, error: OSError) -> DiskError | DiskFullError:
-        """What to raise after a write from ``start`` on failed; on a full disk what was written in part is wiped."""
+        """The error for a failed write from ``start`` on; on a full disk, a partial write is erased."""
         if is_out_of_descriptors(error):
             return DiskFullError(f"no file descriptor is left for {self.path}: nothing was appended")
         if error.errno != errno.ENOSPC:
             return DiskError(f"writing {self.path} at offset {start} failed: {error}")
         try:
             self._file.zero(start, self._file.non_zero_end(start))
-            self._file.sync()  # a power cut must not bring it back
+            self._file.sync()  # a power cut must not restore it
         except OSError as wiping:
             return DiskError(f"wiping a partly written record at offset {start} of {self.path} failed: {wiping}")
         return DiskFullError(f"no space left for {self.path}: nothing was appended")
@@ -160,23 +162,23 @@ class StoreFile:
         return self._file.read_cold(offset, size) if cold else self._file.read(offset, size)
 
     def peek(self, offset: int, size: int) -> bytes:
-        """Bytes of the file itself, whatever the positions say: for recovery. Raises ``DiskError``."""
+        """Bytes of the file itself, regardless of the positions: for recovery. Raises ``DiskError``."""
         return self._file.read_cold(offset, min(size, self.size - offset))
 
     def flush_due(self, least_pages: int) -> bool:
-        """Whether a flush is worth it: the file is full, or enough pages (0: any byte) are not durable."""
+        """Whether a flush is due: the file is full, or enough pages (0: any byte) are not durable."""
         return _due(self.flushed, self.readable, self.size, least_pages)
 
     def flush(self) -> None:
-        """Make what is readable durable. Raises ``OSError``; then ``flushed`` stays as it is."""
+        """Make the readable part durable. Raises ``OSError``, leaving ``flushed`` unchanged."""
         reached = self.readable
         self._file.sync()
         self.flushed = reached
 
     def commit(self, least_pages: int) -> bool:
-        """Copy what the buffer holds into the file, if that is worth it; whether anything moved. Raises ``OSError``.
+        """Copy the buffer's contents to the file, if enough; returns whether anything moved. Raises ``OSError``.
 
-        A full and committed file lets go of its buffer. Without a buffer there is nothing to do.
+        A full and committed file releases its buffer. Without a buffer there is nothing to do.
         """
         buffer, start, end = self._buffer, self.committed, self.wrote
         if buffer is None or not _due(start, end, self.size, least_pages):
@@ -190,7 +192,7 @@ class StoreFile:
         return True
 
     def detach_buffer(self) -> None:
-        """Give the buffer back; what is not committed is lost."""
+        """Return the buffer; uncommitted data are lost."""
         buffer, give_back = self._buffer, self._give_back
         if buffer is not None and give_back is not None:
             self.wrote = self.committed
@@ -198,11 +200,11 @@ class StoreFile:
             give_back(buffer)
 
     def set_end(self, position: int) -> None:
-        """Take ``position`` as written, committed and flushed: what recovery found."""
+        """Set ``position`` as written, committed and flushed, as found by recovery."""
         self.wrote = self.committed = self.flushed = position
 
     def cut(self, position: int, *, durable: bool = True) -> None:
-        """Zero everything from ``position`` on, durably (else with the next flush), so that it cannot come back.
+        """Zero everything from ``position`` on, durably (otherwise with the next flush), so that it cannot reappear.
 
         Raises ``OSError``.
         """
@@ -213,19 +215,19 @@ class StoreFile:
                 self._file.sync()
         self.set_end(position)
         if end > position and not durable:
-            self.flushed = -1  # behind every position, so that a flush is due
+            self.flushed = -1  # before every position, so that a flush is due
 
     def rewrite(self, position: int, data: bytes) -> None:
-        """Write bytes again, durably, below what was appended. Raises ``OSError``."""
+        """Rewrite bytes durably, before the end. Raises ``OSError``."""
         self._file.write(position, data)
         self._file.sync()
 
     def sync(self) -> None:
-        """Make the file durable without a word about positions. Raises ``OSError``."""
+        """Make the file durable, without changing positions. Raises ``OSError``."""
         self._file.sync()
 
     def is_blank(self, position: int = 0) -> bool:
-        """Whether only zeros follow from ``position`` on."""
+        """Whether there are only zeros from ``position`` on."""
         return self._file.non_zero_end(position) == position
 
     def warm(self) -> None:
@@ -237,7 +239,7 @@ class StoreFile:
             self._file.warmed = self.size
 
     def let_go(self) -> None:
-        """The file leaves its queue: it need not be kept open. Who reads it now reads on."""
+        """The file leaves its queue and need not be kept open. Current readers finish."""
         if isinstance(self._file, CachedFile):
             self._file.close()
 
@@ -251,7 +253,7 @@ def _due(done: int, reached: int, size: int, least_pages: int) -> bool:
 
 
 def create_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
-    """Create a file of real blocks so that a crash leaves all or nothing of it. Raises ``OSError``."""
+    """Create a file with allocated blocks, atomically with respect to crashes. Raises ``OSError``."""
     create_durably(fs, path, lambda fd: fs.allocate(fd, size))
     return StoreFile(fs, path, base, size)
 
@@ -259,9 +261,9 @@ def create_file(fs: FileSystem, path: Path, base: int, size: int) -> StoreFile:
 def create_sparse_file(
     fs: FileSystem, path: Path, base: int, size: int, descriptors: DescriptorCache | None = None
 ) -> StoreFile:
-    """Create a file that takes disk space only as it is written, and sync nothing. Raises ``OSError``.
+    """Create a file that takes disk space only as it is written, without syncing. Raises ``OSError``.
 
-    For what is derived and many: ten thousand consume queues must not take sixty gigabytes, nor a sync each.
+    For derived, numerous files: ten thousand consume queues must not take sixty gigabytes, nor a sync each.
     """
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:

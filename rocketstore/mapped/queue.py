@@ -1,15 +1,15 @@
-"""Mapped files in a row: one sequence of bytes from the first file's start to the last file's end.
+"""A series of mapped files: one sequence of bytes from the first file's start to the last file's end.
 
-Used by the plain commit log (files made ahead by the allocation service) and by consume queues (made when needed).
+Used by the plain commit log (files created ahead by the allocation service) and by consume queues (created on demand).
 
-The list of files is replaced as a whole, never changed, so that lookups need no lock. ``_shape_lock`` guards its
-replacement and is never held during I/O; ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock``
-one commit, ``_delete_lock`` one deletion of files (taken after the flush lock). One thread appends at a time: the
-caller's lock.
+The list of files is replaced as a whole, never changed, so lookups need no lock. ``_shape_lock`` guards its replacement
+and is never held during I/O; ``_flush_lock`` lets one flush or truncation run at a time, ``_commit_lock`` one commit,
+``_delete_lock`` one deletion of files (acquired after the flush lock). One thread appends at a time, under the caller's
+lock.
 
-Two rules where RocketMQ only logs. A flush that fails moves nothing and poisons the queue: the kernel may have dropped
-the pages, so no later flush can vouch for them. A file of the wrong size does not make all others unusable: what a
-crash leaves at the end is completed or removed; only damage before the end is refused.
+Two rules where RocketMQ only logs. A failed flush moves nothing and poisons the queue: the kernel may have dropped the
+pages, so no later flush can make up for it. A file of the wrong size does not make all others unusable: leftovers of a
+crash at the end are completed or removed; only damage before the end is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptor
 from rocketstore.mapped.file import StoreFile, create_sparse_file
 
 DELETED_MAX: Final = 10
-"""Files that one call for expired files removes: unlinking gigabytes takes long."""
+"""The maximum number of expired files that one call removes: unlinking gigabytes takes long."""
 _RESTORE: Final = "Restore it from a copy, or move it and all later files away to continue with the ones before it"
 
 
@@ -50,20 +50,20 @@ class MappedFileQueue:
         descriptors: DescriptorCache | None = None,
         instruments: Instruments = SILENT,
     ) -> None:
-        """``allocation`` makes the files ahead; with ``descriptors`` they are open only while they are used.
+        """``allocation`` creates files ahead; with ``descriptors`` they are open only while recently used.
 
-        ``instruments`` are told of every flush.
+        ``instruments`` are notified of every flush.
         """
         self.file_bytes = file_bytes
         self.placement = placement
         self.flushed_where = 0
-        """Up to here everything is durable."""
+        """Everything before it is durable."""
         self.committed_where = 0
-        """Up to here everything has left the buffers of the transient pool."""
+        """Everything before it has left the buffers of the transient pool."""
         self.store_timestamp = 0
-        """Every message up to this store timestamp is durable; 0 if not known."""
+        """Every message up to this store timestamp is durable; 0 if unknown."""
         self.poison = ""
-        """Why nothing can be written any more; empty while all is well."""
+        """Why nothing can be written any more; empty if writable."""
         self._fs = fs
         self._allocation = allocation
         self._descriptors = descriptors
@@ -73,11 +73,11 @@ class MappedFileQueue:
         self._commit_lock = threading.Lock()
         self._files: tuple[StoreFile, ...] = ()
         self._reserved: StoreFile | None = None
-        """Created and not yet in use. Appending thread only."""
+        """Created and not yet used. Only for the appending thread."""
         self._unsynced_dirs: set[Path] = set()
         self._instruments = instruments
 
-    # Looking
+    # Lookups
 
     def files(self) -> Sequence[StoreFile]:
         """All files, oldest first."""
@@ -91,9 +91,9 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """The end of what is readable without a gap; 0 if there is no file."""
+        """The end of what is readable without gaps; 0 if there is no file."""
         files = self._files
-        if len(files) > 1 and files[-2].buffered:  # a file is begun while at most the one before it is not committed
+        if len(files) > 1 and files[-2].buffered:  # a file is started when at most the previous one is uncommitted
             return files[-2].base + files[-2].readable
         return files[-1].base + files[-1].readable if files else 0
 
@@ -104,7 +104,7 @@ class MappedFileQueue:
         return files[-1].base + files[-1].wrote if files else 0
 
     def find(self, offset: int, *, first_if_missing: bool = False) -> StoreFile | None:
-        """The file that ``offset`` lies in."""
+        """The file containing ``offset``."""
         files = self._files
         if not files:
             return None
@@ -122,12 +122,12 @@ class MappedFileQueue:
         return None if file is None else file.read(offset - file.base, size, cold=cold)
 
     def file_by_time(self, time_ms: int) -> StoreFile | None:
-        """The first file last changed at ``time_ms`` or later, else the last one; None if there is none."""
+        """The first file last modified at or after ``time_ms``, otherwise the last one; None if there are none."""
         files = self._files
         return next((file for file in files if file.last_modified_ms >= time_ms), files[-1] if files else None)
 
     def not_contiguous(self) -> list[int]:
-        """The offsets at which a file should begin and another one does: empty unless there is a bug."""
+        """The offsets at which a file should start and another one does; non-empty only if there is a bug."""
         files = self._files
         return [
             one.base + self.file_bytes
@@ -138,11 +138,11 @@ class MappedFileQueue:
     # Opening
 
     def load(self) -> None:
-        """Map the files that are there, all taken as full: recovery sets the end.
+        """Map the existing files, regarding them as full: recovery sets the end.
 
-        A crash while a file was created may leave it short, and files made ahead are blank: short files at the end
-        that hold nothing are removed, a short last one that holds something is filled up with zeros. Raises
-        ``CorruptLogError`` for any other file of the wrong size and for a missing one, ``DiskError``.
+        A crash while creating a file may leave it short, and files created ahead are blank: short files at the end that
+        contain nothing are removed, a short last one with contents is padded with zeros. Raises ``CorruptLogError`` for
+        any other file of the wrong size and for a missing one, ``DiskError``.
         """
         directories = [path for path in (*self.placement.writable, *self.placement.read_only) if path.is_dir()]
         try:
@@ -160,7 +160,7 @@ class MappedFileQueue:
         self.flushed_where = self.committed_where = self.max_offset
 
     def adopt(self, bases: Sequence[int], end: int) -> None:
-        """As ``load`` and ``set_end``, of files that the caller knows to be there and of the right size."""
+        """Like ``load`` and ``set_end``, for files that the caller knows to exist with the right size."""
         directory = self.placement.writable[0]
         found = [FoundFile(directory / segment_name(base), base, self.file_bytes) for base in bases]
         self._files = tuple(self._open(one) for one in found)
@@ -196,16 +196,16 @@ class MappedFileQueue:
         )
 
     def set_end(self, offset: int) -> None:
-        """Take everything before ``offset`` as there and durable; no file may begin after it. For recovery."""
+        """Regard everything before ``offset`` as existing and durable; no file may start after it. For recovery."""
         for file in self._files:
             file.set_end(min(max(offset - file.base, 0), file.size))
         self.flushed_where = self.committed_where = offset
 
     def truncate(self, offset: int, *, keep_first: bool = False, durable: bool = True) -> None:
-        """Remove everything from ``offset`` on: later files deleted, the rest of its file zeroed.
+        """Remove everything from ``offset`` on: delete later files, and zero the rest of its file.
 
-        ``keep_first``: not the first file, which then stays to say where the queue begins. Not ``durable``: only the
-        next flush makes it so. Raises ``DiskError``; then the queue takes no more writes.
+        ``keep_first``: keep the first file, which shows where the queue starts. Not ``durable``: only the next flush
+        makes it so. After ``DiskError``, the queue accepts no more writes.
         """
         self._check_usable()
         files_min = 1 if keep_first else 0
@@ -223,7 +223,7 @@ class MappedFileQueue:
     def _remove(self, file: StoreFile, *, durable: bool = True) -> None:
         """Delete a file at either end, durably before the next: a crash must not leave a gap. Raises ``OSError``."""
         file.detach_buffer()
-        file.let_go()  # first: whoever opens it from now on and does not find it knows why
+        file.let_go()  # first: later attempts to open it then fail with the right reason
         if file.writable:
             self._fs.unlink(file.path)
             if durable:
@@ -238,8 +238,8 @@ class MappedFileQueue:
     def last_file(self, start_offset: int = 0, *, create: bool = True) -> StoreFile | None:
         """The file to append to: the last one, or a new one after it if it is full.
 
-        The first file of all is the one that ``start_offset`` lies in. Without ``create``: the last file or None.
-        Raises ``DiskFullError``, ``DiskError`` when it cannot be created; that does not harm the queue.
+        The very first file is the one that contains ``start_offset``. Without ``create``: the last file or None. Raises
+        ``DiskFullError``, ``DiskError`` if it cannot be created, which does not affect the queue.
         """
         files = self._files
         if files and not (create and files[-1].is_full):
@@ -258,20 +258,22 @@ class MappedFileQueue:
         return file
 
     def reserve_next(self) -> None:
-        """Create the file after the last one now, to be taken into use when the last one is full.
+        """Create the file after the last one now, to be used when the last one is full.
 
-        So that a full disk is noticed before the rest of the last file is given up. Raises as ``last_file``.
+        So a full disk is noticed before the rest of the last file is given up. Raises the same as ``last_file``.
         """
         if self._files and self._reserved is None:
             self._reserved = self._create(self._files[-1].base + self.file_bytes)
 
     @property
     def next_is_buffered(self) -> bool:
-        """Whether the file reserved by ``reserve_next`` has a buffer of the transient pool. Appending thread only."""
+        """Whether the file created by ``reserve_next`` has a buffer of the transient pool. Only for the appending
+        thread.
+        """
         return self._reserved is not None and self._reserved.buffered
 
     def base_of(self, offset: int) -> int:
-        """Where the file begins that ``offset`` lies in."""
+        """The start of the file that contains ``offset``."""
         return offset - offset % self.file_bytes
 
     def _create(self, base: int) -> StoreFile:
@@ -295,10 +297,10 @@ class MappedFileQueue:
         return self.placement.directory_for(base // self.file_bytes) / segment_name(base)
 
     def append(self, data: bytes) -> int:
-        """Append ``data`` and give its offset. To go on to the next file in time is the caller's business.
+        """Append ``data`` and return its offset. The caller must move on to the next file in time.
 
-        Raises ``InvalidRequestError`` if it does not fit into what is left of the last file, ``DiskFullError`` and
-        nothing is changed, ``DiskError`` and the queue takes no more writes.
+        Raises ``InvalidRequestError`` if it does not fit into the rest of the last file; ``DiskFullError`` without
+        having changed anything; ``DiskError``, after which the queue accepts no more writes.
         """
         file = self.last_file()
         if file is None or len(data) > file.size - file.wrote:
@@ -308,9 +310,9 @@ class MappedFileQueue:
         return offset
 
     def append_to(self, file: StoreFile, data: bytes | bytearray, *, fill: bool = False) -> bool:
-        """Append to the last ``file``; False if ``data`` does not fit. Raises as ``append``.
+        """Append to the last ``file``; False if ``data`` does not fit. Raises the same as ``append``.
 
-        ``fill``: the file is full afterwards, whatever room there was left; zeros follow ``data``.
+        ``fill``: pad the file with zeros after ``data``, so that it is full.
         """
         if self.poison:
             self._check_usable()
@@ -321,7 +323,7 @@ class MappedFileQueue:
             raise
 
     def poisoned(self, what: str, error: OSError) -> DiskError:
-        """Take no more writes because ``what`` failed; gives the error to raise."""
+        """Accept no more writes because ``what`` failed; returns the error to raise."""
         directory = self.placement.writable[0] if self.placement.writable else ""
         self.poison = self.poison or f"{what} in {directory} failed: {error}"
         return DiskError(self.poison)
@@ -333,17 +335,17 @@ class MappedFileQueue:
     # Durability
 
     def flush(self, least_pages: int) -> bool:
-        """Make one file durable, the one that ``flushed_where`` lies in; True if nothing moved.
+        """Make one file durable, the one containing ``flushed_where``; True if nothing moved.
 
-        A file is flushed when it is full, when ``least_pages`` pages wait, or, with 0, when any byte does. Raises
-        ``DiskError`` if it fails: nothing is known to be durable then, and the queue takes no more writes;
-        ``DiskFullError`` if the file could not be opened for it: try again.
+        A file is flushed when it is full, when ``least_pages`` pages are waiting, or, with 0, when any byte is. After
+        ``DiskError`` nothing is known to be durable, and the queue accepts no more writes. After ``DiskFullError`` the
+        file could not be opened: retry.
         """
         with self._flush_lock:
             self._check_usable()
             files = self._files
             if files and self.flushed_where < files[0].base:
-                self.flushed_where = files[0].base  # what lay before was deleted
+                self.flushed_where = files[0].base  # earlier files were deleted
             file = self.find(self.flushed_where)
             if file is not None and not file.flush_due(least_pages):
                 file = None
@@ -360,7 +362,7 @@ class MappedFileQueue:
                 raise self.poisoned("flushing", error) from error
             if file is None:
                 return True
-            if file.flushed >= wrote:  # else the message with that time is still in a buffer
+            if file.flushed >= wrote:  # otherwise the message with that time is still in a buffer
                 self.store_timestamp = max(self.store_timestamp, timestamp)
             self.flushed_where = file.base + file.flushed
             self._instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
@@ -376,9 +378,9 @@ class MappedFileQueue:
                 raise
 
     def commit(self, least_pages: int) -> bool:
-        """Copy one file's buffer into it, that of the file ``committed_where`` lies in; True if nothing moved.
+        """Copy one file's buffer into it, for the file containing ``committed_where``; True if nothing moved.
 
-        Raises ``DiskError`` if it fails, and the queue takes no more writes.
+        After ``DiskError``, the queue accepts no more writes.
         """
         with self._commit_lock:
             self._check_usable()
@@ -401,10 +403,10 @@ class MappedFileQueue:
     def delete_expired_by_time(
         self, age_ms_max: int, *, now_ms: int, gap_ms: int = 0, immediately: bool = False, keep_from: int | None = None
     ) -> int:
-        """Delete the oldest files not changed for ``age_ms_max`` (or whatever their age, ``immediately``).
+        """Delete the oldest files not modified for ``age_ms_max`` (or of any age, ``immediately``).
 
-        Never the last file nor one that ends behind ``keep_from``; at most ``DELETED_MAX``, pausing ``gap_ms`` between
-        two; stops at the first one that is younger or cannot be deleted. Gives how many are gone.
+        Never the last file, or one that ends after ``keep_from``; at most ``DELETED_MAX``, with a pause of ``gap_ms``
+        between two; stops at the first one that is younger or cannot be deleted. Returns how many were deleted.
         """
         deleted = 0
         for file in self._files[:-1][:DELETED_MAX]:
@@ -427,9 +429,9 @@ class MappedFileQueue:
         return first.base + first.size
 
     def delete_expired_by_offset(self, offset_min: int, unit_bytes: int) -> int:
-        """Delete the oldest files whose last unit begins with a big-endian offset below ``offset_min``.
+        """Delete the oldest files whose last unit starts with a big-endian offset below ``offset_min``.
 
-        Never the last file. Gives how many are gone.
+        Never the last file. Returns how many were deleted.
         """
         deleted = 0
         for file in self._files[:-1]:
@@ -440,12 +442,12 @@ class MappedFileQueue:
         return deleted
 
     def retry_delete_first(self) -> bool:
-        """Delete the first file if that was tried before and failed; whether it is gone now."""
+        """Delete the first file if that has failed before; returns whether it is gone now."""
         first = next(iter(self._files), None)
         return first is not None and first.doomed and self.delete_first(first)
 
     def delete_first(self, file: StoreFile) -> bool:
-        """Delete ``file`` if it is the first and not the last; whether it is gone. A failed try is remembered."""
+        """Delete ``file`` if it is the first and not the last; returns whether it is gone. A failure is remembered."""
         with self._delete_lock:
             if not self._files or self._files[0] is not file or len(self._files) == 1:
                 return False
@@ -467,7 +469,7 @@ class MappedFileQueue:
             self.flushed_where = self.committed_where = 0
 
     def close(self) -> None:
-        """Let go of all files; those still being read stay open until then."""
+        """Release all files; those being read stay open until then."""
         if self._allocation is not None:
             self._allocation.forget()
         if self._reserved is not None:
@@ -479,12 +481,12 @@ class MappedFileQueue:
             self._files, self._reserved = (), None
 
     def _remove_quietly(self, file: StoreFile) -> None:
-        """Delete a blank file; one that stays does no harm."""
+        """Delete a blank file; if that fails, it does no harm."""
         file.detach_buffer()
         with contextlib.suppress(OSError):
             self._fs.unlink(file.path)
 
 
 def _without_doubles(found: Found) -> list[FoundFile]:
-    """One file per base; of two, the first."""
+    """One file per base; of duplicates, the first."""
     return list({one.base: one for one in reversed(found.segments)}.values())[::-1]

@@ -1,7 +1,7 @@
-"""Buffers in memory that a plain commit log is appended to, copied into its files a little later.
+"""Memory buffers to which a plain commit log appends before they are copied to its files.
 
-They keep slow disks out of the way of producers: an append never waits for the page cache. The price is that a crash
-of the process loses what was not yet committed, which a crash does not do to what was written to a file.
+They decouple producers from slow disks: an append never waits for the page cache. In return, a crash of the process
+loses what was not yet committed, whereas data written to a file survive it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 
 
 class TransientStorePool:
-    """At most ``count`` buffers of ``buffer_bytes``, made when first needed and then used again.
+    """At most ``count`` buffers of ``buffer_bytes``, created on first use and then reused.
 
-    RocketMQ makes and locks all of them in memory at start; here an unused one costs nothing.
+    RocketMQ creates all of them at startup and locks them in memory; here an unused one costs nothing.
     """
 
     def __init__(self, count: int, buffer_bytes: int) -> None:
@@ -25,21 +25,21 @@ class TransientStorePool:
 
     @property
     def available(self) -> int:
-        """How many buffers can be borrowed now."""
+        """The number of buffers that can be borrowed now."""
         with self._lock:
             return len(self._free) + self.count - self._made
 
     def borrow(self) -> mmap.mmap | None:
-        """A buffer, with old content; None if all are in use."""
+        """A buffer, with old contents; None if all are in use."""
         with self._lock:
             if self._free:
                 return self._free.pop()
             if self._made == self.count:
                 return None
             self._made += 1
-        return mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeroed page by page, when used
+        return mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeroed on first use
 
     def give_back(self, buffer: mmap.mmap) -> None:
-        """Take a borrowed buffer back."""
+        """Return a borrowed buffer."""
         with self._lock:
             self._free.append(buffer)

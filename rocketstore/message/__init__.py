@@ -1,1 +1,1 @@
-"""Messages and their byte form."""
+"""Messages and their encoding."""

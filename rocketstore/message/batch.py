@@ -1,7 +1,7 @@
-"""Batches as they travel: several messages for one queue in the body of one.
+"""The encoding of batches: several messages for one queue in the body of one.
 
 One item is ``[size i32][magic 0 i32][CRC 0 i32][flag i32][body length i32] body [properties length i16] properties``.
-The broker makes ordinary records of the items; a batch is never stored as such.
+The broker converts the items to ordinary records; a batch itself is never stored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ITEM_OVERHEAD: Final = _ITEM.size + _PROPERTIES_LENGTH.size
 
 
 class CorruptBatchError(InvalidRequestError):
-    """Raised when the body of a batch is not made of whole items."""
+    """Raised when the body of a batch does not consist of whole items."""
 
 
 class BatchItem(NamedTuple):
-    """What a batch says of one message; the rest is the batch's."""
+    """The fields of one message in a batch; the others are the batch's."""
 
     flag: int
     body: bytes
@@ -33,9 +33,9 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """The body of a batch: of each message its flag, body and properties.
+    """The body of a batch: each message's flag, body and properties.
 
-    Raises ``InvalidRequestError`` for what an item cannot hold.
+    Raises ``InvalidRequestError`` for anything that does not fit into an item.
     """
     parts: list[bytes] = []
     for message in messages:
@@ -52,9 +52,9 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 
 def decode_batch(encoded: bytes) -> list[BatchItem]:
-    """The items in the body of a batch. Raises ``CorruptBatchError``. Magic and CRC of an item are not looked at.
+    """The items in the body of a batch. Raises ``CorruptBatchError``. Magic and CRC of an item are ignored.
 
-    RocketMQ's producers leave them 0 and its brokers ignore them.
+    RocketMQ's producers set them to 0 and its brokers ignore them.
     """
     items: list[BatchItem] = []
     at, end = 0, len(encoded)
@@ -76,10 +76,10 @@ def decode_batch(encoded: bytes) -> list[BatchItem]:
 
 
 def expand_batch(batch: Message) -> list[Message]:
-    """The messages of a batch, given as a message whose body is the batch's. Raises ``CorruptBatchError``.
+    """The messages of a batch, given as a message with the batch as its body. Raises ``CorruptBatchError``.
 
     Topic, queue, system flag, hosts, timestamps and reconsume times are the batch's. Its properties are appended to
-    each message's, and so win where both have one; a batch is no transaction, so the prepared offset is 0.
+    each message's, and so override them; a batch is not a transaction, so the prepared offset is 0.
     """
     return [
         replace(

@@ -1,8 +1,8 @@
-"""What a store refuses to store, and what a broker refuses to take from a client.
+"""Validates messages: what a store refuses to store, and what a broker refuses to accept from a client.
 
 The store's checks (``check_message``, ``check_batch``) are complete: a message that passes can be encoded, and its
-record fits a file of the log. They know no reserved topics, because the broker's own messages pass them too; what comes
-from a client goes through ``check_client_topic`` first.
+record fits into a log file. They allow reserved topics, because the broker's own messages also pass through them;
+messages from clients must first pass ``check_client_topic``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
     "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 }
-"""Topics that clients must not send to: the broker alone writes them. All but the hidden ones are RocketMQ's list."""
+"""Topics that only the broker itself may write. All but the hidden ones are from RocketMQ's list."""
 _IP_BYTES: Final = (IPV4_BYTES, IPV6_BYTES)
 _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
 _NUMBERS: Final = HEAD_V4.struct(
@@ -54,17 +54,17 @@ _NUMBERS: Final = HEAD_V4.struct(
 _CACHED_TOPICS_MAX: Final = 4096
 
 KEYS_BYTES_MAX: Final = 8 * KIB
-"""Of the property that holds them."""
+"""Of the property that contains them."""
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 
 _good_topics: set[str] = set()
 
 
 def check_topic(topic: str) -> str:
-    """Why this cannot be a topic's name, or the empty string if it can.
+    """Why this is not a valid topic name; empty if it is.
 
-    RocketMQ's rule: 1 to 127 of ``%|a-zA-Z0-9_-``. So a topic is always ASCII, and as the name of a directory it stays
-    where it is put.
+    RocketMQ's rule: 1 to 127 of ``%|a-zA-Z0-9_-``. So a topic is always ASCII, and as a directory name it cannot escape
+    its parent directory.
     """
     if topic in _good_topics:
         return ""
@@ -81,14 +81,14 @@ def check_topic(topic: str) -> str:
 
 
 def check_client_topic(topic: str) -> str:
-    """As ``check_topic``, for a topic that a client wants to send to or create: those of the broker are refused too."""
+    """Like ``check_topic``, for a topic that a client wants to send to or create: also refuses the broker's own."""
     if topic in NO_SEND_TOPICS:
         return f"the topic {topic} is reserved for the broker"
     return check_topic(topic)
 
 
 def check_keys(message: Message, keys_max: int) -> str:
-    """Why a client's message has more keys than it may, or the empty string. What is stored already may have more."""
+    """Why a client's message has too many keys; empty if it has not. Stored messages may have more."""
     text = message.property_string
     if text:
         if len(text) < 2 * keys_max:  # the hot path
@@ -104,7 +104,7 @@ def check_keys(message: Message, keys_max: int) -> str:
 
 
 def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:
-    """Why the message cannot be stored, or None if it can. A refused message is as it was."""
+    """Why the message cannot be stored, or None if it can. A refused message is unchanged."""
     problem = check_topic(message.topic) or _check_fields(message)
     if problem:
         return _illegal(problem)
@@ -128,7 +128,7 @@ def check_message(message: Message, config: MessageStoreConfig) -> PutResult | N
 
 
 def _check_string(encoded: bytes) -> PutResult | None:
-    """Why a property string that a producer has joined cannot be stored. Readers skip whatever in it is no property."""
+    """Why a property string joined by a producer cannot be stored. Readers skip malformed properties in it."""
     try:
         text = encoded.decode()
     except UnicodeDecodeError as error:
@@ -137,7 +137,7 @@ def _check_string(encoded: bytes) -> PutResult | None:
 
 
 def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
-    """Why a batch, a message whose body is made of items, cannot be stored, or None if it can."""
+    """Why a batch (a message whose body consists of items) cannot be stored, or None if it can."""
     if batch.sys_flag & TRANSACTION:
         return _illegal("a batch cannot be part of a transaction")
     if batch.delay_level > 0:
@@ -160,7 +160,7 @@ def check_batch(batch: Message, config: MessageStoreConfig) -> PutResult | None:
 
 
 def _check_fields(message: Message) -> str:
-    """Whether hosts and numbers fit their fields, so that encoding cannot fail later, under the lock."""
+    """Whether hosts and numbers fit into their fields, so that encoding cannot fail later, under the lock."""
     (born_ip, born_port), (store_ip, store_port) = message.born_host, message.store_host
     if len(born_ip) not in _IP_BYTES or len(store_ip) not in _IP_BYTES:
         return "the born host or the store host is not an IP address of 4 or 16 bytes"
@@ -195,16 +195,16 @@ def _check_size(message: Message, properties_bytes: int, config: MessageStoreCon
 
 
 def _delay_extra(message: Message) -> int:
-    """How much the properties of a delayed message grow when it is sent to wait in the schedule topic.
+    """How much the properties of a delayed message grow when it is redirected to the schedule topic.
 
-    Its name there is longer or shorter than its own, which the room of a whole record must bear as well.
+    The topic name there is longer or shorter than its own, and the size limit must hold for both.
     """
     added = {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
     return 2 + len(join_properties(added)) + max(0, len(SCHEDULE_TOPIC) - len(message.topic))
 
 
 def _properties_too_long(text: str, properties_bytes: int) -> PutResult:
-    """RocketMQ's two refusals: by characters at the gate, by bytes when encoding."""
+    """RocketMQ's two refusals: by characters on arrival, by bytes when encoding."""
     reason = f"the properties take {properties_bytes} bytes; at most {PROPERTIES_BYTES_MAX} fit"
     if len(text) > PROPERTIES_BYTES_MAX:
         return _illegal(reason)

@@ -1,9 +1,9 @@
-"""Many records of the log at once, as columns: how queues and index usually get them.
+"""Many records of the log at once, as columns: the usual input of queues and index.
 
-Reading record by record (``rocketstore.message.scan``) costs 2 µs each, on every node of a group; here only finding
-where they begin is a loop. What is unusual is left to ``scan``, which reads the same bytes and finds the same: few
-records, IPv6 hosts, long topics, transactions, delayed messages, no-ops and blanks in between, and all that does not
-add up, of which ``scan`` says what is wrong.
+Reading record by record (``rocketstore.message.scan``) costs 2 µs each, on every node of a group; here only finding the
+starts of records is a loop. Unusual cases are left to ``scan``, which reads the same bytes with the same result: few
+records, IPv6 hosts, long topics, transactions, delayed messages, interspersed NOOPs and blanks, and anything
+inconsistent, which ``scan`` describes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rocketstore.message.walk import WalkEnd, record_starts, why_ended
 from rocketstore.types import SCHEDULE_TOPIC, RecordHead
 
 FEWEST: Final = 96
-"""Fewer records are faster read one by one."""
+"""Fewer records than this are faster to read one by one."""
 _TAGS: Final = b"TAGS\x01"
 _UNUSUAL_FLAGS: Final = HOST_V6_FLAGS | SYS_FLAG_TRANSACTION
 _CUT_OFF: Final = (WalkEnd.LIMIT, WalkEnd.CUT)
@@ -46,7 +46,7 @@ Ints = NDArray[np.int64]
 
 
 class UnitColumns(NamedTuple):
-    """What a consume queue keeps of its records, in log order, with their places in the queue."""
+    """The data of its records that a consume queue stores, in log order, and their queue offsets."""
 
     topic: str
     queue_id: int
@@ -56,12 +56,12 @@ class UnitColumns(NamedTuple):
     tags_codes: Ints
 
     def select(self, wanted: NDArray[np.bool_]) -> UnitColumns:
-        """Some of them."""
+        """A selection of them."""
         return UnitColumns(self.topic, self.queue_id, *(column[wanted] for column in self[2:]))
 
 
 class RecordColumns(Sequence[RecordHead]):
-    """Records in log order, each of which has a place in a queue. As a sequence it makes its heads when asked."""
+    """Records in log order, each of which belongs to a queue. As a sequence, it creates record heads on demand."""
 
     def __init__(self, topics: list[str], fields: NDArray[np.void], properties: PropertyTexts) -> None:
         self.topics = topics
@@ -73,12 +73,12 @@ class RecordColumns(Sequence[RecordHead]):
         return len(self.topics)
 
     def column(self, name: str) -> Ints:
-        """One number of each head, as it stands in the log."""
+        """A field of each head, as stored in the log."""
         return self._fields[name].astype(np.int64)
 
     @cached_property
     def offsets(self) -> Ints:
-        """Physical offsets of the records, without the entries around them."""
+        """Physical offsets of the records, without the surrounding entries."""
         return self.column("physical_offset")
 
     @cached_property
@@ -88,12 +88,12 @@ class RecordColumns(Sequence[RecordHead]):
 
     @cached_property
     def store_timestamps(self) -> Ints:
-        """When they were stored (ms)."""
+        """The store timestamps (ms)."""
         return self.column("store_timestamp")
 
     @cached_property
     def tags_codes(self) -> Ints:
-        """What queues keep of their tags."""
+        """The tags codes for consume queues."""
         codes = np.zeros(len(self), np.int64)
         tags = self.properties.named(_TAGS)
         if len(tags.owners):
@@ -102,7 +102,7 @@ class RecordColumns(Sequence[RecordHead]):
 
     @cached_property
     def by_queue(self) -> list[UnitColumns]:
-        """The records of each queue."""
+        """The records grouped by queue."""
         names = list(dict.fromkeys(self.topics))
         queues = self.column("queue_id")
         if len(names) > 1:
@@ -172,7 +172,7 @@ def sizes_of(heads: Sequence[RecordHead]) -> Collection[int]:
 
 
 def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
-    """As ``scan_records`` without checking CRCs, faster where there are many ordinary records."""
+    """Like ``scan_records`` without checking CRCs, and faster for many ordinary records."""
     if len(data) >= FEWEST * OVERHEAD:
         starts, end = record_starts(data, "plain", 0, len(data))
         why = why_ended(data, "plain", end, len(data))
@@ -184,7 +184,7 @@ def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | N
 
 
 def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
-    """As ``scan_entries`` without checking CRCs, faster where there are many ordinary records."""
+    """Like ``scan_entries`` without checking CRCs, and faster for many ordinary records."""
     if len(data) >= FEWEST * (ENTRY_HEADER_BYTES + OVERHEAD):
         starts, end = record_starts(data, "entry", 0, len(data))
         why = why_ended(data, "entry", end, len(data))
@@ -196,14 +196,14 @@ def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | N
 
 
 def _gathered(data: bytes, starts: Ints, layout: np.dtype[np.void]) -> NDArray[np.void]:
-    """The structures at ``starts``: opaque bytes first, because numpy gathers structures field by field."""
+    """The structures at ``starts``: gathered as opaque bytes, because numpy gathers structures field by field."""
     width = layout.itemsize
     everywhere = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
     return everywhere[starts].view(layout)
 
 
 def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordColumns | None:
-    """The records in the entries between these bounds; None if one of them is not an ordinary one."""
+    """The records in the entries between these bounds; None unless all are ordinary."""
     starts, ends = bounds[:-1], bounds[1:]
     entries = _gathered(data, starts, _ENTRY_ROW)
     first = int(entries["index"][0])
@@ -220,7 +220,7 @@ def _columns_of_entries(data: bytes, bounds: Ints, base_offset: int) -> RecordCo
 
 
 def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordColumns | None:
-    """The records between these places; None if one of them is not an ordinary one."""
+    """The records between these places; None unless all are ordinary."""
     window = np.frombuffer(data, np.uint8)
     fields = _gathered(data, starts, _ROW)
     if not (
@@ -253,7 +253,7 @@ def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordC
 
 
 def _topics(data: bytes, window: NDArray[np.uint8], begins: Ints, ends: Ints) -> list[str] | None:
-    """The topics that stand there; None if one of them is none, or not an ordinary one."""
+    """The topics between these places; None unless all are valid and ordinary."""
     first, length = int(begins[0]), int(ends[0] - begins[0])
     if (ends - begins == length).all():
         names = window[begins[:, np.newaxis] + np.arange(length)]

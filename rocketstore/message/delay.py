@@ -1,4 +1,4 @@
-"""The delay levels: how long a message of each level waits."""
+"""The delay levels: how long messages of each level are delayed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LEVEL_DIGITS_MAX: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class DelayLevels:
-    """Delays in milliseconds; level 1 is the first. The queue of a level in ``SCHEDULE_TOPIC`` is the level less 1."""
+    """Delays in milliseconds; level 1 is the first. A level's queue in ``SCHEDULE_TOPIC`` is the level less 1."""
 
     delays_ms: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``"1s 5s 10m 1h 1d"``. Raises ``ConfigError`` with every word that is no delay."""
+        """Parse ``"1s 5s 10m 1h 1d"``. Raises ``ConfigError`` with every invalid delay."""
         delays, problems = [], []
         for word in text.split():
             try:
@@ -40,11 +40,11 @@ class DelayLevels:
         return len(self.delays_ms)
 
     def cap(self, level: int) -> int:
-        """``level``, or the highest level if there is none so high; 0 for a message without delay."""
+        """``level``, limited to the highest one; 0 for a message without delay."""
         return max(0, min(level, len(self.delays_ms)))
 
     def delay_ms(self, level: int) -> int:
-        """The level's delay; a second for a level that does not exist (RocketMQ)."""
+        """The level's delay; a second for an unknown level (as in RocketMQ)."""
         return self.delays_ms[level - 1] if 1 <= level <= len(self.delays_ms) else UNKNOWN_LEVEL_DELAY_MS
 
     def due_ms(self, level: int, store_timestamp: int) -> int:
@@ -53,7 +53,7 @@ class DelayLevels:
 
 
 def parse_level(text: str) -> int:
-    """The level that a DELAY property names; 0, no delay, for anything that is no positive number."""
+    """The level in a DELAY property; 0 (no delay) for anything that is not a positive number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LEVEL_DIGITS_MAX else 0
 
 

@@ -1,4 +1,4 @@
-"""Message ids: where a message is stored, and the unique name that its producer gave it. Upper-case hexadecimal."""
+"""Message ids: a message's position, and the unique id assigned by its producer. Upper-case hexadecimal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _IP_BYTES: Final = (4, 16)
 
 
 def offset_message_id(store_host: HostAddress, offset: int) -> str:
-    """The id that names a record by its broker and its physical offset: 32 characters, with an IPv6 host 56.
+    """The id containing a record's broker and physical offset: 32 characters, or 56 with an IPv6 host.
 
-    Raises ``InvalidRequestError`` if the host is no IP address and port, or the offset is negative.
+    Raises ``InvalidRequestError`` if the host is not an IP address and port, or the offset is negative.
     """
     ip, port = store_host
     if len(ip) not in _IP_BYTES or offset < 0:
@@ -40,9 +40,9 @@ def offset_message_id(store_host: HostAddress, offset: int) -> str:
 
 
 def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
-    """The broker and the physical offset. Raises ``InvalidRequestError`` for anything that is no such id.
+    """The broker and the physical offset. Raises ``InvalidRequestError`` for an invalid id.
 
-    What parses need not exist: also a producer's unique id can look like one, so check what is stored there.
+    A valid id need not refer to anything, and a producer's unique id can look like one, so check what is stored there.
     """
     if _ID.fullmatch(text) is None:
         raise InvalidRequestError("an offset message id must have 32 or 56 hexadecimal digits")
@@ -54,11 +54,11 @@ def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
 
 
 class UniqueIds:
-    """Gives ids that no other producer gives: address, process, a tag of this object, time in the month, count.
+    """Generates ids unique among producers: address, process, a tag of this object, time in the month, count.
 
-    ``tag`` stands for RocketMQ's hash of the class loader and tells apart producers that share address and process
-    number, as containers do; it is random unless given. Safe from any thread: the count comes from ``itertools.count``,
-    whose step is atomic. After 65,536 ids within one millisecond they repeat, which is RocketMQ's limit too.
+    ``tag`` takes the place of RocketMQ's hash of the class loader and distinguishes producers that share address and
+    process number, as containers do; it is random unless given. Thread-safe: the count comes from ``itertools.count``,
+    whose step is atomic. After 65,536 ids within one millisecond they repeat, which is RocketMQ's limit, too.
     """
 
     def __init__(self, ip: bytes, pid: int, now_ms: Callable[[], int], *, tag: int | None = None) -> None:
@@ -68,10 +68,10 @@ class UniqueIds:
         self._count = count()
         self._month = (0, 0)
         self._latest = (-1, "")
-        """A moment, and what the ids given in it begin with; replaced as a whole."""
+        """A moment, and the prefix of ids generated in it; replaced as a whole."""
 
     def next(self) -> str:
-        """The next id: 32 characters, with an IPv6 address 56."""
+        """The next id: 32 characters, or 56 with an IPv6 address."""
         now_ms = self._now_ms()
         moment, prefix = self._latest
         if now_ms != moment:
@@ -99,11 +99,11 @@ def _own_ids() -> UniqueIds:
     return UniqueIds(_own_ip(), os.getpid(), lambda: time.time_ns() // 1_000_000)
 
 
-os.register_at_fork(after_in_child=_own_ids.cache_clear)  # a child gives other ids than its parent
+os.register_at_fork(after_in_child=_own_ids.cache_clear)  # a child process must not generate its parent's ids
 
 
 def _own_ip() -> bytes:
-    """The address that this machine uses towards others (nothing is sent to find it); random bytes if it has none."""
+    """This machine's address towards others (nothing is sent to determine it); random bytes if it has none."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
@@ -114,7 +114,7 @@ def _own_ip() -> bytes:
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:
-    """When the local month began and when the next one begins, in milliseconds."""
+    """The start of the local month and of the next one, in milliseconds."""
     now = time.localtime(now_ms // 1000)
     start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     end = time.mktime((now.tm_year, now.tm_mon + 1, 1, 0, 0, 0, 0, 0, -1))

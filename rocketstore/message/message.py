@@ -1,4 +1,4 @@
-"""A message as the store takes and gives it."""
+"""A message as passed to and returned by the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROPERTY_DELAY: Final = "DELAY"
 PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
 PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
-"""Of a half message; only who can finish a transaction may store one."""
+"""Marks a half message; only brokers that can finish a transaction may store one."""
 
 SYS_FLAG_COMPRESSED: Final = 0x1
 SYS_FLAG_TRANSACTION: Final = 0xC
@@ -38,16 +38,16 @@ LOOPBACK: Final = HostAddress(b"\x7f\0\0\1", 0)
 
 @dataclass(slots=True)
 class Message:
-    """One message. The fields from ``store_timestamp`` on are filled in by storing it or by decoding a stored record.
+    """One message. The fields from ``store_timestamp`` on are set by storing it or by decoding a stored record.
 
-    ``properties`` holds what RocketMQ keeps in the property string. ``body`` is stored as it is (perhaps compressed by
-    the producer, ``sys_flag`` says so).
+    ``properties`` contains RocketMQ's properties. ``body`` is stored unchanged (it may be compressed by the producer,
+    see ``sys_flag``).
     """
 
     topic: str
     body: bytes
     queue_id: int = 0
-    """Where it is stored. A producer is told its queue when it sends (``send(message, queue_id=3)``)."""
+    """The queue it is stored in. Producers take the queue as an argument (``send(message, queue_id=3)``)."""
     properties: dict[str, str] = field(default_factory=dict)
     flag: int = 0
     sys_flag: int = 0
@@ -64,11 +64,11 @@ class Message:
     """Length of the record in bytes; 0 before it is stored."""
     body_crc: int = 0
     property_string: bytes = b""
-    """The properties as a record holds them, in place of ``properties``: of a message that a producer has joined them
-    for, so that nobody has to take them apart and join them again.
+    """The encoded properties, which replace ``properties`` in a message whose producer has already joined them, so that
+    they need not be split and joined again.
     """
     checked_properties: bytes | None = field(default=None, repr=False, compare=False)
-    """The property string, from the check of the message to its encoding, which comes next and uses it up."""
+    """The property string, kept from the check of the message for its encoding, which follows and consumes it."""
 
     @property
     def tags(self) -> str:
@@ -77,15 +77,15 @@ class Message:
 
     @property
     def keys(self) -> list[str]:
-        """The business keys, which blanks separate."""
+        """The business keys, separated by blanks."""
         return [one for one in self.properties.get(PROPERTY_KEYS, "").split(" ") if one]
 
     @property
     def unique_key(self) -> str:
-        """The id that the producer gave it, or the empty string."""
+        """The id assigned by the producer, or the empty string."""
         return self.properties.get(PROPERTY_UNIQUE_KEY, "")
 
     @property
     def delay_level(self) -> int:
-        """1 and up (levels beyond the highest count as the highest), or 0 for a message that is not delayed."""
+        """1 and up (levels above the highest count as the highest), or 0 for a message without delay."""
         return parse_level(self.properties.get(PROPERTY_DELAY, ""))

@@ -1,4 +1,4 @@
-"""How producers are called: the log's rule (``dledger``), checked before anything is done with a name."""
+"""Validates producer names by the log's rule (``dledger``), before they are used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dledger.errors import InvalidRequestError
 
 PRODUCER_CHARS_MAX: Final = 128
 MEMORY_KEY: Final = "producer-memory"
-"""In the initial metadata of a stream for sends: names a memory of producers that ends with the broker's process."""
+"""In the initial metadata of a send stream: identifies a producer table that is lost when the broker's process ends."""
 _NAME: Final = re.compile(rf"[A-Za-z0-9._/:-]{{1,{PRODUCER_CHARS_MAX}}}")
 
 
 def check_producer_name(name: str) -> None:
-    """Raises ``InvalidRequestError`` for what is no producer's name."""
+    """Raises ``InvalidRequestError`` for an invalid producer name."""
     if _NAME.fullmatch(name) is None:
         shown = name if len(name) <= PRODUCER_CHARS_MAX else f"{name[:PRODUCER_CHARS_MAX]}..."
         raise InvalidRequestError(

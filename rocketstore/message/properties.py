@@ -1,7 +1,7 @@
 """The property string: ``name 0x01 value 0x02 name 0x01 value``, in UTF-8.
 
-Written without a final 0x02, as RocketMQ does since 4.9.1; read with or without one. Reading never fails: segments that
-are no property are skipped, as RocketMQ skips them, and bytes that are no UTF-8 read as U+FFFD.
+Written without a final 0x02, as in RocketMQ since 4.9.1; read with or without one. Reading never fails: malformed
+segments are skipped, as in RocketMQ, and invalid UTF-8 is read as U+FFFD.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dledger.errors import InvalidRequestError
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32_767
-"""What the record's length field, an i16, can say."""
+"""The maximum of the record's length field, an i16."""
 _SHORTEST_SEGMENT: Final = 3
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
     """The property string; empty values, which no reader would see, are left out.
 
-    Raises ``InvalidRequestError`` for names and values that would be read back as something else: an empty name, a 0x01
-    in a name, or a 0x02 anywhere, by which a producer could smuggle in properties that only the broker may set.
+    Raises ``InvalidRequestError`` for names and values that would be read back differently: an empty name, a 0x01 in a
+    name, or a 0x02 anywhere, with which a producer could inject properties that only the broker may set.
     """
     segments = [f"{name}\x01{value}" for name, value in properties.items() if value]
     text = "\x02".join(segments)
@@ -48,7 +48,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """The properties; of two with the same name the later one counts."""
+    """The properties; of duplicates, the later one counts."""
     properties: dict[str, str] = {}
     if not encoded:
         return properties
@@ -66,7 +66,7 @@ def find_property(encoded: bytes, name: str) -> str | None:
 
 
 def find_property_bytes(encoded: bytes, name_and_separator: bytes) -> bytes | None:
-    """As ``find_property``, for callers on the hot path: ``name_and_separator`` ends with 0x01."""
+    """Like ``find_property``, for the hot path: ``name_and_separator`` ends with 0x01."""
     end = len(encoded)
     while True:
         at = encoded.rfind(name_and_separator, 0, end)

@@ -1,11 +1,11 @@
-"""The property strings of many records in one array: values are found by name and hashed without an object for any.
+"""The property strings of many records in one array: finds values by name and hashes them without creating objects.
 
-The strings are joined, each with a 0x02 before it and one behind the last. What is no property (no name, no value) is
-skipped, and of several with one name in a record the last one counts, as in ``rocketstore.message.properties``.
+The strings are joined, each preceded by a 0x02, with one after the last. Malformed properties (no name, no value) are
+skipped, and of duplicates in a record the last one counts, as in ``rocketstore.message.properties``.
 
-Java's ``String.hashCode`` is the sum of ``31**(n-1-i) * c[i]``. As 31 is odd it has an inverse modulo 2**32, so that
-with ``t[i] = c[i] / 31**i`` the text from byte a to b hashes to ``31**(b-1) * (t[a] + … + t[b-1])``. Only texts that
-are not ASCII are hashed one by one.
+Java's ``String.hashCode`` is the sum of ``31**(n-1-i) * c[i]``. As 31 is odd, it has an inverse modulo 2**32, so with
+``t[i] = c[i] / 31**i`` the text from byte a to b hashes to ``31**(b-1) * (t[a] + … + t[b-1])``. Only non-ASCII texts
+are hashed one by one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rocketstore.message.tags import java_hash
 Places = NDArray[np.int64]
 Hashes = NDArray[np.uint32]
 PADDING: Final = b"\x02" + b"\0" * 15
-"""What must follow the last string: names may be compared beyond it."""
+"""Required after the last string: names may be compared beyond it."""
 _SEPARATOR: Final = 2
 _SPACE: Final = 32
 _ASCII_MAX: Final = 127
 _HEAD_BYTES: Final = 8
 _MASK: Final = 0xFFFF_FFFF
 _STEP_BYTES: Final = 1 << 16
-"""How much is hashed in one step, so that the numbers stay in the cache."""
+"""How much is hashed per step, so that the numbers stay in the cache."""
 
 
 def _powers(base: int) -> Hashes:
@@ -43,7 +43,7 @@ _INVERSE_POWERS: Final = _powers(pow(31, -1, 1 << 32))
 
 
 class Values(NamedTuple):
-    """Parts of the joined strings, none of them empty: where each begins and ends, and the record that it is of."""
+    """Non-empty parts of the joined strings: where each starts and ends, and its record."""
 
     begins: Places
     ends: Places
@@ -51,10 +51,10 @@ class Values(NamedTuple):
 
 
 class PropertyTexts:
-    """The joined strings. ``ends`` are the places of the separators behind each of them."""
+    """The joined strings. ``ends`` are the positions of the separators after each of them."""
 
     def __init__(self, text: NDArray[np.uint8], ends: Places) -> None:
-        """``text`` ends with ``PADDING``, the first byte of which is the last separator."""
+        """``text`` ends with ``PADDING``, whose first byte is the last separator."""
         self._text = text
         self._ends = ends
 
@@ -80,7 +80,7 @@ class PropertyTexts:
 
     @cached_property
     def _heads(self) -> NDArray[np.uint64]:
-        """The eight bytes behind each separator but the last, as a number."""
+        """The eight bytes after each separator but the last, as a number."""
         everywhere = np.ndarray((len(self._text) - 7,), "<u8", self._text.data, strides=(1,))
         heads: NDArray[np.uint64] = everywhere[self._separators[:-1] + 1]
         return heads
@@ -104,7 +104,7 @@ class PropertyTexts:
         return Values(begins[last], ends[last], owners[last])
 
     def words(self, values: Values) -> Values:
-        """The words between single spaces, but for the empty ones."""
+        """The non-empty words between single spaces."""
         begins, ends, owners = values
         spaces = np.flatnonzero(self._text == _SPACE)
         if not len(spaces) or not len(begins):
@@ -112,7 +112,7 @@ class PropertyTexts:
         of = np.searchsorted(begins, spaces, "right") - 1
         inside = (of >= 0) & (spaces < ends[of])
         spaces, of = spaces[inside], of[inside]
-        # Values lie apart and in order, so that sorted begins and sorted ends pair up.
+        # Values are disjoint and in order, so sorted begins and sorted ends pair up.
         begins = np.sort(np.concatenate((begins, spaces + 1)))
         ends = np.sort(np.concatenate((ends, spaces)))
         owners = np.sort(np.concatenate((owners, owners[of])))
@@ -120,15 +120,15 @@ class PropertyTexts:
         return Values(begins[filled], ends[filled], owners[filled])
 
     def in_order(self, first: Values, second: Values) -> Values:
-        """Both record by record, those of ``first`` before those of ``second``."""
+        """Both merged record by record, those of ``first`` before those of ``second``."""
         begins, ends, owners = (np.concatenate(pair) for pair in zip(first, second, strict=True))
         order = np.argsort(owners, kind="stable")
         return Values(begins[order], ends[order], owners[order])
 
     def hashes(self, values: Values, prefixes: Hashes | None = None) -> Hashes:
-        """Java's hash, unsigned, of texts that end with the values, which come record by record.
+        """Java's hash, unsigned, of texts that end with the values, which are in record order.
 
-        ``prefixes`` has a number per record: the hash of what comes before the value.
+        ``prefixes`` has a number per record: the hash of the text before the value.
         """
         begins, ends, owners = values
         hashes = np.zeros(len(begins), np.uint32) if prefixes is None else prefixes[owners]  # copies
@@ -157,12 +157,12 @@ class PropertyTexts:
         bounds = np.empty(2 * len(begins), np.int64)
         np.subtract(begins, base, out=bounds[::2])
         np.subtract(ends, base, out=bounds[1::2])
-        sums = np.add.reduceat(terms, bounds)[::2]  # the others are of what lies between values
+        sums = np.add.reduceat(terms, bounds)[::2]  # the others are those of the gaps between values
         hashes *= _POWERS[ends - begins]
         hashes += sums * _POWERS[bounds[1::2] - 1]
 
     def _others(self, begins: Places, ends: Places) -> list[int]:
-        """The numbers of values that are not ASCII."""
+        """The numbers of non-ASCII values."""
         odd = np.zeros(len(self._text) + 1, np.int64)
         np.cumsum(self._text > _ASCII_MAX, out=odd[1:])
         numbers: list[int] = np.flatnonzero(odd[ends] > odd[begins]).tolist()

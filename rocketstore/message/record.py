@@ -69,21 +69,21 @@ def _layout(flags: int) -> RecordLayout:
 
 
 HEAD: Final = {flags: _layout(flags) for flags in (0, 0x10, 0x20, 0x30)}
-"""What comes before the body, by the bits of the system flag that say which hosts are IPv6."""
+"""The part before the body, by the bits of the system flag for IPv6 hosts."""
 HEAD_V4: Final = HEAD[0]
 BLANK_HEAD: Final = RecordLayout((("size", "i4"), ("magic", "i4")))
-"""How a blank begins; a record begins alike."""
+"""The start of a blank, and likewise of a record."""
 QUEUE_OFFSET_AT: Final = HEAD_V4.at("queue_offset")
 PHYSICAL_OFFSET_AT: Final = HEAD_V4.at("physical_offset")
 SYS_FLAG_AT: Final = HEAD_V4.at("sys_flag")
 STORE_TIMESTAMP_AT: Final = HEAD_V4.at("store_timestamp")
 STORE_TIMESTAMP_AT_V6: Final = HEAD[SYS_FLAG_BORN_HOST_V6].at("store_timestamp")
-"""Where the store timestamp is if the born host is an IPv6 address."""
+"""The store timestamp's position if the born host is an IPv6 address."""
 HEAD_V4_BYTES: Final = HEAD_V4.size
 LENGTHS_BYTES: Final = 3
-"""Of topic and properties, in a record of version 1."""
+"""The length fields of topic and properties, in a record of version 1."""
 OVERHEAD: Final = HEAD_V4_BYTES + LENGTHS_BYTES
-"""A record's length without body, topic and properties, between IPv4 hosts."""
+"""A record's length without body, topic and properties, with IPv4 hosts."""
 TOPIC_BYTES_MAX: Final = 127
 CRC_MASK: Final = 0x7FFF_FFFF
 HOST_V6_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
@@ -104,7 +104,7 @@ _topics: dict[str, bytes] = {}
 
 
 class CorruptRecordError(InvalidRequestError):
-    """Raised when bytes are no whole, undamaged record."""
+    """Raised for bytes that are not a complete, undamaged record."""
 
 
 _STRUCTS: Final = {flags: head.struct() for flags, head in HEAD.items()}
@@ -113,35 +113,35 @@ _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(256))
 
 
 def body_crc(body: bytes) -> int:
-    """What a record says of its body."""
+    """The CRC of a body as stored in a record."""
     return crc32(body) & CRC_MASK
 
 
 def store_timestamp_at(sys_flag: int) -> int:
-    """Where a record with this system flag has its store timestamp."""
+    """The position of the store timestamp in a record with this system flag."""
     return STORE_TIMESTAMP_AT_V6 if sys_flag & SYS_FLAG_BORN_HOST_V6 else STORE_TIMESTAMP_AT
 
 
 def stored_at(head: bytes) -> int | None:
-    """When a record was stored (ms since 1970), from its first 76 bytes or more; None if it is no record."""
+    """A record's store timestamp (ms since 1970), from its first 76 bytes or more; None if it is not a record."""
     if len(head) < STORE_TIMESTAMP_AT_V6 + TIMESTAMP.size or BLANK.unpack_from(head)[1] not in MESSAGE_MAGICS:
         return None
     return store_timestamp(head)
 
 
 def store_timestamp(head: bytes) -> int:
-    """The same of what is known to be a record."""
+    """The same, for bytes known to be a record."""
     found: int = TIMESTAMP.unpack_from(head, store_timestamp_at(head[SYS_FLAG_AT + 3]))[0]
     return found
 
 
 def body_at(sys_flag: int) -> int:
-    """Where a record with this system flag has its body."""
+    """The position of the body in a record with this system flag."""
     return _STRUCTS[sys_flag & HOST_V6_FLAGS].size
 
 
 def place_of(head: bytes, offset: int) -> StoredPlace | None:
-    """Where the record's message is, as its first ``OVERHEAD`` bytes say; None if no record begins at ``offset``."""
+    """The place of a record's message, from its first ``OVERHEAD`` bytes; None if no record starts at ``offset``."""
     size, magic, queue_id, queue_offset, physical_offset = _PLACE.unpack_from(head)
     if magic not in MESSAGE_MAGICS or physical_offset != offset:
         return None
@@ -149,7 +149,7 @@ def place_of(head: bytes, offset: int) -> StoredPlace | None:
 
 
 def record_length(message: Message) -> int:
-    """How many bytes the message's record has. Raises ``InvalidRequestError`` for what cannot be stored."""
+    """The length of the message's record. Raises ``InvalidRequestError`` if it cannot be stored."""
     hosts = (len(message.born_host[0]), len(message.store_host[0]))
     flags = _FLAGS_BY_LENGTHS.get(hosts, 0)
     properties = encode_properties(message.properties) or message.property_string
@@ -160,19 +160,19 @@ def record_length(message: Message) -> int:
 def encode_record(message: Message, *, queue_offset: int = 0, physical_offset: int = 0) -> bytes:
     """The message's record; sets the message's ``size``, ``body_crc`` and the host bits of its ``sys_flag``.
 
-    Raises ``InvalidRequestError`` for what no record can hold: too long a topic or property string, hosts that are no
-    IP addresses, numbers out of range. Sizes that are only a matter of settings are for ``checks``.
+    Raises ``InvalidRequestError`` for anything that does not fit into a record: a topic or property string too long,
+    hosts that are not IP addresses, numbers out of range. ``checks`` applies the configured size limits.
     """
     return b"".join(_encode(message, queue_offset, physical_offset))
 
 
 def encode_record_buffer(message: Message) -> bytearray:
-    """As ``encode_record`` with both offsets 0, for ``place_record`` to fill in."""
+    """Like ``encode_record`` with both offsets 0, to be set by ``place_record``."""
     return bytearray().join(_encode(message, 0, 0))
 
 
 def place_record(record: bytearray, message: Message, queue_offset: int, physical_offset: int) -> None:
-    """Write what is known only under the put lock into an encoded record: its places and its store timestamp."""
+    """Set the fields known only under the put lock in an encoded record: its offsets and its store timestamp."""
     OFFSETS.pack_into(record, QUEUE_OFFSET_AT, queue_offset, physical_offset)
     TIMESTAMP.pack_into(record, store_timestamp_at(message.sys_flag), message.store_timestamp)
 
@@ -227,7 +227,7 @@ def _encode(message: Message, queue_offset: int, physical_offset: int) -> tuple[
 
 
 def _topic_field(topic: str) -> bytes:
-    """The topic with its length before it; remembered, because topics are few."""
+    """The topic preceded by its length; cached, because topics are few."""
     try:
         encoded = topic.encode()
     except UnicodeEncodeError as problem:
@@ -241,7 +241,7 @@ def _topic_field(topic: str) -> bytes:
 
 
 def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
-    """Read one whole record. Raises ``CorruptRecordError`` for anything that is not exactly one."""
+    """Decode one whole record. Raises ``CorruptRecordError`` for anything that is not exactly one."""
     if len(record) < OVERHEAD:
         raise CorruptRecordError(f"{len(record)} bytes are too few for a record")
     head = _STRUCTS[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]

@@ -1,8 +1,8 @@
-"""Finding the records in a stretch of the log, for recovery and dispatch. The hot path of both.
+"""Finds the records in a stretch of the log, for recovery and dispatch. The hot path of both.
 
-A scan gives one ``RecordHead`` per record and stops, without raising, at the first byte that cannot be vouched for. It
-believes nothing that it can check: lengths must add up, a record must say that it stands where it stands, and
-topics, which become directory names, must not be able to lead out of their directory.
+A scan returns one ``RecordHead`` per record and stops, without raising, at the first byte that fails validation. It
+checks everything it can: lengths must add up, a record must contain its own position, and topics, which become
+directory names, must not lead out of their directory.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ _TAGS: Final = b"TAGS\x01"
 _TAGS_BYTES: Final = len(_TAGS)
 _PROPERTY_SEPARATOR: Final = 2
 _NO_PLACE_IN_QUEUE: Final = 0x4
-"""Set in the system flag of prepared and of rolled-back messages, and of no others."""
+"""Set in the system flag of prepared and rolled-back messages only."""
 _CACHED_TOPICS_MAX: Final = 4096
 _NAME_BYTES_MAX: Final = 255
-"""The longest name that file systems take for a directory."""
+"""The longest directory name that file systems accept."""
 
 _topics: dict[bytes, str] = {}
 _make_head = tuple.__new__
 
 
 class RecordScanOutcome(NamedTuple):
-    """What a scan found.
+    """The result of a scan.
 
     ``heads`` are the records of the first ``consumed`` bytes. ``end`` says why it stopped there: ``"more"``, the data
-    ends there or within the next record; ``"blank"``, the rest of the file is empty; ``"damaged"``, what follows is
-    neither (also zero bytes, which follow the last record in a file that is not full). ``reason`` says what and where,
-    for people. ``needed`` is how many bytes the cut-off record, entry or blank has, 0 if that is not known: where
-    nothing was consumed, read so many; if the log has not so many, it is damaged there.
+    end there or within the next record; ``"blank"``, the rest of the file is empty; ``"damaged"``, what follows is
+    neither (including zero bytes, which follow the last record in a file that is not full). ``reason`` says what and
+    where, for people. ``needed`` is the length of the cut-off record, entry or blank, 0 if unknown: if nothing was
+    consumed, read that many bytes; if the log has fewer, it is damaged there.
     """
 
     heads: Sequence[RecordHead]
@@ -91,10 +91,10 @@ def _refuse(reason: str) -> NoReturn:
 def scan_records(
     data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
 ) -> RecordScanOutcome:
-    """Read the records of a plain log from ``base_offset`` on, where ``data`` begins. Never raises.
+    """Read the records of a plain log from ``base_offset`` on, where ``data`` starts. Never raises.
 
-    Stops before a blank; ``needed`` is its length. With ``delay_levels``, the tags code of delayed messages is the time
-    at which they are due.
+    Stops before a blank; ``needed`` is its length. With ``delay_levels``, the tags code of delayed messages is their
+    delivery time.
     """
     raw = data if isinstance(data, bytes) else bytes(data)
     view = memoryview(raw) if check_crc else None
@@ -110,7 +110,7 @@ def scan_records(
 
 
 def scan_ended(heads: Sequence[RecordHead], at: int, base_offset: int, why: Ended) -> RecordScanOutcome:
-    """The outcome where no whole record follows: the data ends, or a blank comes, or a record beyond the data."""
+    """The outcome where no whole record follows: the data end, or a blank or a record beyond the data follows."""
     kind, needed, reason = why
     offset = base_offset + at
     if kind is WalkEnd.BLANK:
@@ -125,11 +125,11 @@ def scan_ended(heads: Sequence[RecordHead], at: int, base_offset: int, why: Ende
 def scan_entries(
     data: bytes | memoryview, base_offset: int, *, check_crc: bool, delay_levels: DelayLevels | None = None
 ) -> RecordScanOutcome:
-    """Read the records in a replicated log's entries from ``base_offset`` on, where ``data`` begins. Never raises.
+    """Read the records in a replicated log's entries from ``base_offset`` on, where ``data`` starts. Never raises.
 
-    Heads have the offsets and sizes of the records, without the entries around them; ``consumed`` counts entries and
-    blanks. No-ops are skipped, and blanks too if the data holds them wholly; otherwise the scan stops before the blank
-    and ``needed`` is its length.
+    Heads have the offsets and sizes of the records, without the surrounding entries; ``consumed`` counts entries and
+    blanks. NOOPs are skipped, and so are blanks completely contained in the data; otherwise the scan stops before the
+    blank and ``needed`` is its length.
     """
     raw = data if isinstance(data, bytes) else bytes(data)
     view = memoryview(raw) if check_crc else None
@@ -173,7 +173,7 @@ def _entry_problem(size: int, body_bytes: int, position: int, index: int, next_i
 def _head(
     raw: bytes, at: int, size: int, offset: int, view: memoryview | None, delay_levels: DelayLevels | None
 ) -> RecordHead:
-    """Read the record in ``raw[at:at + size]``, which must be there. ``view``: of ``raw``, to check the body's CRC."""
+    """Read the record in ``raw[at:at + size]``, which must exist. ``view``: of ``raw``, to check the body's CRC."""
     if size < OVERHEAD:
         raise _DamagedError(f"a record cannot have {size} bytes")
     body_at = at + HEAD_V4_BYTES
@@ -229,12 +229,12 @@ def _tags_code(properties: bytes) -> int:
         tag = properties[at + _TAGS_BYTES :] if stop < 0 else properties[at + _TAGS_BYTES : stop]
         if tag:
             return tags_code_of(tag)
-    value = find_property_bytes(properties, _TAGS)  # the rare rest: TAGS within another property, or without a value
+    value = find_property_bytes(properties, _TAGS)  # the rare cases: TAGS within another property, or without a value
     return 0 if value is None else tags_code_of(value)
 
 
 def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int, int, int, int]:
-    """Where the body is, and the store timestamp, prepared offset and body length, in a record with IPv6 hosts."""
+    """The body's position, and store timestamp, prepared offset and body length, in a record with IPv6 hosts."""
     layout = _HEADS[sys_flag & HOST_V6_FLAGS]
     if size < layout.size + LENGTHS_BYTES:
         raise _DamagedError(f"a record with IPv6 hosts cannot have {size} bytes")
@@ -243,15 +243,15 @@ def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int
 
 
 def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
-    """Where the topic of a record of version 2 begins and ends."""
+    """The bounds of the topic in a record of version 2."""
     if magic != MESSAGE_MAGIC_V2:
         raise _DamagedError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
     start = topic_at + 2
-    return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # were it negative, the topic would be too long
+    return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # if it were negative, the topic would be too long
 
 
 def known_topic(encoded: bytes) -> str | None:
-    """The text of a topic in a record of version 1; None if it can be none."""
+    """The text of a topic in a record of version 1; None if it is invalid."""
     try:
         return _topics.get(encoded) or _topic(encoded, MESSAGE_MAGIC)
     except _DamagedError:
@@ -259,7 +259,7 @@ def known_topic(encoded: bytes) -> str | None:
 
 
 def _topic(encoded: bytes, magic: int) -> str:
-    """The topic's text, checked, and remembered because topics are few."""
+    """The validated text of the topic, cached because topics are few."""
     is_long = len(encoded) > TOPIC_BYTES_MAX
     if not encoded or (is_long and magic == MESSAGE_MAGIC):
         raise _DamagedError(f"a topic of {len(encoded)} bytes")
@@ -277,6 +277,6 @@ def _topic(encoded: bytes, magic: int) -> str:
 
 
 def _delay_code(properties: bytes, store_timestamp: int, delay_levels: DelayLevels, otherwise: int) -> int:
-    """When a delayed message is due; ``otherwise`` if it has no delay level."""
+    """The delivery time of a delayed message; ``otherwise`` if it has no delay level."""
     level = parse_level(find_property(properties, "DELAY") or "")
     return delay_levels.due_ms(level, store_timestamp) if level > 0 else otherwise

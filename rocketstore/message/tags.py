@@ -1,4 +1,4 @@
-"""Java's string hash, which names tags in consume queues and keys in the index."""
+"""Java's string hash, used for tags in consume queues and for keys in the index."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SIGN: Final = 0x8000_0000
 _MULTIPLIER: Final = 31
 _INVERSE: Final = pow(_MULTIPLIER, -1, 1 << 32)
 _UNITS_PER_STEP: Final = 1 << 16
-"""How many code units one vectorised step hashes: two tables of this length are kept."""
+"""How many code units one vectorised step hashes; two tables of this length are kept."""
 _CACHED_TAGS_MAX: Final = 8192
 _CACHED_TAG_BYTES_MAX: Final = 256
-"""Longer tags are hashed each time, so that what is remembered stays below 2 MiB."""
+"""Longer tags are not cached, so that the cache stays below 2 MiB."""
 _FEWEST_FOR_VECTORS: Final = 8
 
 _tags_codes: dict[bytes, int] = {}
@@ -32,12 +32,12 @@ def java_hash(text: str) -> int:
 
 
 def tags_code(text: str) -> int:
-    """What a consume queue keeps of a tag: its Java hash, 0 without a tag."""
+    """A tag's code in consume queues: its Java hash, 0 without a tag."""
     return java_hash(text)
 
 
 def tags_code_of(encoded: bytes) -> int:
-    """As ``tags_code``, for the tag's UTF-8 bytes; remembers recent answers, because producers repeat their tags."""
+    """Like ``tags_code``, for the tag's UTF-8 bytes; cached, because producers repeat their tags."""
     code = _tags_codes.get(encoded)
     if code is None:
         code = java_hash(encoded.decode(errors="replace"))
@@ -49,7 +49,7 @@ def tags_code_of(encoded: bytes) -> int:
 
 
 def java_hashes(texts: Sequence[str]) -> list[int]:
-    """``java_hash`` of each text, for many texts much faster than one by one."""
+    """``java_hash`` of each text; for many texts much faster than one by one."""
     if len(texts) < _FEWEST_FOR_VECTORS:
         return [java_hash(text) for text in texts]
     hashes: list[int] = []
@@ -83,10 +83,10 @@ _INVERSE_POWERS: Final = _powers(_INVERSE)
 
 
 def _hash_step(texts: Sequence[str]) -> list[int]:
-    """Hash texts of together at most ``_UNITS_PER_STEP`` units, unless it is one text alone.
+    """Hash texts of together at most ``_UNITS_PER_STEP`` units, unless it is a single text.
 
     31 is odd and so has an inverse modulo 2**32. With ``s[n]`` the sum of ``c[i] / 31**i`` over the first n units of
-    all texts in a row, the text from unit a to b hashes to ``31**(b-1) * (s[b] - s[a])``.
+    all concatenated texts, the text from unit a to b hashes to ``31**(b-1) * (s[b] - s[a])``.
     """
     if len(texts) == 1:
         return [java_hash(texts[0])]

@@ -1,6 +1,6 @@
-"""Where records begin: found by walking from header to header, each of which says how long what it begins is.
+"""Finds the starts of records by walking from header to header, each of which contains its record's length.
 
-The one loop per record for whoever then looks at many at once; 0.2 µs each.
+The one loop per record, at 0.2 µs each, for callers that then process many at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS, OVERH
 
 Readable = bytes | memoryview | mmap
 Framing = Literal["entry", "plain"]
-"""``entry``: records have the header of a replicated log's entry. ``plain``: a plain commit log's messages."""
+"""``entry``: records have the header of a replicated log's entry. ``plain``: messages of a plain commit log."""
 
 
 class _Frame(NamedTuple):
-    """How what is walked over begins: its magic and its size, in either order."""
+    """The start of an element: its magic number and its size, in either order."""
 
     head: Struct
     magic_first: bool
@@ -56,22 +56,22 @@ class WalkEnd(Enum):
     LIMIT = "limit"
     """At the end of the data, between two records."""
     CUT = "cut"
-    """The next record is longer than the data; ``needed`` is its length, 0 if not even that is there."""
+    """The next record extends beyond the data; ``needed`` is its length, 0 if even that is missing."""
     BLANK = "blank"
     """The rest of the segment is empty; ``needed`` is the blank's length."""
     ZERO = "zero"
-    """Nothing was ever written there."""
+    """Never written."""
     BAD = "bad"
 
 
 Ended = tuple[WalkEnd, int, str]
-"""Why, how many bytes the next record needs, and what is there instead of one."""
+"""The reason, how many bytes the next record needs, and what is there instead of one."""
 _AT_LIMIT: Final[Ended] = (WalkEnd.LIMIT, 0, "")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordWalk:
-    """The records found: where in the data they begin, where the last one ends, and why the walk ended there."""
+    """The records found: their starts in the data, the end of the last one, and why the walk ended there."""
 
     starts: NDArray[np.int64]
     end: int
@@ -81,14 +81,14 @@ class RecordWalk:
 
 
 def walk(data: Readable, framing: Framing, start: int = 0, stop: int | None = None) -> RecordWalk:
-    """Walk the records of ``data[start:stop]``; the first one begins at ``start``."""
+    """Walk the records of ``data[start:stop]``; the first one starts at ``start``."""
     end = len(data) if stop is None else stop
     starts, at = record_starts(data, framing, start, end)
     return RecordWalk(np.array(starts, np.int64), at, *why_ended(data, framing, at, end))
 
 
 def record_starts(data: Readable, framing: Framing, start: int, end: int) -> tuple[list[int], int]:
-    """Where the records of ``data[start:end]`` begin, and where the last of them ends."""
+    """The starts of the records in ``data[start:end]``, and the end of the last one."""
     head, magic_first, magics, _, least, _ = _FRAMES[framing]
     unpack = head.unpack_from
     starts: list[int] = []
@@ -107,7 +107,7 @@ def record_starts(data: Readable, framing: Framing, start: int, end: int) -> tup
 
 
 def why_ended(data: Readable, framing: Framing, at: int, end: int) -> Ended:
-    """Why no whole record of ``data[:end]`` is at ``at``."""
+    """Why there is no whole record of ``data[:end]`` at ``at``."""
     if at == end:
         return _AT_LIMIT
     frame = _FRAMES[framing]

@@ -1,1 +1,1 @@
-"""Which queue offset the next message of each queue gets, kept in the log."""
+"""The next queue offset of every queue, stored in the log."""

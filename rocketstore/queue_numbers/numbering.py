@@ -1,22 +1,22 @@
-"""Where the numbering of the queues lives: in the log.
+"""Stores the next queue offsets in the log.
 
 The next offset of a queue is one more than the offset of its last message. Once that message has expired, only the
-queue's own files would still know it: a member with a new disk, one whose log was fetched again or that was away for
-longer than retention keeps messages, and a broker whose queue files somebody removed would count from less, and give
-out offsets a second time. So the log says it: from time to time a master writes the next offset of every queue (a
-*set*, see ``numbering_record``), and retention keeps the log from where the newest set counts on, on every member. What
-a set says and what follows in the log give the next offsets, whatever became of the files.
+queue's own files still contain it: a member with a new disk, one whose log was fetched again or that was away for
+longer than the retention time, and a broker whose queue files were removed would count too low and assign offsets
+twice. So from time to time a master writes the next offset of every queue into the log (a *set*, see
+``numbering_record``), and retention keeps the log from where the newest set starts counting, on every member. The set
+and the following records give the next offsets, whatever happened to the files.
 
-1. A set is written by a master whose table is exact, in the term for which it is, so it never says more than was given
-   out before its own place in the log. In a group whenever the log has gone on to another file since the newest one, so
-   that retention hardly ever waits for it; on a plain broker when retention wants to remove something.
-2. A set counts once all its parts are dispatched (committed, in a group); then retention may go up to it.
-3. Whoever dispatches a set raises the queues that know less (``ConsumeQueue.raise_to``). A queue raised so has no
-   files, so a start reads the newest set again, if it lies before what is dispatched anew.
+1. A set is written by a master whose table is exact, in the table's term, so it never counts more than was assigned
+   before its own place in the log. In a group this happens whenever the log has reached another file since the newest
+   set, so that retention hardly ever waits for it; on a plain broker when retention wants to remove something.
+2. A set counts once all its parts are dispatched (committed, in a group); then retention may proceed up to it.
+3. Dispatching a set raises queues that are behind it (``ConsumeQueue.raise_to``). A queue raised like this has no
+   files, so a start reads the newest set again if it lies before what is dispatched again.
 
-A log from before there were sets has none: its members count from their queue files, as they did, until the first
-master of this version writes one. Until then retention in a group is not held back, except in a log that is whole: it
-may be long until a member of this version leads. A plain broker writes one before it removes anything.
+A log from before sets existed has none: its members count from their queue files, as before, until the first master of
+this version writes one. Until then, retention in a group is not held back, except in a log that is complete, because it
+may take long until a member of this version leads. A plain broker writes a set before it removes anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rocketstore.queue_numbers.record import NumberingPart, decode_numbering, en
 from rocketstore.types import QUEUE_NUMBERS_TOPIC, PutResult, QueueKey, RecordHead
 
 SHARE_OF_LOG: Final = 64
-"""A set is followed by so many times its bytes of log before the next one."""
+"""How many times a set's own bytes must follow in the log before the next one."""
 WAIT_S: Final = 5.0
 TOLD_MAX: Final = 1000
 _UNREADABLE: Final = "start with --repair (in a group), or restore the file from a copy"
@@ -49,7 +49,7 @@ _log = logging.getLogger("rocketstore")
 
 
 class LoggedNumbering:
-    """The sets of one store's log: a ``RecordSink`` behind the queues. Thread-safe."""
+    """The sets in one store's log: a ``RecordSink`` after the queues. Thread-safe."""
 
     def __init__(
         self,
@@ -58,39 +58,39 @@ class LoggedNumbering:
         *,
         deleted: Callable[[], Mapping[QueueKey, int]] = dict,
     ) -> None:
-        """``deleted``: where queues ended that were removed on purpose; they are not made again for a set's sake."""
+        """``deleted``: the ends of queues removed on purpose, which a set does not recreate."""
         self._log = log
         self._queues = queues
         self._deleted = deleted
         self._lock = threading.Lock()  # guards the fields up to the blank line
         self._collected: list[NumberingPart] = []
-        self._covered: int | None = None  # by the newest whole set; None: no set is known
+        self._covered: int | None = None  # by the newest complete set; None: no set is known
         self._waits = False  # retention, for the first set
         self._unread = False  # there is a set before what was dispatched here, and it could not be read yet
-        self._unread_until = 0  # dispatch has passed here: only then may it be read
+        self._unread_until = 0  # the set may be read once dispatch has passed this offset
         self._set_bytes = 0
 
         self._due_at = 0
         self._publishing = False
         self.is_known = True
-        """Whether what is dispatched, with the sets in it, gives every queue's next offset."""
+        """Whether the dispatched log, with its sets, determines every queue's next offset."""
 
     # -- what the log says ---------------------------------------------------------------------------------------
 
     def begin(self, *, continuous: bool) -> None:
-        """Before anything is dispatched. ``continuous``: the queues have all that came before the log's begin."""
+        """Before anything is dispatched. ``continuous``: the queues contain everything before the log's begin."""
         whole = self._log.min_offset == 0
         self._waits = whole or not self._log.is_replicated
         self.is_known = whole or continuous
         self._plan()
 
     def jumped(self) -> None:
-        """Dispatch goes on at the begin of a log that was set up anew, behind what this member had."""
+        """Dispatch continues at the begin of a log that was replaced, after what this member had."""
         with self._lock:
             self._waits = self.is_known = False
 
     def append(self, heads: Sequence[RecordHead]) -> None:
-        """Take the sets among the records that were just put into the queues.
+        """Read the sets among the records just added to the queues.
 
         Raises ``CorruptLogError`` for one that is damaged here, ``DiskError``.
         """
@@ -107,9 +107,9 @@ class LoggedNumbering:
         return Path(next(iter(self._log.directories()), ""))
 
     def _part_of(self, record: bytes, offset: int) -> tuple[NumberingPart, int] | None:
-        """What a record says, and its length; None, on every member alike, if it makes no sense.
+        """The parsed record and its length; None, on every member alike, if it is malformed.
 
-        Raises ``CorruptLogError``: the bytes are not those that were written.
+        Raises ``CorruptLogError`` if the bytes are not those that were written.
         """
         try:
             body = decode_record(record).body
@@ -144,19 +144,19 @@ class LoggedNumbering:
         self._queues.raise_to({key: end for key, end in part.next_offsets.items() if deleted.get(key, 0) < end})
 
     def _covers(self, position: int) -> None:
-        """A whole set is known. Under the lock."""
+        """Record a complete set. Requires the lock."""
         self._covered, self.is_known, self._unread = max(position, self._covered or 0), True, False
         self._plan()
 
     def restore_behind(self, position: int) -> None:
-        """Take the newest set that was dispatched once dispatch has passed ``position`` again."""
+        """Read the newest dispatched set again once dispatch has passed ``position``."""
         self._unread, self._unread_until = True, position
 
     def restore(self) -> bool:
-        """Take the newest set that was dispatched; False if it may not be read yet (again later).
+        """Apply the newest dispatched set; False if it may not be read yet (retry later).
 
-        After what the log holds was dispatched: a queue that is raised takes no message from before the set any more.
-        Raises ``CorruptLogError``, ``DiskError``.
+        After dispatching everything in the log: a raised queue accepts no more messages from before the set. Raises
+        ``CorruptLogError``, ``DiskError``.
         """
         self._unread = True
         queue = self._queues.find(QUEUE_NUMBERS_TOPIC, 0)
@@ -194,9 +194,9 @@ class LoggedNumbering:
         return True
 
     def require(self) -> None:
-        """Before a master counts, when all that the log holds is dispatched.
+        """Called before a master counts, when everything in the log is dispatched.
 
-        Raises ``CorruptLogError``: a set is in the log and cannot be read.
+        Raises ``CorruptLogError`` if a set in the log is unreadable.
         """
         if self._unread and not self.restore():
             raise CorruptLogError(self._path, 0, "cannot read the newest queue numbers", _UNREADABLE)
@@ -209,7 +209,7 @@ class LoggedNumbering:
     # -- retention -----------------------------------------------------------------------------------------------
 
     def keep_from(self, dispatched: int, *, disk_full: bool = False) -> int | None:
-        """The log must be kept from here on, for the sake of the numbering; None: from nowhere.
+        """The offset from which the log must be kept for the numbering; None: no limit.
 
         ``dispatched`` is how far the log is dispatched.
         """
@@ -222,7 +222,7 @@ class LoggedNumbering:
             if self._unread:
                 return 0
             if self._covered is None and self._waits and not disk_full:
-                return 0  # an older program filled the disk: nothing can be written, so nothing can be waited for
+                return 0  # an older version filled the disk: nothing can be written, so there is nothing to wait for
             return self._covered
 
     # -- writing sets --------------------------------------------------------------------------------------------
@@ -234,11 +234,11 @@ class LoggedNumbering:
         )
 
     def is_due(self, position: int) -> bool:
-        """Whether a master that has dispatched up to ``position`` writes a set now. Cheap."""
+        """Whether a master that has dispatched up to ``position`` should write a set now. Cheap."""
         return position >= self._due_at and not self._publishing
 
     def publish(self, done: PutDone = lambda _results: None) -> None:
-        """Write a set, as master; ``done`` gets the results. What fails is tried again by the next call."""
+        """Write a set, as master; ``done`` gets the results. The next call retries after a failure."""
         self._publishing = True
 
         def landed(results: Sequence[PutResult]) -> None:
@@ -262,14 +262,14 @@ class Dispatched(Protocol):
 
     @property
     def position(self) -> int:
-        """Up to here."""
+        """The dispatched end."""
 
     def wait_dispatched(self, timeout_s: float) -> bool:
-        """Wait until all that the log holds now is; False if not in time."""
+        """Wait until everything now in the log is dispatched; False on timeout."""
 
 
 class NumberWriter:
-    """Has sets written when they are wanted."""
+    """Writes sets when needed."""
 
     def __init__(
         self, log: CommitLog, numbering: LoggedNumbering, dispatch: Dispatched, is_master: Callable[[], bool]
@@ -280,12 +280,12 @@ class NumberWriter:
         self._is_master = is_master
 
     def look(self) -> None:
-        """As master of a group, write a set in time, so that retention need not wait on any member. Cheap."""
+        """As master of a group, write a set early enough that retention need not wait for one on any member. Cheap."""
         if self._numbering.is_due(self._dispatch.position) and self._log.is_replicated and self._is_master():
             self._numbering.publish()
 
     def write_and_wait(self) -> None:
-        """As a plain broker: only when retention wants to remove something, and before it does."""
+        """On a plain broker: write a set when retention wants to remove something, and wait for it."""
         waiter = PutWaiter()
         self._numbering.publish(waiter.done)
         if waiter.wait(WAIT_S) is None or not self._dispatch.wait_dispatched(WAIT_S):
@@ -293,16 +293,16 @@ class NumberWriter:
 
 
 class RepeatAlarm:
-    """Says loudly that messages got no place in their queues, because their queue offsets were given out twice."""
+    """Reports messages without a place in their queues because their queue offsets were assigned twice."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._told: set[QueueKey] = set()
         self.count = 0
-        """Messages so far."""
+        """The number of such messages so far."""
 
     def repeated(self, found: Repeated) -> None:
-        """On the dispatch thread."""
+        """Called on the dispatch thread."""
         self.count += found.lost
         key = (found.topic, found.queue_id)
         if key not in self._told and len(self._told) < TOLD_MAX:

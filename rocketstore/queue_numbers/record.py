@@ -31,7 +31,7 @@ from rocketstore.types import QueueKey
 VERSION: Final = 1
 PARTS_MAX: Final = 1 << 16
 NEXT_OFFSET_MAX: Final = 1 << 56
-"""Twenty bytes for each of so many messages still have an offset in a file."""
+"""At 20 bytes per message, the position in the queue still fits a file offset."""
 _MAGIC: Final = b"RSQN"
 _HEAD: Final = Struct(">4sHHHHqq")
 _COUNT: Final = Struct(">I")
@@ -51,7 +51,7 @@ class NumberingPart:
 
 
 def encode_numbering(next_offsets: Mapping[QueueKey, int], *, covers: int, set_id: int, bytes_max: int) -> list[bytes]:
-    """The bodies of a set, of at most about ``bytes_max`` bytes each; one at least."""
+    """The bodies of a set, of at most about ``bytes_max`` bytes each; at least one."""
     chunks: list[list[bytes]] = [[]]
     used = _HEAD.size + _CRC.size
     for packed in _topics(next_offsets, bytes_max - used):
@@ -68,7 +68,7 @@ def encode_numbering(next_offsets: Mapping[QueueKey, int], *, covers: int, set_i
 
 
 def _topics(next_offsets: Mapping[QueueKey, int], bytes_max: int) -> Iterator[bytes]:
-    """Each topic with its queues, one of very many in several pieces."""
+    """Each topic with its queues; one with very many queues in several pieces."""
     topics: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for (topic, queue_id), offset in next_offsets.items():
         if offset > 0:
@@ -84,7 +84,7 @@ def _topics(next_offsets: Mapping[QueueKey, int], bytes_max: int) -> Iterator[by
 
 
 def decode_numbering(body: bytes) -> NumberingPart:
-    """What a body says. Raises ``InvalidRequestError`` for what is no part of a set that this version can read."""
+    """Parse a body. Raises ``InvalidRequestError`` if it is not part of a set readable by this version."""
     end = len(body) - _CRC.size
     if end < _HEAD.size or crc32c(body[:end]) != _CRC.unpack_from(body, end)[0]:
         raise InvalidRequestError("queue numbers: too short, or the checksum is wrong")

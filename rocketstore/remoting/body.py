@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import ObjectKey, dumps, loads
+from rocketstore.remoting.fastjson import ObjectKey, dumps, dumps_plain, loads
+from rocketstore.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Bits, Named, camel
 
 ITEMS_MAX: Final = 131_072
@@ -45,15 +46,21 @@ class Body:
     """Base of the records that are bodies."""
 
     __slots__ = ()
+    bytes_max: ClassVar[int] = FRAME_BYTES_MAX
+    """How long it may be: less than a frame where any client sends it, since nothing else runs while one is read."""
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Raises ``RequestError``."""
+        if len(data) > cls.bytes_max:
+            raise RequestError(f"malformed body: {len(data)} bytes, at most {cls.bytes_max} are allowed")
         return read(cls, loads(data))
 
     def encode(self) -> bytes:
         """The strictest form that Java reads."""
-        return dumps(write(self))
+        hint: Any = type(self)
+        converter = _converter(hint)
+        return (dumps_plain if converter.plain else dumps)(converter.write(self))
 
 
 def read(kind: type[_B], value: object) -> _B:
@@ -63,18 +70,13 @@ def read(kind: type[_B], value: object) -> _B:
     return found
 
 
-def write(body: Body) -> dict[str, object]:
-    """A record as members; nulls are left out."""
-    hint: Any = type(body)
-    members: dict[str, object] = _converter(hint).write(body)
-    return members
-
-
 class _Converter(NamedTuple):
     """Between a value of JSON, and of a field; reading gets the member's name for what it raises."""
 
     read: Callable[[Any, str], Any]
     write: Callable[[Any], Any]
+    plain: bool = True
+    """Whether it holds neither objects as keys nor floats."""
 
 
 class _Member(NamedTuple):
@@ -109,10 +111,10 @@ def _converter(hint: Any) -> _Converter:  # noqa: ANN401  # whatever type a fiel
     if hint is bool:
         return _Converter(_boolean, _same)
     if hint is float:
-        return _Converter(_float, _same)
+        return _Converter(_float, _same, plain=False)
     if isinstance(hint, UnionType):  # with None
         whole = _converter(get_args(hint)[0])
-        return _Converter(whole.read, lambda value: None if value is None else whole.write(value))
+        return _Converter(whole.read, lambda value: None if value is None else whole.write(value), whole.plain)
     if get_origin(hint) is tuple:
         return _list(_converter(get_args(hint)[0]), count)
     if get_origin(hint) is Mapping:
@@ -189,7 +191,7 @@ def _list(item: _Converter, count: int) -> _Converter:
             raise _refused(name, f"a list of at most {count} items", value)
         return tuple([item.read(one, name) for one in value])
 
-    return _Converter(convert, lambda values: [item.write(one) for one in values])
+    return _Converter(convert, lambda values: [item.write(one) for one in values], item.plain)
 
 
 def _key(hint: Any) -> _Converter:  # noqa: ANN401  # whatever type a field has
@@ -197,7 +199,8 @@ def _key(hint: Any) -> _Converter:  # noqa: ANN401  # whatever type a field has
         whole = _object(hint)
         return _Converter(
             lambda text, name: whole.read(loads(text.encode()), name),
-            lambda key: ObjectKey(dumps(whole.write(key)).decode()),
+            lambda key: ObjectKey(dumps_plain(whole.write(key)).decode()),
+            plain=False,
         )
     return _Converter(_converter(hint).read, str)
 
@@ -208,7 +211,11 @@ def _map(key: _Converter, item: _Converter, count: int) -> _Converter:
             raise _refused(name, f"an object of at most {count} members", value)
         return {key.read(one, name): item.read(each, name) for one, each in value.items() if each is not None}
 
-    return _Converter(convert, lambda values: {key.write(one): item.write(each) for one, each in values.items()})
+    return _Converter(
+        convert,
+        lambda values: {key.write(one): item.write(each) for one, each in values.items()},
+        key.plain and item.plain,
+    )
 
 
 def _object(kind: type[Any]) -> _Converter:
@@ -234,7 +241,7 @@ def _object(kind: type[Any]) -> _Converter:
                 written[member.name] = value
         return written
 
-    return _Converter(convert, write_members)
+    return _Converter(convert, write_members, all(member.converter.plain for member in members))
 
 
 def _members(kind: type[Any]) -> tuple[_Member, ...]:

@@ -103,7 +103,7 @@ class RequestCode(IntEnum):
     DELETE_EXPIRED_COMMITLOG = 329
 
 
-class ResponseCode(IntEnum):
+class AnswerCode(IntEnum):
     """How a request ended; the names are RocketMQ's."""
 
     SUCCESS = 0
@@ -143,6 +143,9 @@ class ResponseCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+
+
+ResponseCode = AnswerCode
 
 
 class Language(IntEnum):

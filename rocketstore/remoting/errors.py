@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 
 
 class FrameError(Exception):
@@ -12,6 +12,6 @@ class FrameError(Exception):
 class RequestError(Exception):
     """Raised when a request cannot be carried out: it is answered with ``code`` and the message as its remark."""
 
-    def __init__(self, message: str, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> None:
+    def __init__(self, message: str, code: AnswerCode = AnswerCode.SYSTEM_ERROR) -> None:
         super().__init__(message)
         self.code = code

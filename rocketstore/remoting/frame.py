@@ -34,6 +34,7 @@ _HEADER_LENGTH_BITS: Final = 24
 _HEADER_LENGTH_MASK: Final = (1 << _HEADER_LENGTH_BITS) - 1
 _INT32_MIN: Final = -(1 << 31)
 _INT32_MAX: Final = (1 << 31) - 1
+_INT16_MIN: Final = -(1 << 15)
 _INT16_MAX: Final = (1 << 15) - 1
 _LANGUAGES: Final = tuple(Language)
 _NO_FIELDS: Final[Mapping[str, str]] = {}
@@ -87,7 +88,10 @@ def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
             end = begin + LENGTH_BYTES + length
             if end > available:
                 break
-            frames.append(decode(view[begin:end]))
+            with view[
+                begin:end
+            ] as one:  # released here: while an error's traceback held it, no buffer could be cleared
+                frames.append(decode(one))
             begin = end
     finally:
         view.release()
@@ -268,7 +272,7 @@ def _text(header: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 def _to_binary(frame: Frame) -> bytes:
-    if not -_INT16_MAX <= frame.code <= _INT16_MAX or not -_INT16_MAX <= frame.version <= _INT16_MAX:
+    if not (_INT16_MIN <= frame.code <= _INT16_MAX and _INT16_MIN <= frame.version <= _INT16_MAX):
         raise FrameError(f"code {frame.code} and version {frame.version} do not fit a binary header")
     fields = bytearray()
     for name, value in frame.fields.items():

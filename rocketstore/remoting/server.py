@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from dledger.records import record
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import Owner, Place, ReceiveRoom, RemotingConnection
 from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.frame import Frame, encode
@@ -54,7 +54,7 @@ class Handlers:
     direct: Mapping[int, Direct]
     awaited: Mapping[int, Handler]
     closed: Callable[[RemotingConnection], None]
-    code_of: Callable[[Exception], ResponseCode | None]
+    code_of: Callable[[Exception], AnswerCode | None]
 
 
 class RemotingServer:
@@ -143,7 +143,7 @@ class RemotingServer:
     def _take(self, connection: RemotingConnection, frame: Frame) -> None:
         direct = self._handlers.direct.get(frame.code)
         if self._is_closing:
-            refusal = ResponseCode.SERVICE_NOT_AVAILABLE, "this server is stopping"
+            refusal = AnswerCode.SERVICE_NOT_AVAILABLE, "this server is stopping"
         elif direct is not None:
             try:
                 direct(connection, frame)
@@ -151,9 +151,9 @@ class RemotingServer:
                 connection.done(frame, self._failed(connection.place, frame, error))
             return
         elif (handler := self._handlers.awaited.get(frame.code)) is None:
-            refusal = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
+            refusal = AnswerCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
         elif len(self._tasks) >= self._limits.requests_max:
-            refusal = ResponseCode.SYSTEM_BUSY, _BUSY
+            refusal = AnswerCode.SYSTEM_BUSY, _BUSY
         else:
             task = asyncio.get_running_loop().create_task(self._handle(handler, connection, frame))
             self._tasks.add(task)
@@ -168,10 +168,10 @@ class RemotingServer:
                 answer = await handler(connection, frame)
         except TimeoutError:
             answer = frame.answer(
-                ResponseCode.SYSTEM_ERROR, f"not answered within {self._limits.request_s_max:g} s: it may still be done"
+                AnswerCode.SYSTEM_ERROR, f"not answered within {self._limits.request_s_max:g} s: it may still be done"
             )
         except asyncio.CancelledError:
-            answer = frame.answer(ResponseCode.SERVICE_NOT_AVAILABLE, "this server is stopping: it may still be done")
+            answer = frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, "this server is stopping: it may still be done")
             raise
         except Exception as error:  # noqa: BLE001  # one request must not end its connection
             answer = self._failed(connection.place, frame, error)
@@ -182,7 +182,7 @@ class RemotingServer:
         try:
             connection.done(frame, answer)
         except FrameError as error:  # it does not fit into a frame: an error of this side
-            refusal = frame.answer(ResponseCode.SYSTEM_ERROR, f"the answer is too long: {error}")
+            refusal = frame.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}")
             connection.send(encode(refusal))
 
     def _failed(self, place: Place, frame: Frame, error: Exception) -> Frame:
@@ -192,4 +192,4 @@ class RemotingServer:
         if code is not None:
             return frame.answer(code, str(error))
         _LOG.error("%s: request %d of %s failed", self._name, frame.code, place, exc_info=error)
-        return frame.answer(ResponseCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")
+        return frame.answer(AnswerCode.SYSTEM_ERROR, f"request {frame.code} failed: see the log of {self._name}")

@@ -1,1 +1,1 @@
-"""Topics, subscription groups, consumer offsets, delay progress: replicated, because they are messages of the log."""
+"""Topics, subscription groups, consumer offsets and delay progress, replicated as messages of the log."""

@@ -1,16 +1,16 @@
-"""Applies the state topic's messages to the tables, in order. Runs on one thread; ``lock`` guards what others read.
+"""Applies the messages of the state topic to the tables, in order. Runs on one thread; ``lock`` guards shared data.
 
-What a message that cannot be used does:
+Unusable messages:
 
-* malformed, though of a known version: skipped, counted, the first one logged. It is the same on every node, so all
-skip
-  it, and a stop would stop the whole group for ever;
-* of a newer version: this node stops applying (``blocked``) and does not become master, until the program is newer;
-* not there or damaged on this disk (expired, say): what it said is unknown here, so the state is not ``complete`` until
-  a published full state comes by, which every master writes when it becomes one and long before the last one expires.
+* malformed, of a known version: skipped and counted, and the first one is logged. All nodes skip it alike, and
+  stopping would stop the whole group forever;
+* of a newer version: this node stops applying (``blocked``) and does not become master until it is upgraded;
+* missing or damaged on this disk (for example expired): its contents are unknown here, so the state is not
+  ``complete`` until a published full state arrives; every master writes one when it becomes master and long before
+  the last one expires.
 
-A full state that was written when nothing else was under way (it describes the state right before itself) replaces the
-tables of *every* node: should they ever differ, they do not differ for long.
+A full state written while nothing else was in progress (it describes the state right before itself) replaces the tables
+of *every* node: should they ever differ, they do not differ for long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger("rocketstore")
 
 
 class _Parts:
-    """The parts of a full state that came so far."""
+    """The parts of a full state received so far."""
 
     def __init__(self, first: FullPart, offset: int) -> None:
         self.full_id = first.full_id
@@ -56,7 +56,7 @@ class _Parts:
         self.count = 0
 
     def take(self, part: FullPart, changes: Iterable[Change]) -> bool:
-        """Add the next part; False if it is another."""
+        """Add the next part; False if it is a different one."""
         if (part.full_id, part.part, part.parts, part.upto) != (self.full_id, self.count, self.parts, self.upto):
             return False
         self.changes.extend(changes)
@@ -68,19 +68,19 @@ class StateApplier:
     """The tables, and how far the state topic is applied to them."""
 
     def __init__(self, store: MessageStore) -> None:
-        self.lock = threading.Lock()  # guards the tables' content and the numbers below, written by the applying thread
+        self.lock = threading.Lock()  # guards the tables and the numbers below, written by the applying thread
         self.tables = Tables()
         self.next_offset = 0
         self.complete = True
         self.blocked = ""
-        """Why nothing more is applied; empty: it is."""
+        """Why nothing more is applied; empty if messages are being applied."""
         self.malformed = 0
         self.changed = 0
-        """Messages passed so far, for whoever wants to know whether there were any."""
+        """How many messages were processed, so that callers can notice changes."""
         self.applied_to = 0
-        """The log's offset behind the last message that was applied."""
+        """The log offset after the last applied message."""
         self.full_offset = -1
-        """The first message of the newest whole full state seen; -1: none."""
+        """The first message of the newest complete full state seen; -1: none."""
         self._store = store
         self._last_record: tuple[int, int] | None = None
         self._verified = True
@@ -90,13 +90,13 @@ class StateApplier:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is known to be missing; where no state was ever seen, whether the log would show any."""
+        """Whether nothing is known to be missing; if no state was ever seen, whether the log would show any."""
         if not self.complete or self._accepted or self.next_offset or self.end_offset:
             return self.complete
         return self._store.numbers_known
 
     def restore(self, snapshot: BrokerSnapshot) -> None:
-        """Begin with a snapshot; only before the first ``step``."""
+        """Start with a snapshot; only before the first ``step``."""
         self.tables = Tables(snapshot.changes)
         self.next_offset = snapshot.next_offset
         self.complete = snapshot.complete
@@ -104,7 +104,7 @@ class StateApplier:
         self._verified = snapshot.last_record is None
 
     def snapshot(self) -> BrokerSnapshot:
-        """What a restart can begin with; on the applying thread."""
+        """A snapshot for a restart; on the applying thread."""
         with self.lock:
             tables = self.tables.copy()
             next_offset, last_record, complete = self.next_offset, self._last_record, self.complete
@@ -116,7 +116,7 @@ class StateApplier:
         return self._store.max_offset(BROKER_STATE_TOPIC, 0)
 
     def step(self) -> bool:
-        """Apply some messages; whether there may be more."""
+        """Apply some messages; returns whether there may be more."""
         if self.blocked or (not self._verified and not self._verify()):
             return False
         before = self.next_offset
@@ -137,9 +137,9 @@ class StateApplier:
         return self.next_offset > before
 
     def settle_end(self) -> None:
-        """Called when everything in the log is dispatched: a snapshot beyond its end comes of a lost tail.
+        """Called when everything in the log is dispatched: a snapshot beyond its end comes from a lost tail.
 
-        The tables stay: what was lost was lost for clients who had been told that it was done.
+        The tables stay: clients were already told that the lost changes were done.
         """
         end = self.end_offset
         if self.next_offset > end:
@@ -150,8 +150,8 @@ class StateApplier:
                 self.next_offset, self._last_record, self._verified = end, None, True
 
     def forget_what_is_not_there(self, end_of: Callable[[str, int], int]) -> None:
-        """Let nothing lie behind the ends of queues, of a log that a power cut has taken back: the next messages that
-        come there would be skipped. Called when everything in the log is dispatched and applied.
+        """Lower offsets beyond the ends of their queues, after a power cut truncated the log: otherwise the next
+        messages there would be skipped. Called when everything in the log is dispatched and applied.
         """
         with self.lock:
             put_back = self.tables.put_back(end_of)
@@ -162,21 +162,21 @@ class StateApplier:
             _log.warning("broker state: the same for %d more", len(put_back) - _TOLD_MAX)
 
     def accept_incomplete(self) -> None:
-        """Take the state as complete, although changes are missing."""
+        """Regard the state as complete, although changes are missing."""
         with self.lock:
             self.complete = self._accepted = True
 
     def _verify(self) -> bool:
-        """Whether the snapshot was checked to be of this log; if it is not, begin anew from the log alone."""
+        """Whether the snapshot was verified to belong to this log; if it does not, start over from the log alone."""
         minimum, end = self._store.min_offset(BROKER_STATE_TOPIC, 0), self.end_offset
         if self.next_offset > end:
-            return False  # dispatch has not come so far yet
+            return False  # dispatch has not come this far yet
         if self.next_offset <= minimum:
             self._verified = True
             return True
         message = self._message_at(BROKER_STATE_TOPIC, 0, self.next_offset - 1)
         if message is None:
-            return True  # it may be readable only once it is committed: look again with the next step
+            return True  # it may become readable once it is committed: retry with the next step
         self._verified = True
         if (message.offset, message.body_crc) == self._last_record:
             return True
@@ -213,7 +213,7 @@ class StateApplier:
         else:
             self._apply(message, state.changes, state.full)
             if self.next_offset < message.queue_offset:
-                return False  # a full state took us back, to before it
+                return False  # a full state took us back to an earlier offset
         with self.lock:
             self.next_offset = message.queue_offset + 1
             self._last_record = (message.offset, message.body_crc)
@@ -234,7 +234,7 @@ class StateApplier:
         if full.part == 0:
             self._parts = _Parts(full, offset)
         if self._parts is None or not self._parts.take(full, changes):
-            self._parts = None  # parts that are not one after the other are no state
+            self._parts = None  # parts must be consecutive
             return
         if self._parts.count < self._parts.parts:
             return
@@ -245,8 +245,8 @@ class StateApplier:
             if whole.upto == whole.offset:
                 self.tables, self.complete = Tables(whole.changes), True
             elif not self.complete and whole.full_id != self._went_back_for and minimum <= whole.upto < whole.offset:
-                # Messages between the state and its publication are not in it: go back to them. Once: if one of them
-                # is not readable here, the next full state must help.
+                # Messages between the state and its publication are not in it: go back to them. Once: if one of them is
+                # not readable here, the next full state must help.
                 self._went_back_for = whole.full_id
                 self.tables, self.complete, self.next_offset = Tables(whole.changes), True, whole.upto
 

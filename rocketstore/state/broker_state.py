@@ -1,10 +1,10 @@
 """Topics, subscription groups, consumer offsets and delay progress of a broker.
 
-RocketMQ keeps them in files of the master, which its slaves copy now and then: after a failover they are old or lost.
-Here every change is a message of a hidden topic in the same log, so it is replicated, ordered and durable as messages
-are, and every node applies it. A change is answered once it is stored and applied on the master.
+RocketMQ keeps them in the master's files, which its slaves copy periodically: after a failover they are outdated or
+lost. Here every change is a message of a hidden topic in the same log, so it is replicated, ordered and durable like
+other messages, and every node applies it. A change is answered once it is stored and applied on the master.
 
-Life: ``load`` (the snapshot), ``start``, ``catch_up`` before the store becomes master (a plain broker, too),
+Life cycle: ``load`` (the snapshot), ``start``, ``catch_up`` before the store becomes master (also on a plain broker),
 ``shutdown`` before the store's. One thread, ``rocketstore-state``, applies messages, answers callers, writes snapshots
 and publishes the full state; listeners and callers only wake it.
 """
@@ -33,6 +33,8 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -51,14 +53,14 @@ from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, 
 FULL_PART_BYTES: Final = 128 * 1024
 RETRY_MS: Final = 1000
 FULL_RETRY_MS_MAX: Final = 60_000
-"""A full state that could not be written is made again after a second, then after two, and so on up to this."""
+"""A failed full state is retried after a second, then after two, and so on up to this."""
 TICK_MS: Final = 10_000
-"""How often expiry of the last full state is looked at."""
+"""How often to check whether the last full state is about to expire."""
 STEP_MS_MIN: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
 _WRITING_SHARE: Final = 20
-"""Of the time, one part in so many goes into RocketMQ's files at most: with a million offsets they take long."""
+"""RocketMQ's files take at most one part in this many of the time: with a million offsets, writing them takes long."""
 
 _APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
 _SLAVE: Final = PutResult(
@@ -68,15 +70,15 @@ _log = logging.getLogger("rocketstore")
 
 
 class StateBehindError(DLedgerError):
-    """Raised when applying what is in the log takes too long; repeat."""
+    """Raised when applying the log's changes takes too long; retry."""
 
 
 class StateIncompleteError(DLedgerError):
-    """Raised when this node must not become master: changes that the log no longer has are missing in its tables."""
+    """Raised when this node must not become master because changes no longer in the log are missing from its tables."""
 
 
 class StateBlockedError(DLedgerError):
-    """Raised when this node must not become master: a newer program wrote changes that it does not understand."""
+    """Raised when this node must not become master because of changes from a newer version, which it cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +86,21 @@ class StateSettings:
     """Times in milliseconds."""
 
     timeout_ms: int = 10_000
-    """How long a change may wait for being stored and applied."""
+    """How long a change may take to be stored and applied."""
     snapshot_interval_ms: int = 30_000
     rocketmq_files_interval_ms: int = 5_000
     """How often RocketMQ's own files are written if something has changed; less often if that takes long."""
     full_interval_ms: int = 6 * 3_600_000
     """How often a master publishes the full state; well below the log's retention (``fileReservedTime``, 72 hours)."""
     accept_incomplete: bool = False
-    """Become master also with tables of which changes are missing. For a plain broker, which nobody can help, and for a
-    group of which every node lost its snapshot."""
+    """Become master even if changes are missing from the tables. For a plain broker, which has no peers, and for a
+    group in which every node lost its snapshot.
+    """
     limits: StateLimits = field(default_factory=StateLimits)
 
 
 class BrokerState:
-    """The replicated tables. All methods may be called from any thread."""
+    """The replicated tables. All methods are thread-safe."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class BrokerState:
         self._clock = clock or Clock()
         self._fs = fs or FileSystem()
         self._settings = settings or StateSettings()
-        self._stepping = threading.Lock()  # held by whoever applies: the worker, or catch_up; taken before applier.lock
+        self._stepping = threading.Lock()  # held while applying (worker, catch_up); acquired before applier.lock
         self._applier = StateApplier(store)
         self._publisher = StatePublisher(
             store, self._clock, timeout_ms=self._settings.timeout_ms, wake=lambda: self._worker.wake()
@@ -133,22 +136,23 @@ class BrokerState:
         self._rocketmq_files_due_ms = 0
         self._rocketmq_files_saved = -1
         self._unwritten: tuple[int, int, Tables] | None = None
-        """The same for RocketMQ's files as ``_unsaved`` for the snapshot."""
+        """Like ``_unsaved``, for RocketMQ's files."""
         self._unsaved: tuple[int, int, BrokerSnapshot] | None = None
-        """What is to be written once the log is durable up to it: number of changes, the log's offset, content."""
+        """To be written once the log is durable up to it: number of changes, the log's offset, contents."""
         self.limits: Final = LimitChecks(self._settings.limits, conditions or Conditions("state", self._clock))
-        """What may still be made; its methods are called under the applier's lock."""
+        """Limits on what may be created; its methods are called under the applier's lock."""
         self._saved_next = 0
-        """The first message of the state topic that is not in the snapshot on the disk."""
+        """The first message of the state topic that is not in the snapshot on disk."""
         store.add_arrival_listener(self._on_arrival)
         store.keep_for(self._needed_from)
 
-    # Life
+    # Life cycle
 
     def load(self) -> None:
-        """Read the snapshot; RocketMQ's own files where there is neither one nor a log, and where they are newer.
+        """Read the snapshot; or RocketMQ's own files if there is neither a snapshot nor a log, and where they are
+        newer.
 
-        After the store's.
+        Call after the store's ``load``.
         """
         snapshot, taken_over = read_snapshot(self._config_dir), False
         if snapshot is not None:
@@ -162,7 +166,7 @@ class BrokerState:
         self._applier.restore(snapshot or BrokerSnapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
         if taken_over:
-            self._write_snapshot()  # before our own files take the place of RocketMQ's
+            self._write_snapshot()  # before our own files replace RocketMQ's
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
 
     def start(self) -> None:
@@ -170,7 +174,7 @@ class BrokerState:
         self._worker.start()
 
     def shutdown(self) -> None:
-        """Answer what waits, end the thread and write a snapshot. Idempotent; before the store's shutdown."""
+        """Answer waiting callers, end the thread and write a snapshot. Idempotent; before the store's shutdown."""
         ended = self._worker.stop(STOP_TIMEOUT_S)
         self._publisher.close("the broker is stopping")
         if ended:
@@ -181,9 +185,9 @@ class BrokerState:
             self.flush()
 
     def flush(self) -> None:
-        """Write a snapshot now, or, if the log is not durable up to it, soon; and RocketMQ's files.
+        """Write a snapshot now or, if the log is not durable up to it, soon; and RocketMQ's files.
 
-        A disk that refuses is logged: the log has everything.
+        A disk error is only logged, because the log has everything.
         """
         with self._stepping:
             self._unsaved = self._unwritten = None
@@ -191,9 +195,9 @@ class BrokerState:
             self._write_rocketmq_files()
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S, cancelled: threading.Event | None = None) -> None:
-        """Wait until everything in the log is dispatched and applied; before the store becomes master.
+        """Wait until everything in the log is dispatched and applied, before the store becomes master.
 
-        Raises ``StateBehindError`` after ``timeout_s`` or once it is ``cancelled``; ``StateIncompleteError`` and
+        Raises ``StateBehindError`` after ``timeout_s`` or when ``cancelled``; ``StateIncompleteError`` and
         ``StateBlockedError`` if this node should leave the role to another.
         """
         deadline = time.monotonic() + timeout_s
@@ -216,12 +220,12 @@ class BrokerState:
         self._worker.wake()
 
     def wake(self) -> None:
-        """Look at the store's role soon; whoever makes it master calls this."""
+        """Check the store's role soon; called when it becomes master."""
         self._worker.wake()
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why the thread ended, if it failed: the broker must stop (with a supervisor of its own, that one says so)."""
+        """The error that ended the thread: the broker must stop. With a shared supervisor, that one reports it."""
         return self._supervisor.fatal
 
     # Reading
@@ -232,7 +236,7 @@ class BrokerState:
             return sorted(self._applier.tables.topics.values(), key=lambda topic: topic.name)
 
     def topic_count(self) -> int:
-        """How many topics there are."""
+        """The number of topics."""
         with self._applier.lock:
             return len(self._applier.tables.topics)
 
@@ -251,30 +255,35 @@ class BrokerState:
         with self._applier.lock:
             return name in self._applier.tables.groups
 
+    def group(self, name: str) -> GroupConfig:
+        """A group's settings: the defaults for one that has none, or is none."""
+        with self._applier.lock:
+            return self._applier.tables.group_configs.get(name) or GroupConfig(name)
+
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
-        """How far the group has consumed, in one topic or (empty) in all."""
+        """The group's offsets, in one topic or (empty) in all."""
         with self._applier.lock:
             noted = self._applier.tables.groups.get(group, {})
             return sorted(QueueOffset(*key, offset) for key, offset in noted.items() if topic in ("", key[0]))
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """How far the group has consumed one queue; -1 if it never said so."""
+        """The group's offset in one queue; -1 if it has none."""
         with self._applier.lock:
             return self._applier.tables.groups.get(group, {}).get((topic, queue_id), -1)
 
     def begin_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset that is not of a deleted topic of this name; reads must not begin before it."""
+        """The first queue offset not of a deleted topic of this name; reads must not start before it."""
         with self._applier.lock:
             return self._applier.tables.begins.get(topic, {}).get(queue_id, 0)
 
     def delay_offset(self, level: int) -> int:
-        """The next message of a delay level to deliver; 0 if none ever was."""
+        """The next message of a delay level to deliver; 0 if none was delivered yet."""
         with self._applier.lock:
             return self._applier.tables.delay_offsets.get(level, 0)
 
     @property
     def is_applied(self) -> bool:
-        """Whether the tables are those of the log: every change in it has been applied, and none is missing."""
+        """Whether the tables match the log: every change in it was applied, and none is missing."""
         with self._applier.lock:
             return self._applier.next_offset >= self._applier.end_offset and self._applier.is_complete
 
@@ -289,10 +298,10 @@ class BrokerState:
                 "brokerStateMalformed": str(applier.malformed),
             }
 
-    # Changing: each raises InvalidRequestError for what can never be allowed, everything else comes to ``done``
+    # Changes: each method raises InvalidRequestError for what is never allowed; other errors are passed to ``done``
 
     def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
-        """Make a topic or change it. ``automatic``: nobody asked for it by name, so some room is left for who does."""
+        """Create or change a topic. ``automatic``: created by a send, for which a lower limit applies."""
         stored = self._store.queues()
         with self._applier.lock:
             tables = self._applier.tables
@@ -302,10 +311,10 @@ class BrokerState:
         self._change(PutTopic(topic), done, changes_nothing=same)
 
     def delete_topic(self, name: str, done: StateDone) -> None:
-        """Forget a topic and the groups' offsets in it. What is in its queues now, nobody reads any more: a topic of
-        the same name that is made later begins at ``begin_offset``. The files go when the log's retention removes them.
+        """Delete a topic and the groups' offsets in it. Messages now in its queues are no longer readable: a topic of
+        the same name created later starts at ``begin_offset``. Its files go when retention removes them.
         """
-        # Also what is put and not yet dispatched: its producer knows that it was stored before.
+        # Includes messages not yet dispatched: their producers know that they were stored before.
         numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] == name}
         for key in self._store.queues():
             if key[0] == name:
@@ -321,10 +330,10 @@ class BrokerState:
         reset: bool = False,
         done: StateDone = lambda _result: None,
     ) -> None:
-        """Note how far ``group``, which this call makes if need be, has consumed: (topic, queue id, queue offset).
+        """Commit offsets of ``group``, which is created if necessary: (topic, queue id, queue offset).
 
-        An offset never goes back unless ``reset``: what is less than the noted one changes nothing. An offset beyond
-        the queue's end is refused, because it would skip messages that are still to come, and one of no queue, too.
+        An offset never moves back unless ``reset``: a lower one has no effect. An offset beyond the queue's end is
+        refused, because it would skip future messages, and so is one of an unknown queue.
         """
         change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets), reset)
         if self._store.role is not BrokerRole.SLAVE:
@@ -337,9 +346,9 @@ class BrokerState:
         self._change(change, done, changes_nothing=same)
 
     def _check_places(self, change: CommitOffsets) -> None:
-        """Raises ``InvalidRequestError`` for an offset of no queue, or beyond a queue's end."""
+        """Raises ``InvalidRequestError`` for an offset of an unknown queue, or beyond a queue's end."""
         for name, queue_id, offset in change.offsets:
-            # What is put, but not yet dispatched, may be committed: a producer knows its offset from the answer.
+            # Messages not yet dispatched may be committed: their producers know their offsets.
             end = self._end_of(name, queue_id)
             topic = self.topic(name)
             if topic is None:
@@ -351,16 +360,28 @@ class BrokerState:
             if offset > end:
                 raise InvalidRequestError(f"offset {offset} of {name} queue {queue_id} is beyond its end, {end}")
 
+    def put_group(self, group: GroupConfig, done: StateDone) -> None:
+        """Make a group or change its settings; members of an older version stop at any that are not the defaults."""
+        with self._applier.lock:
+            tables = self._applier.tables
+            known = group.name in tables.groups
+            same = known and (tables.group_configs.get(group.name) or GroupConfig(group.name)) == group
+            is_new_default = not known and group.is_default
+            if not known and self._store.role is not BrokerRole.SLAVE:
+                done = self.limits.take_offsets(tables, CommitOffsets(group.name, ()), done)
+        change = CommitOffsets(group.name, ()) if is_new_default else PutGroup(group)
+        self._change(change, done, changes_nothing=same)
+
     def delete_group(self, group: str, done: StateDone) -> None:
-        """Forget a group and its offsets."""
+        """Delete a group and its offsets."""
         self._change(DeleteGroup(group), done)
 
     def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
-        """Note how far delay levels have been delivered: level to next queue offset. The last call wins."""
+        """Record how far delay levels have been delivered: level to next queue offset. The last call wins."""
         self._change(SetDelayOffsets(tuple(sorted(offsets.items()))), done)
 
     def wait(self, change: Callable[[StateDone], None]) -> PutResult:
-        """Make a change and wait: ``state.wait(lambda done: state.put_topic(topic, done))``."""
+        """Make a change and wait for it: ``state.wait(lambda done: state.put_topic(topic, done))``."""
         answered = threading.Event()
         results: list[PutResult] = []
 
@@ -376,7 +397,7 @@ class BrokerState:
     # The thread
 
     def step(self) -> int:
-        """Do whatever is to be done now; gives when the next is due. Tests call it in place of the thread."""
+        """Do what is due now; returns when the next step is. Tests call it instead of the thread."""
         with self._stepping:
             now_ms = self._clock.monotonic_ms()
             more = self._step_applier()
@@ -412,7 +433,7 @@ class BrokerState:
         try:
             return self._applier.step()
         except ShutdownError:
-            return False  # the store does not run yet, or no more
+            return False  # the store is not running
 
     def _apply_to_end(self) -> bool:
         with self._stepping:
@@ -430,7 +451,7 @@ class BrokerState:
         self._applier.accept_incomplete()
 
     def _publish_full(self, now_ms: int) -> None:
-        """Write the full state if this is a master that should; the last one must not expire without a successor."""
+        """Publish the full state if this is a master and it is due; the last one must not expire unreplaced."""
         applier = self._applier
         master = self._store.role is not BrokerRole.SLAVE
         if master and not self._master:
@@ -466,11 +487,11 @@ class BrokerState:
         self._full_not_before_ms = self._clock.monotonic_ms() + pause_ms
 
     def _end_of(self, topic: str, queue_id: int) -> int:
-        """The next queue offset; also of what is put, but not yet dispatched, and of queues that were removed."""
+        """The next queue offset; includes messages not yet dispatched, and queues that were removed."""
         return max(self._store.log.queue_offsets.get((topic, queue_id), 0), self._store.max_offset(topic, queue_id))
 
     def _write_snapshot(self) -> None:
-        """Write the tables, never what a power cut may take back: messages that come later would have its offsets."""
+        """Write the tables, but never what a power cut may undo: later messages would get the same offsets."""
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
         applier = self._applier
         if self._unsaved is None:
@@ -490,7 +511,7 @@ class BrokerState:
             self._saved, self._saved_next = changed, snapshot.next_offset
 
     def _write_rocketmq_files(self) -> None:
-        """Once there is a snapshot: a file of RocketMQ's that was taken over must not be lost before."""
+        """Only once there is a snapshot: a file taken over from RocketMQ must not be lost before that."""
         began_ms = self._clock.monotonic_ms()
         self._rocketmq_files_due_ms = began_ms + self._settings.rocketmq_files_interval_ms
         applier = self._applier
@@ -514,11 +535,11 @@ class BrokerState:
         self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
 
     def _needed_from(self, durable: int) -> int:
-        """From where on the log is needed, at most ``durable``: what no snapshot holds must not expire."""
+        """The offset from which the log is needed, at most ``durable``: what no snapshot contains must not expire."""
         if self._applier.blocked or self._saved_next >= self._store.max_offset(BROKER_STATE_TOPIC, 0):
-            return durable  # a newer program's changes would keep the log until the disk is full
+            return durable  # otherwise a newer version's changes would hold back retention until the disk is full
         try:
             position = self._store.position_of(BROKER_STATE_TOPIC, 0, self._saved_next)
         except CorruptLogError:
-            return 0  # nobody can tell
+            return 0  # unknown
         return durable if position < 0 else min(position, durable)

@@ -1,13 +1,14 @@
-"""Changes of broker state, and the messages of ``BROKER_STATE_TOPIC`` that carry them.
+"""Changes of broker state, and their encoding as messages of ``BROKER_STATE_TOPIC``.
 
-A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. A published full state is
+A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. ``v`` is the oldest
+version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, otherwise 1.
+So a cluster of two versions works as long as nobody uses what the older one does not know. A published full state is
 one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
 all its parts, applied to empty tables, give the state before queue offset ``upto``.
 
-Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and
-nothing of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a
-*newer* version is not malformed: whoever wrote it meant something that this program does not know, and it must not act
-as if it did.
+Decoding is strict: an unknown name, a wrong type or a number out of range makes the whole message malformed, and none
+of it counts. A malformed message is the same on every node, so skipping it keeps them equal. A message of a *newer*
+version is not malformed: it has a meaning that this version does not know and must not ignore.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from dledger.errors import InvalidRequestError
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
+"""The newest that this program knows."""
+_FIRST_VERSION: Final = 1
 CHANGES_MAX: Final = 4096
 """Changes in one message."""
 OFFSETS_MAX: Final = 1024
@@ -31,13 +34,14 @@ QUEUE_ID_MAX: Final = 65_535
 OFFSET_MAX: Final = 2**62
 TOPIC_QUEUES_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 255
+_I32_MAX: Final = (1 << 31) - 1
 PERMISSION_MAX: Final = 7
 """RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 class MalformedStateError(InvalidRequestError):
-    """Raised when a state message or snapshot breaks the rules of its own version."""
+    """Raised when a state message or snapshot violates the rules of its own version."""
 
 
 class NewerStateError(InvalidRequestError):
@@ -45,7 +49,7 @@ class NewerStateError(InvalidRequestError):
 
 
 class QueueOffset(NamedTuple):
-    """How far a group has consumed one queue: the queue offset of the next message it wants."""
+    """A group's progress in one queue: the queue offset of the next message it needs."""
 
     topic: str
     queue_id: int
@@ -60,16 +64,21 @@ class TopicConfig:
     read_queues: int = 8
     write_queues: int = 8
     permission: int = 6
+    order: bool = False
+    """Whether clients shall keep the order over all queues; for RocketMQ's programs, nothing here looks at it."""
+    sys_flag: int = 0
+    """RocketMQ's marks of units, likewise."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
+        _check_range(self.sys_flag, "system flag", 0, _I32_MAX)
         _check_range(self.read_queues, "read queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.write_queues, "write queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.permission, "permission", 0, PERMISSION_MAX)
 
     @property
     def queues(self) -> int:
-        """How many queues there are to read or to write."""
+        """The number of queues for reading or writing, whichever is higher."""
         return max(self.read_queues, self.write_queues)
 
     @property
@@ -84,17 +93,58 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """Settings of a consumer group; names and defaults are RocketMQ's."""
+
+    name: str
+    consume_enable: bool = True
+    """Whether its consumers get anything."""
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    """Whether all its consumers may get all messages."""
+    retry_queues: int = 1
+    """Queues of its topic for messages that could not be consumed; 0: they are not tried again."""
+    retry_times_max: int = 16
+    """How often a message is tried again before it is dead."""
+    broker_id: int = 0
+    """Where its consumers shall pull."""
+    broker_id_when_slow: int = 1
+    """The same, while they are far behind."""
+    notify_changes: bool = True
+    """Whether consumers are told when one comes or goes."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "group")
+        _check_range(self.retry_queues, "retry queues", 0, TOPIC_QUEUES_MAX)
+        _check_range(self.retry_times_max, "retries", -1, _I32_MAX)
+        _check_range(self.broker_id, "broker id", 0, _I32_MAX)
+        _check_range(self.broker_id_when_slow, "broker id", 0, _I32_MAX)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was changed."""
+        return self == GroupConfig(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PutGroup:
+    """Make a subscription group, or change the settings of the one of this name."""
+
+    group: GroupConfig
+
+
+@dataclass(frozen=True, slots=True)
 class PutTopic:
-    """Make a topic, or change the one of this name."""
+    """Create or change a topic."""
 
     topic: TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Forget a topic and every group's offsets in it.
+    """Delete a topic and every group's offsets in it.
 
-    ``ends``: (queue id, next queue offset) of its queues. A topic of this name that is made later begins there.
+    ``ends``: (queue id, next queue offset) of its queues. A topic of this name created later starts there.
     """
 
     name: str
@@ -110,7 +160,7 @@ class DeleteTopic:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Note how far a group has consumed. An offset that is less than the noted one counts only with ``reset``."""
+    """Commit a group's offsets. An offset lower than the current one counts only with ``reset``."""
 
     group: str
     offsets: tuple[QueueOffset, ...]
@@ -127,7 +177,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Forget a subscription group and its offsets."""
+    """Delete a subscription group and its offsets."""
 
     group: str
 
@@ -137,7 +187,7 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True)
 class SetDelayOffsets:
-    """How far each delay level has been delivered: (level, next queue offset). The last writer wins."""
+    """The progress of each delay level: (level, next queue offset). The last writer wins."""
 
     offsets: tuple[tuple[int, int], ...]
 
@@ -148,18 +198,18 @@ class SetDelayOffsets:
             _check_range(offset, "offset", 0, OFFSET_MAX)
 
 
-Change = PutTopic | DeleteTopic | CommitOffsets | DeleteGroup | SetDelayOffsets
+Change = PutTopic | DeleteTopic | PutGroup | CommitOffsets | DeleteGroup | SetDelayOffsets
 
 
 @dataclass(frozen=True, slots=True)
 class FullPart:
-    """Which part of which full state a message is."""
+    """A message's full state, and which part of it the message is."""
 
     full_id: str
     part: int
     parts: int
     upto: int
-    """The state is the one before this queue offset of the state topic."""
+    """The state before this queue offset of the state topic."""
 
     def __post_init__(self) -> None:
         _check_range(len(self.full_id), "length of a full state's id", 1, 64)
@@ -177,27 +227,44 @@ class StateMessage:
 
 
 def check_name(name: object, what: str) -> None:
-    """Raise ``MalformedStateError`` unless ``name`` is what RocketMQ allows for topics and groups."""
+    """Raise ``MalformedStateError`` unless ``name`` is valid for RocketMQ's topics and groups."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
 
 
-def encode_change(change: Change) -> bytes:
-    """One change as JSON; ``join_changes`` makes a message of several."""
-    return _dump(_change_json(change))
+class EncodedChange(NamedTuple):
+    """One change as JSON, and the first version that knows it."""
+
+    data: bytes
+    version: int = _FIRST_VERSION
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
 
 
-def join_changes(changes: Iterable[bytes], full: FullPart | None = None) -> bytes:
+def encode_change(change: Change) -> EncodedChange:
+    """One change; ``join_changes`` makes a message of several."""
+    is_new = isinstance(change, PutGroup) or (
+        isinstance(change, PutTopic) and (change.topic.order or change.topic.sys_flag != 0)
+    )
+    return EncodedChange(_dump(_change_json(change)), STATE_VERSION if is_new else _FIRST_VERSION)
+
+
+def join_changes(changes: Iterable[EncodedChange], full: FullPart | None = None) -> bytes:
     """A message's body from encoded changes."""
-    head = f'{{"v":{STATE_VERSION},'.encode()
+    encoded = list(changes)
+    version = max((one.version for one in encoded), default=_FIRST_VERSION)
+    head = f'{{"v":{version},'.encode()
     if full is not None:
         part = {"id": full.full_id, "part": full.part, "parts": full.parts, "upto": full.upto}
         head += b'"full":' + _dump(part) + b","
-    return head + b'"changes":[' + b",".join(changes) + b"]}"
+    return head + b'"changes":[' + b",".join(one.data for one in encoded) + b"]}"
 
 
 def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max: int) -> list[bytes]:
-    """The bodies of a full state's messages, each of about ``bytes_max`` bytes; more if they were too many."""
+    """The bodies of a full state's messages, each of about ``bytes_max`` bytes; larger if there would be too many."""
     every = [encode_change(change) for change in changes]
     groups = _grouped(every, bytes_max)
     while len(groups) > PARTS_MAX:
@@ -207,20 +274,20 @@ def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max:
     return [join_changes(group, FullPart(full_id, part, parts, upto)) for part, group in enumerate(groups)]
 
 
-def _grouped(every: Iterable[bytes], bytes_max: int) -> list[list[bytes]]:
-    groups: list[list[bytes]] = [[]]
+def _grouped(every: Iterable[EncodedChange], bytes_max: int) -> list[list[EncodedChange]]:
+    groups: list[list[EncodedChange]] = [[]]
     used = 0
     for encoded in every:
-        if groups[-1] and (used + len(encoded) > bytes_max or len(groups[-1]) == CHANGES_MAX):
+        if groups[-1] and (used + encoded.size > bytes_max or len(groups[-1]) == CHANGES_MAX):
             groups.append([])
             used = 0
         groups[-1].append(encoded)
-        used += len(encoded) + 1
+        used += encoded.size + 1
     return groups
 
 
 def decode_state(body: bytes) -> StateMessage:
-    """Read a message's body. Raises ``MalformedStateError`` and ``NewerStateError``."""
+    """Decode a message's body. Raises ``MalformedStateError`` and ``NewerStateError``."""
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -230,14 +297,14 @@ def decode_state(body: bytes) -> StateMessage:
     if type(version) is int and version > STATE_VERSION:
         raise NewerStateError(f"state message of version {version}; this version supports up to {STATE_VERSION}")
     _check_fields(fields, {"v", "changes"}, {"full"})
-    if type(version) is not int or version != STATE_VERSION:
+    if type(version) is not int or not _FIRST_VERSION <= version <= STATE_VERSION:
         raise MalformedStateError(f"state message: version {version!r}")
     full = _full_from_json(fields["full"]) if "full" in fields else None
     return StateMessage(changes_from_json(fields["changes"]), full)
 
 
 def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[Change, ...]:
-    """Changes out of what ``json.loads`` gives. Raises ``MalformedStateError``."""
+    """Convert the result of ``json.loads`` to changes. Raises ``MalformedStateError``."""
     changes = _list(value)
     _check_range(len(changes), "changes", 0, count_max)
     return tuple(_change_from_json(change) for change in changes)
@@ -246,19 +313,35 @@ def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[C
 def _change_json(change: Change) -> dict[str, object]:
     match change:
         case PutTopic(topic):
-            return {
+            found: dict[str, object] = {
                 "op": "put_topic",
                 "name": topic.name,
                 "read": topic.read_queues,
                 "write": topic.write_queues,
                 "perm": topic.permission,
             }
+            if topic.order or topic.sys_flag:
+                found |= {"order": topic.order, "sys_flag": topic.sys_flag}
+            return found
+        case PutGroup(group):
+            return {
+                "op": "put_group",
+                "name": group.name,
+                "enable": group.consume_enable,
+                "from_min": group.consume_from_min_enable,
+                "broadcast": group.consume_broadcast_enable,
+                "retry_queues": group.retry_queues,
+                "retry_max": group.retry_times_max,
+                "broker": group.broker_id,
+                "broker_slow": group.broker_id_when_slow,
+                "notify": group.notify_changes,
+            }
         case DeleteTopic(name, ends):
             return {"op": "delete_topic", "name": name, "ends": ends}
-        case CommitOffsets(group, offsets, reset):
-            return {"op": "offsets", "group": group, "offsets": offsets, "reset": reset}
-        case DeleteGroup(group):
-            return {"op": "delete_group", "group": group}
+        case CommitOffsets(name, offsets, reset):
+            return {"op": "offsets", "group": name, "offsets": offsets, "reset": reset}
+        case DeleteGroup(name):
+            return {"op": "delete_group", "group": name}
         case SetDelayOffsets(delays):
             return {"op": "delay", "offsets": delays}
         case _:
@@ -269,9 +352,12 @@ def _change_from_json(value: object) -> Change:
     fields = _fields(value)
     match fields.get("op"):
         case "put_topic":
-            _check_fields(fields, {"op", "name", "read", "write", "perm"})
-            numbers = (_int(fields[name]) for name in ("read", "write", "perm"))
-            return PutTopic(TopicConfig(_text(fields["name"]), *numbers))
+            _check_fields(fields, {"op", "name", "read", "write", "perm"}, {"order", "sys_flag"})
+            read, write, permission = (_int(fields[name]) for name in ("read", "write", "perm"))
+            order, sys_flag = _bool(fields.get("order", False)), _int(fields.get("sys_flag", 0))
+            return PutTopic(TopicConfig(_text(fields["name"]), read, write, permission, order, sys_flag))
+        case "put_group":
+            return PutGroup(_group_from_json(fields))
         case "delete_topic":
             _check_fields(fields, {"op", "name", "ends"})
             return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]))
@@ -288,6 +374,18 @@ def _change_from_json(value: object) -> Change:
             return SetDelayOffsets(_int_pairs(fields["offsets"]))
         case unknown:
             raise MalformedStateError(f"state message: unknown change {unknown!r}")
+
+
+def _group_from_json(fields: Mapping[str, Any]) -> GroupConfig:
+    flags, numbers = (
+        ("enable", "from_min", "broadcast", "notify"),
+        ("retry_queues", "retry_max", "broker", "broker_slow"),
+    )
+    _check_fields(fields, {"op", "name", *flags, *numbers})
+    enable, from_min, broadcast, notify = (_bool(fields[name]) for name in flags)
+    retry_queues, retry_max, broker, broker_slow = (_int(fields[name]) for name in numbers)
+    name = _text(fields["name"])
+    return GroupConfig(name, enable, from_min, broadcast, retry_queues, retry_max, broker, broker_slow, notify)
 
 
 def _full_from_json(value: object) -> FullPart:
@@ -314,7 +412,7 @@ def _check_fields(fields: Mapping[str, object], needed: set[str], optional: Iter
 
 
 def _check_range(value: int, what: str, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:  # else it could be written, and never be read again
+    if type(value) is not int or not least <= value <= most:  # otherwise it could be written, but not read back
         raise MalformedStateError(f"{what}: invalid whole number {value} within {least} to {most}")
 
 

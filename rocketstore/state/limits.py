@@ -1,7 +1,7 @@
-"""How many topics, queues, groups and offsets there may be: met by the master before a change is written.
+"""Limits on topics, queues, groups and offsets, checked by the master before a change is written.
 
-Applying a change never refuses: all members must do alike, whatever limits each has. So what is written and not yet
-applied is counted here, too, until it is answered.
+Applying a change never refuses: all members must behave alike, whatever their limits. So changes that are written and
+not yet applied are counted here, too, until they are answered.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rocketstore.state.tables import Tables
 from rocketstore.types import PutResult
 
 AUTOMATIC_PERCENT: Final = 90
-"""How much of all queues topics may have that are made by sending to them."""
+"""The share of all queues available to topics created by sends."""
 _TOLD_MS: Final = 60_000
 _DELETE_GROUPS: Final = "delete groups (dledger consumer delete) or raise the setting"
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """The most there may be; what is there already stays."""
+    """The limits; existing objects beyond them stay."""
 
     queues_max: int = 16_384
     groups_max: int = 10_000
@@ -36,7 +36,8 @@ class StateLimits:
 
 
 class LimitChecks:
-    """Of one master. Each ``take`` raises ``LimitReachedError``, or gives a ``done`` to be called with the answer.
+    """The checks of one master. Each ``take`` raises ``LimitReachedError``, or returns a ``done`` to call with the
+    result.
 
     Thread-safe; the caller guards the tables.
     """
@@ -44,7 +45,7 @@ class LimitChecks:
     def __init__(self, limits: StateLimits, conditions: Conditions) -> None:
         self._limits = limits
         self._conditions = conditions
-        self._lock = threading.Lock()  # guards what is under way; taken after the applier's
+        self._lock = threading.Lock()  # guards changes in progress; acquired after the applier's
         self._queues: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
         self._offsets = 0
@@ -52,7 +53,9 @@ class LimitChecks:
     def take_queues(
         self, tables: Tables, topic: TopicConfig, stored: Iterable[tuple[str, int]], done: StateDone, *, automatic: bool
     ) -> StateDone:
-        """Before a topic is made or changed. ``stored`` are the queues that have files, also of deleted topics."""
+        """Before a topic is created or changed. ``stored`` are the queues that have files, including those of deleted
+        topics.
+        """
         old = tables.topics.get(topic.name)
         more = topic.queues - (old.queues if old is not None else 0)
         if more <= 0:
@@ -121,4 +124,4 @@ class LimitChecks:
 
 
 class LimitReachedError(InvalidRequestError):
-    """Raised when there are as many topics, groups or offsets as may be."""
+    """Raised when the maximum number of topics, groups or offsets is reached."""

@@ -1,8 +1,8 @@
-"""Writes changes to the state topic: everything that waits becomes one message, one message is under way at a time.
+"""Writes changes to the state topic: all waiting changes form one message, and one message is in flight at a time.
 
-One at a time costs nothing that matters, because whatever arrives meanwhile goes with the next, and it makes two things
-simple: changes are applied in the order in which they were asked for, and a full state that is written while nothing
-else is under way is exact.
+One at a time costs nothing noticeable, because changes that arrive meanwhile go with the next message, and it
+simplifies two things: changes are applied in the order in which they were requested, and a full state written while
+nothing else is in flight is exact.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from typing import Final
 
 from dledger.clock import Clock
 from rocketstore.message.message import Message
-from rocketstore.state.changes import CHANGES_MAX, join_changes
+from rocketstore.state.changes import CHANGES_MAX, EncodedChange, join_changes
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, PutMessageStatus, PutResult
 
 StateDone = Callable[[PutResult], None]
-"""Called once, on any thread, also within the call; must not block or raise. ``ok`` with ``outcome`` ``"stored"``: the
-change is stored and applied."""
+"""Called once, on any thread, possibly within the call; must not block or raise. ``ok`` with ``outcome`` ``"stored"``:
+the change is stored and applied.
+"""
 
 PENDING_MAX: Final = 10_000
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024
 FULL_BYTES_AT_ONCE: Final = 512 * 1024
-"""A log takes no batch of any size; a full state is written in several, one after the other."""
+"""Batches are limited, so a full state is written in several, one after the other."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    encoded: bytes
+    encoded: EncodedChange
     done: StateDone
     deadline_ms: int
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Messages that were submitted; ``results`` is set by the log's thread."""
+    """Submitted messages; ``results`` is set by the log's thread."""
 
     deadline_ms: int
     waiters: list[StateDone] = field(default_factory=list)
     results: Sequence[PutResult] | None = None
     on_end: Callable[[bool], None] | None = None
     rest: deque[bytes] = field(default_factory=deque)
-    """Messages still to be submitted once these are stored."""
+    """Messages to submit once these are stored."""
 
 
 class StatePublisher:
-    """The queue of changes, and what is under way. ``offer`` from any thread, the rest on the state's thread."""
+    """The queue of changes, and those in flight. ``offer`` on any thread, the rest on the state's thread."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, timeout_ms: int, wake: Callable[[], None]) -> None:
         self._store = store
@@ -63,14 +64,14 @@ class StatePublisher:
         self._closed = ""
         self._flight: _Flight | None = None
 
-    def offer(self, encoded: bytes, done: StateDone) -> None:
+    def offer(self, encoded: EncodedChange, done: StateDone) -> None:
         """Queue an encoded change; refused at once if too many wait."""
         with self._lock:
             closed = self._closed
-            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + len(encoded) > PENDING_BYTES_MAX
+            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + encoded.size > PENDING_BYTES_MAX
             if not closed and not full:
                 self._waiting.append(_Waiting(encoded, done, self._clock.monotonic_ms() + self._timeout_ms))
-                self._waiting_bytes += len(encoded)
+                self._waiting_bytes += encoded.size
         if closed:
             done(_refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, closed))
         elif full:
@@ -80,15 +81,15 @@ class StatePublisher:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether nothing is in flight."""
         return self._flight is None
 
     def due_ms(self) -> int | None:
-        """When ``step`` has something to do although nothing happened."""
+        """When ``step`` is due without an event."""
         return self._flight.deadline_ms if self._flight else None
 
     def step(self, applied_next: int) -> None:
-        """End what is under way if it is decided, and begin the next."""
+        """Complete what is in flight if its result is known, and start the next."""
         while True:
             if self._flight is not None and not self._land(self._flight, applied_next):
                 return
@@ -101,7 +102,7 @@ class StatePublisher:
     def publish(self, bodies: Sequence[bytes], on_end: Callable[[bool], None]) -> None:
         """Write these messages, which must be a full state; only while ``idle``. ``on_end``: whether all are stored.
 
-        Nothing else is written between them, so that they follow each other in the topic.
+        Nothing else is written between them, so they are consecutive in the topic.
         """
         self._submit_some(deque(bodies), on_end)
 
@@ -114,7 +115,7 @@ class StatePublisher:
         self._submit(some, _Flight(self._clock.monotonic_ms() + self._timeout_ms, on_end=on_end, rest=rest))
 
     def close(self, reason: str) -> None:
-        """Answer everything that waits and take nothing more."""
+        """Answer everything waiting, and accept nothing more."""
         with self._lock:
             self._closed = reason
             waiting, self._waiting = self._waiting, deque()
@@ -137,7 +138,7 @@ class StatePublisher:
         self._store.submit(messages, done, own=True)
 
     def _land(self, flight: _Flight, applied_next: int) -> bool:
-        """Whether the flight is over; then its waiters were answered."""
+        """Whether the messages in flight are done; then their callers were answered."""
         if flight.results is None:
             answer = _unknown("broker state: the log did not answer in time")
         else:
@@ -158,7 +159,7 @@ class StatePublisher:
         return True
 
     def _next_batch(self) -> list[_Waiting]:
-        """What goes with the next message; what has waited for too long is refused."""
+        """The changes for the next message; those that have waited too long are refused."""
         now_ms = self._clock.monotonic_ms()
         batch: list[_Waiting] = []
         late: list[_Waiting] = []
@@ -166,15 +167,15 @@ class StatePublisher:
         with self._lock:
             while self._waiting and len(batch) < CHANGES_MAX:
                 one = self._waiting[0]
-                if batch and used + len(one.encoded) > BATCH_BYTES_MAX:
+                if batch and used + one.encoded.size > BATCH_BYTES_MAX:
                     break
                 self._waiting.popleft()
-                self._waiting_bytes -= len(one.encoded)
+                self._waiting_bytes -= one.encoded.size
                 if one.deadline_ms <= now_ms:
                     late.append(one)
                 else:
                     batch.append(one)
-                    used += len(one.encoded) + 1
+                    used += one.encoded.size + 1
         for one in late:
             one.done(_refusal(PutMessageStatus.OS_PAGECACHE_BUSY, "broker state: waited too long; not written"))
         return batch

@@ -1,11 +1,11 @@
-"""The files in which RocketMQ's own brokers keep their state: read, and written, as they read and write them.
+"""Reads and writes the files in which RocketMQ's brokers keep their state, as they do.
 
-They are how a store directory comes from RocketMQ and goes back to it. Here the log is the truth: the files are read
-when a directory is new here, and again when RocketMQ has written them since (``newer_changes``); they are written every
-few seconds and at a stop, so that RocketMQ finds topics, consumer offsets and delay progress as they were.
+They carry a store directory from RocketMQ to here and back. Here the log is authoritative: the files are read when a
+directory is new, and again when RocketMQ has written them since (``newer_changes``); they are written every few seconds
+and at a stop, so that RocketMQ finds current topics, consumer offsets and delay progress.
 
-Each has a ``.bak``, what it was before: RocketMQ falls back on it where the file is missing or cannot be read, and so
-do we. What we write carries a mark that RocketMQ ignores and does not write; we never read our own files back.
+Each has a ``.bak`` with its previous contents: RocketMQ falls back on it if the file is missing or unreadable, and so
+do we. Our files contain a mark that RocketMQ ignores and never writes; we never read our own files back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rocketstore.state.changes import (
     Change,
     CommitOffsets,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -56,14 +58,14 @@ _log = logging.getLogger("rocketstore")
 
 
 def read_rocketmq_files(directory: Path) -> tuple[Change, ...]:
-    """The changes that make the tables of these files. A file that is no such file is logged and left out."""
+    """The changes that create the tables in these files. A file with foreign contents is logged and skipped."""
     return tuple(change for name in _READERS for change in _taken_over(directory / name) or ())
 
 
 def newer_changes(directory: Path, than: Path, known: tuple[Change, ...]) -> tuple[Change, ...] | None:
-    """``known`` with what RocketMQ has written since the file ``than`` was; None if it has written nothing.
+    """``known`` plus what RocketMQ has written since the file ``than`` was written; None if it has written nothing.
 
-    A file that is RocketMQ's replaces what is known of its subject: topics that it does not name were deleted there.
+    A file written by RocketMQ replaces everything known about its subject: topics missing in it were deleted there.
     """
     written_ns = than.stat().st_mtime_ns
     found = {
@@ -79,7 +81,7 @@ def newer_changes(directory: Path, than: Path, known: tuple[Change, ...]) -> tup
 
 
 def _is_newer(path: Path, written_ns: int) -> bool:
-    """Whether RocketMQ wrote it: ours have the mark, and those of an earlier take-over are older than our snapshot."""
+    """Whether RocketMQ wrote it: our files have the mark, and files already taken over are older than our snapshot."""
     content = _content(path)
     if content is None or content.get(_MARK) == _OURS:
         return False
@@ -100,7 +102,7 @@ def _taken_over(path: Path) -> list[Change] | None:
 
 
 def _content(path: Path) -> _Content | None:
-    """What the file says, or its backup where it cannot be read; None if neither can."""
+    """The contents of the file, or of its backup if it is unreadable; None if both are."""
     for one in (path, _backup(path)):
         try:
             return _parse(read_whole(one).decode())
@@ -116,7 +118,7 @@ def _backup(path: Path) -> Path:
 
 
 def _parse(text: str) -> _Content:
-    """JSON as Java's writer makes it: keys that are numbers have no quotes."""
+    """Parse JSON as written by Java: numeric keys have no quotes."""
     value = json.loads(_quote_keys(text))
     if not isinstance(value, dict):
         raise InvalidRequestError("not an object")
@@ -124,7 +126,7 @@ def _parse(text: str) -> _Content:
 
 
 def _quote_keys(text: str) -> str:
-    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)  # strings stand at odd places
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)  # strings are at odd indexes
     parts[::2] = [_BARE_KEY.sub(r'\1"\2"\3', part) for part in parts[::2]]
     return "".join(parts)
 
@@ -140,7 +142,8 @@ def _topics(content: _Content) -> Iterator[Change]:
 
 
 def _topic(name: str, topic: _Content) -> TopicConfig:
-    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"])
+    order, sys_flag = bool(topic.get("order", False)), topic.get("topicSysFlag", 0)
+    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"], order, sys_flag)
 
 
 def _is_possible(name: str, topic: _Content) -> bool:
@@ -152,8 +155,42 @@ def _is_possible(name: str, topic: _Content) -> bool:
 
 
 def _groups(content: _Content) -> Iterator[Change]:
-    for group in content["subscriptionGroupTable"]:
-        yield CommitOffsets(group, ())
+    for name, found in content["subscriptionGroupTable"].items():
+        yield CommitOffsets(name, ())
+        group = group_of_rocketmq(name, found)
+        if not group.is_default:
+            yield PutGroup(group)
+
+
+def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
+    """A group's settings as RocketMQ's JSON says them; what is missing has its default."""
+    values = {**_NEW_GROUP, **found}
+    return GroupConfig(
+        name,
+        values["consumeEnable"],
+        values["consumeFromMinEnable"],
+        values["consumeBroadcastEnable"],
+        values["retryQueueNums"],
+        values["retryMaxTimes"],
+        values["brokerId"],
+        values["whichBrokerWhenConsumeSlowly"],
+        values["notifyConsumerIdsChangedEnable"],
+    )
+
+
+def rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
+    """The same as RocketMQ's JSON has it."""
+    return {
+        "brokerId": group.broker_id,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": group.consume_from_min_enable,
+        "groupName": group.name,
+        "notifyConsumerIdsChangedEnable": group.notify_changes,
+        "retryMaxTimes": group.retry_times_max,
+        "retryQueueNums": group.retry_queues,
+        "whichBrokerWhenConsumeSlowly": group.broker_id_when_slow,
+    }
 
 
 def _consumer_offsets(content: _Content) -> Iterator[Change]:
@@ -179,11 +216,11 @@ _REPLACED: Final[Mapping[str, type[Change]]] = {
     CONSUMER_OFFSETS: CommitOffsets,
     DELAY_OFFSETS: SetDelayOffsets,
 }
-"""The changes that a file of RocketMQ's says all of."""
+"""The kinds of changes that each RocketMQ file replaces completely."""
 
 
 class RocketmqFiles:
-    """Writes the files. What they said of a topic or group that has no place here (retries, flags) stays as it was."""
+    """Writes the files. Fields of topics and groups that have no meaning here (retries, flags) are preserved."""
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
@@ -193,7 +230,7 @@ class RocketmqFiles:
         self._version = 0
 
     def write(self, tables: Tables, now_ms: int) -> None:
-        """Replace the files that would say something else. Raises ``OSError``."""
+        """Replace the files whose contents have changed. Raises ``OSError``."""
         self._version += 1
         version = {"counter": self._version, "timestamp": now_ms}
         for name, content in (
@@ -218,15 +255,17 @@ class RocketmqFiles:
         replace_durably(self._fs, path, text)
 
     def _topics(self, tables: Tables) -> _Content:
-        """A topic that was left out because it is impossible here stays as it was."""
+        """A topic that was skipped because it is not possible here is preserved."""
         known = self._known_of(TOPICS, "topicConfigTable")
         found = {
             topic.name: {
                 **_NEW_TOPIC,
                 **_entry(known, topic.name),
+                "order": topic.order,
                 "perm": topic.permission,
                 "readQueueNums": topic.read_queues,
                 "topicName": topic.name,
+                "topicSysFlag": topic.sys_flag,
                 "writeQueueNums": topic.write_queues,
             }
             for topic in tables.topics.values()
@@ -236,17 +275,25 @@ class RocketmqFiles:
 
     def _groups(self, tables: Tables) -> _Content:
         known = self._known_of(GROUPS, "subscriptionGroupTable")
-        found = {name: {**_NEW_GROUP, **_entry(known, name), "groupName": name} for name in tables.groups}
+        found = {
+            name: {**_NEW_GROUP, **_entry(known, name), "groupName": name, **_settings_of(tables, name)}
+            for name in tables.groups
+        }
         return {"subscriptionGroupTable": dict(sorted(found.items()))}
 
     def _known_of(self, name: str, table: str) -> _Content:
-        """What the file said when it was first looked at: what is written since adds nothing of its own."""
+        """The file's contents when it was first read: later writes are our own."""
         known = self._known.get(name)
         if known is None:
             content = _content(self._directory / name) or {}
             found = content.get(table)
             known = self._known[name] = found if isinstance(found, dict) else {}
         return known
+
+
+def _settings_of(tables: Tables, group: str) -> Mapping[str, object]:
+    config = tables.group_configs.get(group)
+    return {} if config is None else rocketmq_of_group(config)
 
 
 def _entry(known: _Content, name: str) -> Mapping[str, object]:

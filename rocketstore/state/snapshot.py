@@ -1,8 +1,8 @@
 """``config/brokerState.json``: the tables as they were before one queue offset of the state topic.
 
 It only shortens the replay of that topic, so a missing or damaged one is never an error. The file is one JSON object
-``{"checksum": CRC32C, "state": {...}}``, in the spelling that Python's ``json`` gives it, because the checksum is of
-the bytes of ``state``; it is replaced whole, so a crash leaves the old or the new one.
+``{"checksum": CRC32C, "state": {...}}``, formatted by Python's ``json``, because the checksum is that of the bytes of
+``state``; it is replaced atomically.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _log = logging.getLogger("rocketstore")
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What one node knows of broker state.
+    """One node's snapshot of broker state.
 
-    ``next_offset`` is the first message of the state topic that is not in it; ``last_record`` the physical offset and
-    body CRC of the one before, by which a log that is another one is recognised (None: there was none).
-    ``complete`` is false if changes are known to be missing.
+    ``next_offset`` is the first message of the state topic not in it; ``last_record`` the physical offset and body CRC
+    of the previous one, to recognise a different log (None: there was none). ``complete`` is false if changes are known
+    to be missing.
     """
 
     changes: tuple[Change, ...] = ()
@@ -51,7 +51,7 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) ->
     }
     head = json.dumps(value, separators=(",", ":")).encode()[:-1]
     changes = b",".join(
-        map(encode_change, snapshot.changes)
+        encode_change(change).data for change in snapshot.changes
     )  # each by itself: json holds the interpreter until it ends
     state = b'%b,"changes":[%b]}' % (head, changes)
     make_dirs_durably(fs, directory) if not directory.exists() else None
@@ -59,7 +59,7 @@ def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) ->
 
 
 def read_snapshot(directory: Path) -> BrokerSnapshot | None:
-    """The file's content; None, with a line in the log, if there is none that can be used."""
+    """The file's contents; None, with a log line, if it is unusable."""
     path = directory / SNAPSHOT_FILE
     try:
         return decode_snapshot(read_whole(path))
@@ -71,7 +71,7 @@ def read_snapshot(directory: Path) -> BrokerSnapshot | None:
 
 
 def decode_snapshot(content: bytes) -> BrokerSnapshot:
-    """What the file says. Raises ``MalformedStateError``, or what Python raises for other malformed values."""
+    """Parse the file. Raises ``MalformedStateError``, or what Python raises for other malformed values."""
     start = content.index(b'"state":') + len(b'"state":')
     state = content[start:].rstrip()[:-1]
     checksum = json.loads(content)["checksum"]

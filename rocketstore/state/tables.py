@@ -1,9 +1,9 @@
 """The tables of broker state. Pure: every node applies the same changes in the same order and has the same tables.
 
-**Deleted topics.** Their queues' files stay until the log's retention removes them, and their numbering goes on: if
-nodes removed queues each at its own time, the next master could count from 0 again while another node still has the old
-units, takes the new ones for repeats and loses them. What was in the queue before is hidden by ``begins``: where a
-topic of the same name that is made later begins.
+**Deleted topics.** Their queues' files stay until retention removes them, and their numbering continues: if nodes
+removed queues at different times, the next master could count from 0 while another node still has the old units, takes
+the new ones for repeats and loses them. ``begins`` hides the queue's earlier messages: it is where a topic of the same
+name created later starts.
 
 Not thread-safe; ``BrokerState`` guards them.
 """
@@ -19,6 +19,8 @@ from rocketstore.state.changes import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -33,9 +35,12 @@ class Tables:
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.group_configs: dict[str, GroupConfig] = {}
+        """Of groups whose settings were set."""
         self.delay_offsets: dict[int, int] = {}
         self.begins: dict[str, dict[int, int]] = {}
-        """Topics that were deleted once: queue id to the first queue offset that is not of the deleted topic."""
+        """Topics that were once deleted: queue id to the first queue offset that does not belong to the deleted topic.
+        """
         self.queue_count = 0
         """Queues of all topics."""
         self.offset_count = 0
@@ -44,7 +49,7 @@ class Tables:
             self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """Make one change. Never fails: whether a change is allowed was decided before it was written."""
+        """Apply one change. Never fails: whether a change is allowed was decided before it was written."""
         match change:
             case PutTopic(topic):
                 old = self.topics.get(topic.name)
@@ -52,39 +57,44 @@ class Tables:
                 self.topics[topic.name] = topic
             case DeleteTopic(name, ends):
                 self._delete_topic(name, ends)
+            case PutGroup(config):
+                self.groups.setdefault(config.name, {})
+                self.group_configs[config.name] = config
             case CommitOffsets(group, offsets, reset):
                 self._commit(self.groups.setdefault(group, {}), offsets, reset)
             case DeleteGroup(group):
                 self.offset_count -= len(self.groups.pop(group, ()))
+                self.group_configs.pop(group, None)
             case SetDelayOffsets(delays):
                 self.delay_offsets.update(delays)
             case _:
                 assert_never(change)
 
     def changes_nothing(self, change: CommitOffsets) -> bool:
-        """Whether a commit that is no reset only repeats what is noted."""
+        """Whether a commit that is not a reset only repeats current offsets."""
         noted = self.groups.get(change.group)
         if noted is None or change.reset:
             return False
         return all(noted.get((topic, queue_id), -1) >= offset for topic, queue_id, offset in change.offsets)
 
     def new_offsets(self, change: CommitOffsets) -> int:
-        """How many offsets a commit adds to those that are noted."""
+        """How many offsets a commit adds."""
         noted = self.groups.get(change.group, {})
         return len({(topic, queue_id) for topic, queue_id, _ in change.offsets} - noted.keys())
 
     def copy(self) -> Tables:
-        """The same tables, made quickly: whoever guards them waits only for this."""
+        """A fast copy, because the tables are locked meanwhile."""
         made = Tables()
         made.topics = dict(self.topics)
         made.groups = {group: dict(noted) for group, noted in self.groups.items()}
+        made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
 
     def as_changes(self) -> Iterator[Change]:
-        """The changes that make these tables of empty ones."""
+        """The changes that turn empty tables into these."""
         for name, begins in self.begins.items():
             yield DeleteTopic(name, tuple(begins.items()))
         for topic in self.topics.values():
@@ -93,11 +103,13 @@ class Tables:
             offsets = [QueueOffset(topic, queue_id, offset) for (topic, queue_id), offset in noted.items()]
             for start in range(0, max(len(offsets), 1), OFFSETS_MAX):
                 yield CommitOffsets(group, tuple(offsets[start : start + OFFSETS_MAX]))
+        for config in self.group_configs.values():
+            yield PutGroup(config)
         if self.delay_offsets:
             yield SetDelayOffsets(tuple(self.delay_offsets.items()))
 
     def forget_begins(self, is_past: Callable[[str, int, int], bool]) -> None:
-        """Forget the begins of queues that begin there anyway, because what came before has expired."""
+        """Remove begins of queues that start there anyway because earlier messages have expired."""
         for name, begins in list(self.begins.items()):
             kept = {queue_id: begin for queue_id, begin in begins.items() if not is_past(name, queue_id, begin)}
             if kept:
@@ -106,7 +118,7 @@ class Tables:
                 del self.begins[name]
 
     def put_back(self, end_of: Callable[[str, int], int]) -> list[str]:
-        """Lower what lies behind the end of its queue to that; says what was lowered, for people."""
+        """Lower offsets beyond the end of their queue to that end; returns what was lowered, for people."""
         found: list[str] = []
         for group, noted in self.groups.items():
             for (topic, queue_id), offset in noted.items():
@@ -125,7 +137,7 @@ class Tables:
         return found
 
     def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:
-        """A topic of this name that is made later begins anew, so offsets in the old one must not hold it back."""
+        """A topic of this name created later starts anew, so offsets in the old one must not hold it back."""
         old = self.topics.pop(name, None)
         self.queue_count -= old.queues if old is not None else 0
         begins = self.begins.get(name, {})

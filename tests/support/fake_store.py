@@ -21,9 +21,10 @@ from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
     Message,
 )
-from rocketstore.message.properties import encode_properties
+from rocketstore.message.properties import encode_properties, find_property
 from rocketstore.message.record import encode_record
 from rocketstore.message.tags import tags_code
 from rocketstore.store.message_store import MessageStore
@@ -279,7 +280,7 @@ class FakeStore(MessageStore):
     def _append(self, message: Message) -> PutResult:
         log = self.log
         message = replace(message, properties=dict(message.properties), store_timestamp=self._clock.wall_ms())
-        code = tags_code(message.tags)
+        code = tags_code(message.tags or find_property(message.property_string, PROPERTY_TAGS) or "")
         level = message.delay_level
         if self._delay_levels is not None and level:
             message.properties[PROPERTY_REAL_TOPIC] = message.topic

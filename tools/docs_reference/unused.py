@@ -8,9 +8,9 @@ from typing import Final
 
 REASONS: Final = (
     (
-        r"namesrv.*|registerNameServerPeriod|registerBrokerTimeoutMills|forceRegister|compressedRegister"
-        r"|fetchNamesrvAddrByAddressServer|loadBalancePollNameServerInterval",
-        "There is no name server: clients discover all brokers from any of them.",
+        r"namesrvDomain.*|forceRegister|compressedRegister|fetchNamesrvAddrByAddressServer"
+        r"|loadBalancePollNameServerInterval",
+        "A broker registers with the name servers that `namesrv_addr` lists, always, and uncompressed.",
     ),
     (
         r"ha[A-Z].*|slaveTimeout|inSyncReplicas|minInSyncReplicas|allAckInSyncStateSet|totalReplicas|skipPreOnlineHA"

@@ -50,8 +50,8 @@ class Belief:
         return self._known == (term, sender)
 
     def hold(self, sender: NodeId, push: ReceivedPush, connection: int) -> None:
-        """Hold a push back until its sender has confirmed that it leads. It replaces an earlier one: the leader
-        repeats itself.
+        """Hold a push back until its sender has confirmed that it leads, in place of an earlier one: leaders repeat
+        themselves.
         """
         self._held[sender] = _Held(push, connection)
         self.ask(sender)
@@ -63,7 +63,7 @@ class Belief:
         return replace(heartbeat, transfer_target="", readmission=None, founded=False, watermarks=(), doubted_boot_id=0)
 
     def on_heartbeat(self, sender: NodeId, heartbeat: HeartbeatRequest, now_ms: int) -> None:
-        """Ask the sender of a heartbeat whether it leads; also while a push is held back, since a question may have
+        """Ask the sender of a heartbeat whether it leads; also while a push is held back, as a question may have
         been lost.
         """
         held = self._held.get(sender)

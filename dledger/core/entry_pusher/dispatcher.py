@@ -3,8 +3,8 @@
 COMPARE finds the last common entry, going back a whole term per answer (§5.3's optimisation). TRUNCATE is sent only if
 the follower holds more, and the follower itself decides whether its next entry really conflicts. APPEND pipelines runs
 within a bounded window; each of them has a deadline, after which the dispatcher compares again, so that no lost request
-or answer can stop replication for good (reliability trap 32, dledger #331). INSTALL restarts a follower that needs
-entries which have expired here.
+or answer can stop replication for good (dledger #331). INSTALL restarts a follower that needs entries which have
+expired here.
 
 ``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt changes no state. Watermarks are taken from
 every answer of the current term and the follower's current process (``boot_id``): what was once durable stays durable.
@@ -321,8 +321,7 @@ class EntryDispatcher:
             self._restart(pause_until_ms=now_ms + self._config.retry_interval_ms)
 
     def _doubt_if_less(self, leader: Leader, response: PushResponse, said: LogIndex) -> None:
-        """Doubt a process that holds less of this log than its peer ``said``, or than is remembered of it: it has lost
-        something.
+        """Doubt a process that holds less than its peer ``said``, or than is remembered of it: it has lost entries.
 
         It does not know that, so heartbeats tell it, and until it has heard so it counts for nothing.
         """

@@ -1,9 +1,9 @@
 """The follower's side of replication: orders, checks and applies its leader's pushes.
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
-term or of an earlier attempt must not touch the log (reliability trap 19). Nothing at or below the commit index is ever
-removed. Only durable entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides
-whose pushes are accepted at all.
+term or of an earlier attempt must not touch the log. Nothing at or below the commit index is ever removed. Only durable
+entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides whose pushes are
+accepted at all.
 
 A push that contradicts this log is no reason to stop, nor to drop anything: a mismatch first makes the member verify
 its own record. If that is damaged, the damage is reported (``Outbox.damage``) and the push refused; if it is intact,
@@ -153,9 +153,7 @@ class EntryHandler:
                 assert_never(push)
 
     def _begin_session(self, leader: NodeId) -> None:
-        """Reset for a new leader or term: only committed entries are known to be in its log (leader completeness,
-        §5.4).
-        """
+        """Reset for a new leader or term: only committed entries are known to be in its log (§5.4)."""
         self._session = (self._state.term, leader)
         self._leader_epoch = 0
         self._deferred.clear()
@@ -270,7 +268,7 @@ class EntryHandler:
         self._answer_when_durable(push.epoch, PushKind.INSTALL)
 
     def _commit(self, leader_commit: LogIndex) -> None:
-        """Commit what the leader has committed, as far as it is verified here (reliability trap 18)."""
+        """Commit what the leader has committed, as far as it is verified here."""
         self._state.advance_commit(LogIndex(min(leader_commit, self.verified_index)))
         self.take_standing_if_due()
 
@@ -294,9 +292,7 @@ class EntryHandler:
             self._answer(self._leader_epoch, PushKind.APPEND, ResponseCode.SUCCESS)
 
     def _require_uncommitted(self, index: LogIndex) -> None:
-        """Raise if a conflicting entry, verified by now (``term_at``), is committed: then the leader has another
-        history.
-        """
+        """Raise if a conflicting entry, verified by now (``term_at``), is committed: the leader has another history."""
         if index <= self._state.commit_index:
             raise _OtherHistoryError
 

@@ -228,9 +228,7 @@ class QuorumAckChecker:
             return run
 
     def write_snapshot(self, now_ms: int) -> None:
-        """As leader, write a snapshot of the producer table; not if the disk is full, when nothing else is written
-        either.
-        """
+        """As leader, write a snapshot of the producer table; not if the disk is full, when nothing is written."""
         state, leader = self._state, self._state.role
         if not isinstance(leader, Leader) or state.log.disk_full or full_members(state, leader):
             return

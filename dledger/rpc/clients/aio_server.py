@@ -22,9 +22,7 @@ Methods = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Reject gRPC's traceback for each undecodable header, of which one request may have any number: any client
-    could fill the disk with them.
-    """
+    """Reject gRPC's tracebacks for undecodable headers: one request may have any number, which would fill the disk."""
     return not str(record.msg).startswith("Invalid encoding on ")
 
 

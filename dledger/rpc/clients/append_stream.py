@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-import grpc
-
-from dledger.access.quota import Quota
 from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.connections import Connection
+from dledger.rpc.clients.calls import Call
 from dledger.types import AppendedBatch
 
 REQUESTS_PENDING_MAX: Final = 1024
-"""Requests of one stream that may wait for a quorum; at the limit the stream is not read, which slows the client
-down.
-"""
+"""The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""
 BYTES_PENDING_MAX: Final = 16 * MIB
 
 AppendOutcome = AppendedBatch | DLedgerError
 Submit = Callable[[codec.Append, Callable[[AppendOutcome], None]], None]
-StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class AppendStream:
@@ -34,16 +29,17 @@ class AppendStream:
 
     def __init__(
         self,
-        context: StreamContext,
+        call: Call,
         bridge: LoopBridge,
         submit: Submit,
-        quota: Quota,
-        connection: Connection,
+        on_refusal: Callable[[DLedgerError], None],
         request_bytes_max: int,
     ) -> None:
-        self._context = context
-        self._quota = quota
-        self._connection = connection
+        """``on_refusal`` is called for every failed append."""
+        self._context = call.context
+        self._quota = call.quota
+        self._connection = call.connection
+        self._on_refusal = on_refusal
         self._bridge = bridge
         self._submit = submit
         self._request_bytes_max = request_bytes_max
@@ -95,17 +91,19 @@ class AppendStream:
         request_id, entries = request.request_id, len(request.bodies)
         self._quota.take(entries, size)
 
-        def done(outcome: AppendOutcome) -> None:
-            self._bridge.post(lambda: self._on_done(request_id, entries, size, outcome))
-
+        done = partial(self._answered, request_id, entries, size)
         if request.ordered and self._failed:
             done(EarlierRequestFailedError("an earlier append of this stream failed: open a new stream"))
         else:
             self._submit(request, done)
 
+    def _answered(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:  # on any thread
+        self._bridge.post(partial(self._on_done, request_id, entries, size, outcome))
+
     def _on_done(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:
         if isinstance(outcome, DLedgerError):
             self._failed = True
+            self._on_refusal(outcome)
         if self._left:
             self._quota.give(entries, size)
             return

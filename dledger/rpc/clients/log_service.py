@@ -150,9 +150,12 @@ class LogService:
             self._conditions.limit(str(error))
             return codec.encode_appended(request.request_id, error)
         quota.take(entries, size)
-        outcome: LoopCallback[AppendOutcome] = LoopCallback(self._bridge, partial(quota.give, entries, size))
-        self._submit_for(call.caller, request, outcome.done)
-        return codec.encode_appended(request.request_id, await outcome.future)
+        answered: LoopCallback[AppendOutcome] = LoopCallback(self._bridge, partial(quota.give, entries, size))
+        self._submit_for(call.caller, request, answered.done)
+        outcome = await answered.future
+        if isinstance(outcome, DLedgerError):
+            self._note_refusal(outcome)
+        return codec.encode_appended(request.request_id, outcome)
 
     async def _append_stream(self, _requests: object, context: Context) -> None:
         try:
@@ -161,8 +164,7 @@ class LogService:
                 with self._long_lived("append", call), self._stream_of("AppendStream", call):
                     submit = partial(self._submit_for, call.caller)
                     request_bytes_max = options.request_bytes_max(self._config)
-                    stream = AppendStream(context, self._bridge, submit, call.quota, connection, request_bytes_max)
-                    await stream.run()
+                    await AppendStream(call, self._bridge, submit, self._note_refusal, request_bytes_max).run()
         except _GRPC_ERRORS as error:
             await self._abort(context, error)
 
@@ -177,12 +179,11 @@ class LogService:
         except DLedgerError as error:
             done(error)
         else:
-            self._node.submit_append(request.bodies, partial(self._answer_append, done), producer)
+            self._node.submit_append(request.bodies, done, producer)
 
-    def _answer_append(self, done: Callable[[AppendOutcome], None], outcome: AppendOutcome) -> None:
-        if isinstance(outcome, PendingFullError | TooManyProducersError):
-            self._conditions.limit(str(outcome))
-        done(outcome)
+    def _note_refusal(self, error: DLedgerError) -> None:
+        if isinstance(error, PendingFullError | TooManyProducersError):
+            self._conditions.limit(str(error))
 
     async def _producer(self, data: bytes, call: Call) -> bytes:
         group, producer = codec.decode_producer_request(data)
@@ -352,9 +353,7 @@ class LogService:
     # --- access and lifetime ----------------------------------------------------------------------------------------
 
     def _admit(self, name: str, context: Context, connection: Connection, body: bytes | None) -> Call:
-        """Authenticate and authorize a call if there is access control; raises a refusal of ``access_gate``
-        otherwise.
-        """
+        """Authenticate and authorize a call, with access control; raises a refusal of ``access_gate``."""
         guard = self._guard
         if guard is None:
             return Call(context, connection, quota_at(connection.host, connection.peer, self._quotas), None, self._room)
@@ -367,7 +366,9 @@ class LogService:
         return Call(context, connection, caller.quota, caller, self._room)
 
     def _needs_admin(self, name: str) -> bool:
-        """An application's log holds the entries of all its users, so its permissions do not suffice here."""
+        """Whether only administrators may call it: transfers, and reads of an application's log, which mixes all its
+        users' entries.
+        """
         application = not self._config.client_appends
         return name == _TRANSFER or (application and _NEEDED.get(name) is Permission.SUB)
 

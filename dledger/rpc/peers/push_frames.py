@@ -73,8 +73,7 @@ def pack_head(kind: FrameType, length: int, *first: bytes) -> bytes:
 
 
 def receive(link: socket.socket, bytes_max: int, hurry: Callable[[], None] | None = None) -> Frame | None:
-    """Receive the next frame on a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and
-    ``OSError``.
+    """The next frame on a blocking socket; None at the stream's end. Raises ``InvalidRequestError`` and ``OSError``.
 
     ``hurry`` is called before every wait; it may shorten the socket's timeout.
     """

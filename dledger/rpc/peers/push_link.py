@@ -65,9 +65,7 @@ class PushLink:
         self._task: asyncio.Task[None] | None = None
 
     def send(self, envelope: Envelope) -> None:
-        """Queue a push. If the queue is full, drop the push and break the connection, because the peer is not
-        reading.
-        """
+        """Queue a push. If the queue is full, drop it and break the connection, because the peer is not reading."""
         if len(self._queue) < self._queue_pushes_max:
             self._queue.append(envelope)
         else:
@@ -152,9 +150,7 @@ class PushLink:
         self._flush()
 
     def on_frame(self, kind: FrameType, payload: bytes) -> bool:
-        """Take a frame; returns whether it accepts our handshake. Raises ``DLedgerError`` for one that ends the
-        connection.
-        """
+        """Take a frame; returns whether it accepts our handshake. Raises ``DLedgerError`` to end the connection."""
         match kind:
             case FrameType.PUSH_ANSWER:
                 answer = codec.decode_push_response(payload)

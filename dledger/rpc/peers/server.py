@@ -157,9 +157,7 @@ class PeerServer:
         return call
 
     def _of_members(self, answer: Callable[[bytes, _Context], bytes]) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A call with one request, registered as a stream of requests, so that it can be refused before the request
-        arrives.
-        """
+        """A call with one request, as a stream of requests, so that it can be refused before the request arrives."""
         if self._tls is None:
             return grpc.unary_unary_rpc_method_handler(answer)
 

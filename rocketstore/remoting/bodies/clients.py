@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.body import AtMost, Body, NullableText
+from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.codes import Language
 from rocketstore.remoting.headers import Int32, Int64, Named
 
+CLIENT_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Of a body that any client may send: a heartbeat with ten thousand subscriptions."""
 GROUPS_MAX: Final = 4096
 """Of one client: a program rarely has ten, and every heartbeat names all."""
 SUBSCRIPTIONS_MAX: Final = 16_384
@@ -82,6 +84,7 @@ class ConsumerData(Body):
 class HeartbeatData(Body):
     """HEART_BEAT."""
 
+    bytes_max: ClassVar[int] = CLIENT_BYTES_MAX
     client_id: Annotated[str, Named("clientID")]
     producer_data_set: Annotated[tuple[ProducerData, ...], AtMost(GROUPS_MAX)] = ()
     consumer_data_set: Annotated[tuple[ConsumerData, ...], AtMost(GROUPS_MAX)] = ()
@@ -91,10 +94,10 @@ class HeartbeatData(Body):
 class CheckClientBody(Body):
     """CHECK_CLIENT_CONFIG."""
 
+    bytes_max: ClassVar[int] = CLIENT_BYTES_MAX
     client_id: str
     group: str
     subscription_data: SubscriptionData
-    namespace: NullableText = ""
 
 
 @record(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class ConsumerIdList(Body):
 class LockQueuesBody(Body):
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
+    bytes_max: ClassVar[int] = CLIENT_BYTES_MAX
     client_id: str
     consumer_group: str
     mq_set: tuple[MessageQueue, ...] = ()
@@ -160,7 +164,7 @@ class ProducerInfo(Body):
 
 
 @record(frozen=True, slots=True)
-class ProducerTable(Body):
+class ProducersByGroup(Body):
     """Answer to GET_ALL_PRODUCER_INFO, by group."""
 
     data: Mapping[str, tuple[ProducerInfo, ...]] = field(default_factory=dict)

@@ -21,6 +21,8 @@ HOMES: Final = {
     "rocketstore/message/batch.py": "batches, as clients send them",
     "rocketstore/message/ids.py": "message ids",
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
+    "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
+    "rocketstore/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
     "rocketstore/verification/compare.py": "units as opaque bytes, of the size that their layout says",
 }

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from cluster.cli import main as dledger
 from dledger.errors import ConfigError
 from dledger_spark.jobs import JOBS, command, stats
-from dledger_spark.jobs.command import PROGRESS_BAR, Frame, job_command, job_session, require_spark, run_standalone
+from dledger_spark.jobs.command import PROGRESS_BAR, JobFrame, job_command, job_session, require_spark, run_standalone
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, source_options
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[JobFrame]:
     """Jobs get no session; the frames that they would have got one for."""
-    seen: list[Frame] = []
+    seen: list[JobFrame] = []
 
     @contextmanager
-    def no_session(frame: Frame) -> Iterator[None]:
+    def no_session(frame: JobFrame) -> Iterator[None]:
         seen.append(frame)
         yield None
 
@@ -149,7 +149,7 @@ def test_a_session_that_cannot_be_made_is_a_sentence(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(command, "open_session", fail)
 
-    with pytest.raises(SparkFailedError, match="because"), job_session(Frame(None, {}, False, None)):
+    with pytest.raises(SparkFailedError, match="because"), job_session(JobFrame(None, {}, False, None)):
         pass
 
 
@@ -161,14 +161,14 @@ def test_a_job_that_cannot_run_on_spark_connect_says_where_it_can(monkeypatch: p
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # another test's may still be there
 
     with pytest.raises(JobError, match=r"follow does not support Spark Connect.*--master"):
-        job_session(Frame("sc://h", {}, False, None, "follow")).__enter__()
-    with job_session(Frame("sc://h", {}, False, None, "stats")):
+        job_session(JobFrame("sc://h", {}, False, None, "follow")).__enter__()
+    with job_session(JobFrame("sc://h", {}, False, None, "stats")):
         assert session.ends == 1
 
     assert session.ends == 2
 
 
-def test_a_report_goes_to_standard_output_and_the_page(frames: list[Frame], tmp_path: Path) -> None:
+def test_a_report_goes_to_standard_output_and_the_page(frames: list[JobFrame], tmp_path: Path) -> None:
     """``--json`` and ``--html`` together; master and settings reach the session."""
     page = tmp_path / "report.html"
     words = [str(tmp_path), "--json", "--html", str(page), "--master", "local[1]", "--conf", "spark.a=b=c"]
@@ -181,7 +181,7 @@ def test_a_report_goes_to_standard_output_and_the_page(frames: list[Frame], tmp_
     assert (frames[0].master, frames[0].conf) == ("local[1]", {"spark.a": "b=c"})
 
 
-def test_problems_end_with_1(frames: list[Frame], tmp_path: Path) -> None:
+def test_problems_end_with_1(frames: list[JobFrame], tmp_path: Path) -> None:
     """By the house's rules for exit codes."""
     result = CliRunner().invoke(_sample(replace(REPORT, problems=("p",))), [str(tmp_path)])
 
@@ -189,7 +189,7 @@ def test_problems_end_with_1(frames: list[Frame], tmp_path: Path) -> None:
     assert "PROBLEM: p" in result.output
 
 
-def test_what_was_typed_becomes_the_options_of_the_format(frames: list[Frame], tmp_path: Path) -> None:
+def test_what_was_typed_becomes_the_options_of_the_format(frames: list[JobFrame], tmp_path: Path) -> None:
     """Times are UTC; topics may be repeated or hold commas."""
     sources: list[LogSource] = []
     words = ["-b", "h:1,i:2", "-g", "g", "-t", "a,b", "-t", "c", "--from-time", "2026-11-20T08:30", "--to-index", "9"]
@@ -208,7 +208,7 @@ def test_what_was_typed_becomes_the_options_of_the_format(frames: list[Frame], t
     }
 
 
-def test_a_directory_wins_over_the_environments_group(frames: list[Frame], tmp_path: Path) -> None:
+def test_a_directory_wins_over_the_environments_group(frames: list[JobFrame], tmp_path: Path) -> None:
     """DLEDGER_BOOTSTRAP is set for other commands."""
     sources: list[LogSource] = []
 
@@ -234,7 +234,7 @@ def test_a_source_that_cannot_be_meant_is_refused(fields: dict[str, Any], said: 
 
 @pytest.mark.parametrize(("error", "code"), [(ConfigError(["bad"]), 2), (JobError("bad"), 1), (None, 0)])
 def test_as_a_program_of_its_own_a_job_ends_as_the_house_does(
-    error: Exception | None, code: int, frames: list[Frame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    error: Exception | None, code: int, frames: list[JobFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What spark-submit runs: a sentence and an exit code."""
 

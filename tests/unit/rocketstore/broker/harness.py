@@ -27,7 +27,7 @@ from rocketstore.message.message import HostAddress
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
@@ -103,6 +103,7 @@ class FakeState(BrokerState):
     def __init__(self, *topics: TopicConfig) -> None:
         self.table = {one.name: one for one in topics}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.configs: dict[str, GroupConfig] = {}
         self.begins: dict[tuple[str, int], int] = {}
         self.largest_commit = 0
         self.refusal: PutResult | None = None
@@ -119,7 +120,7 @@ class FakeState(BrokerState):
         return list(self.table.values())
 
     def groups(self) -> list[str]:
-        return sorted({group for group, _, _ in self.committed})
+        return sorted({group for group, _, _ in self.committed} | self.configs.keys())
 
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         return [
@@ -127,6 +128,15 @@ class FakeState(BrokerState):
             for (owner, name, queue_id), offset in self.committed.items()
             if owner == group and topic in ("", name)
         ]
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        return self.committed.get((group, topic, queue_id), -1)
+
+    def group(self, name: str) -> GroupConfig:
+        return self.configs.get(name) or GroupConfig(name)
+
+    def put_group(self, group: GroupConfig, done: StateDone) -> None:
+        self._apply(lambda: self.configs.update({group.name: group}), done)
 
     def put_topic(self, topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
         self._apply(lambda: self.table.update({topic.name: topic}), done)
@@ -140,6 +150,7 @@ class FakeState(BrokerState):
     def delete_group(self, group: str, done: StateDone) -> None:
         def forget() -> None:
             self.committed = {key: offset for key, offset in self.committed.items() if key[0] != group}
+            self.configs.pop(group, None)
 
         self._apply(forget, done)
 

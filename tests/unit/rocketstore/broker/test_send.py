@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from dledger.access.quota import Limits, Quotas
-from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection
@@ -264,7 +263,6 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
         call = Call(context, Connection("ipv4:127.0.0.1:1"), quota, None, AnswerRoom())  # type: ignore[arg-type]
         stream = SendStream(
             call,
-            LoopBridge(),
             ImmediateSender(),  # type: ignore[arg-type]
             lambda _data: SendCall(1, [], True, 0),
             ResultEncoder(STORE_HOST),

@@ -354,7 +354,7 @@ def test_work_that_fails_leaves_the_thread_alive(queue: MappedFileQueue, fs: Fai
     flusher.start()
 
     queue.append(b"x")
-    flusher.noted()
+    flusher.first.noted()
     wait_until(lambda: bool(queue.poison), "the failure is known")
     flusher.stop()
 

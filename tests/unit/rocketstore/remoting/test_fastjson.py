@@ -8,7 +8,16 @@ import math
 import pytest
 
 from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import DEPTH_MAX, TOLERANT_VALUES_MAX, VALUES_MAX, ObjectKey, dumps, loads
+from rocketstore.remoting.fastjson import (
+    DEPTH_MAX,
+    ESCAPES_MAX,
+    TOLERANT_VALUES_MAX,
+    VALUES_MAX,
+    ObjectKey,
+    dumps,
+    dumps_plain,
+    loads,
+)
 
 QUEUE = '{"brokerName":"b","queueId":0,"topic":"t"}'
 
@@ -134,6 +143,18 @@ def test_the_number_of_values_is_bounded() -> None:
         loads(f"{{{members},x:0}}".encode())
 
 
+@pytest.mark.parametrize("text", ['["\\ud800%s"]', "['%s']"])
+@pytest.mark.parametrize("escape", [r"\ud800", r"\\"])
+def test_the_number_of_escapes_is_bounded_where_each_takes_time(text: str, escape: str) -> None:
+    """With surrogates, and in single quotes; else they cost no more than other characters."""
+    few = loads((text % (escape * 1000)).encode())
+    assert isinstance(few, list)
+    assert len(few[0]) in {1000, 1001}
+    with pytest.raises(RequestError):
+        loads((text % (escape * ESCAPES_MAX)).encode())
+    assert loads(f'["{chr(92) * 2 * ESCAPES_MAX}"]'.encode()) == ["\\" * ESCAPES_MAX]
+
+
 def test_what_is_written() -> None:
     """Sorted, without nulls and spaces, ASCII."""
     value = {
@@ -151,6 +172,12 @@ def test_what_is_written() -> None:
         "b": [1, -2.5, True, None, None, None],
         "c": {"10": 0, "2": '\u00e9\U0001f600"\\\n'},
     }
+
+
+def test_what_is_plain_is_written_alike() -> None:
+    """By the faster way."""
+    value = {"b": [1, -2.5, True, '\u00e9\U0001f600"\\\n\x7f'], "a": {"10": 0, "2": {}, "": []}}
+    assert dumps_plain(value) == dumps(value)
 
 
 def test_what_has_no_form_is_an_error_of_ours() -> None:

@@ -13,8 +13,10 @@ from rocketstore.state.changes import (
     DeleteGroup,
     DeleteTopic,
     FullPart,
+    GroupConfig,
     MalformedStateError,
     NewerStateError,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -37,12 +39,38 @@ CHANGES: tuple[Change, ...] = (
     DeleteGroup("group"),
     SetDelayOffsets(((1, 7), (18, 0))),
 )
+NEWER: tuple[Change, ...] = (
+    PutTopic(TopicConfig("Orders", 4, 2, 6, order=True, sys_flag=3)),
+    PutGroup(GroupConfig("group", consume_enable=False, retry_queues=0, retry_times_max=-1, broker_id_when_slow=2)),
+)
 
 
 def test_changes_come_back_as_they_were_written() -> None:
     body = join_changes(encode_change(change) for change in CHANGES)
 
     assert decode_state(body) == StateMessage(CHANGES)
+
+
+def test_what_an_older_version_knows_is_written_for_it() -> None:
+    """Else a cluster could not be upgraded member by member."""
+    old = [encode_change(change) for change in CHANGES]
+    assert json.loads(join_changes(old))["v"] == 1
+    for change in NEWER:
+        body = join_changes([*old, encode_change(change)])
+        assert json.loads(body)["v"] == 2
+        assert decode_state(body) == StateMessage((*CHANGES, change))
+
+
+def test_a_full_state_has_the_settings_of_groups() -> None:
+    tables = Tables((*CHANGES[:1], *NEWER, CommitOffsets("plain", ())))
+    again = Tables(
+        change
+        for body in split_full(tables.as_changes(), full_id="a", upto=0, bytes_max=100)
+        for change in decode_state(body).changes
+    )
+    assert (again.group_configs, again.groups, again.topics) == (tables.group_configs, tables.groups, tables.topics)
+    again.apply(DeleteGroup("group"))
+    assert (again.group_configs, list(again.groups)) == ({}, ["plain"])
 
 
 def test_a_part_of_a_full_state_says_which_it_is() -> None:
@@ -110,7 +138,7 @@ def test_bytes_that_are_no_json_are_malformed(body: bytes) -> None:
 
 def test_a_newer_version_is_told_apart_whatever_else_it_holds() -> None:
     with pytest.raises(NewerStateError):
-        decode_state(b'{"v":2,"anything":[]}')
+        decode_state(b'{"v":3,"anything":[]}')
 
 
 def test_a_topic_with_a_bad_name_cannot_be_named() -> None:

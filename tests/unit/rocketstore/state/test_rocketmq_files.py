@@ -16,6 +16,8 @@ from rocketstore.state.changes import (
     OFFSETS_MAX,
     CommitOffsets,
     DeleteTopic,
+    GroupConfig,
+    PutGroup,
     PutTopic,
     QueueOffset,
     SetDelayOffsets,
@@ -161,10 +163,44 @@ def test_what_is_written_says_what_rocketmqs_own_files_say(tmp_path: Path) -> No
     assert read(tmp_path, "delayOffset.json")["offsetTable"] == {"2": 4}
 
 
+def test_settings_of_topics_and_groups_come_over_and_go_back(tmp_path: Path) -> None:
+    ordered = {
+        "perm": 6,
+        "readQueueNums": 4,
+        "writeQueueNums": 4,
+        "topicName": "Orders",
+        "order": True,
+        "topicSysFlag": 1,
+    }
+    slow = {"groupName": "readers", "retryMaxTimes": 3, "consumeEnable": False, "retryQueueNums": 2}
+    as_rocketmq_writes(tmp_path, "topics.json", {"topicConfigTable": {"Orders": ordered}})
+    as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": slow}})
+    tables = Tables(read_rocketmq_files(tmp_path))
+    assert tables.topics["Orders"] == TopicConfig("Orders", 4, 4, 6, order=True, sys_flag=1)
+    assert tables.group_configs["readers"] == GroupConfig(
+        "readers", consume_enable=False, retry_queues=2, retry_times_max=3
+    )
+
+    tables.apply(PutTopic(TopicConfig("Orders", 4, 4, 6)))
+    tables.apply(PutGroup(GroupConfig("readers")))
+    RocketmqFiles(FileSystem(), tmp_path).write(tables, 1000)
+
+    topic = read(tmp_path, "topics.json")["topicConfigTable"]["Orders"]
+    assert (topic["order"], topic["topicSysFlag"]) == (False, 0)
+    group = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
+    assert (group["retryMaxTimes"], group["consumeEnable"], group["retryQueueNums"]) == (16, True, 1)
+
+
 def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None:
-    """Retries and switches of a group, flags of a topic, a topic that is impossible here."""
+    """A topic's filter type, a topic that is impossible here, the settings of a group that was given none here."""
     odd = {"perm": 6, "readQueueNums": 0, "writeQueueNums": 0, "topicName": "Odd"}
-    ordered = {"perm": 6, "readQueueNums": 4, "writeQueueNums": 4, "topicName": "Orders", "order": True}
+    ordered = {
+        "perm": 6,
+        "readQueueNums": 4,
+        "writeQueueNums": 4,
+        "topicName": "Orders",
+        "topicFilterType": "MULTI_TAG",
+    }
     slow = {"groupName": "readers", "retryMaxTimes": 3, "consumeEnable": False}
     as_rocketmq_writes(tmp_path, "topics.json", {"topicConfigTable": {"Odd": odd, "Orders": ordered, "Old": ordered}})
     as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": slow}})
@@ -173,7 +209,7 @@ def test_what_has_no_place_here_is_kept_for_the_way_back(tmp_path: Path) -> None
 
     topics = read(tmp_path, "topics.json")["topicConfigTable"]
     assert topics["Odd"] == odd
-    assert topics["Orders"]["order"] is True
+    assert topics["Orders"]["topicFilterType"] == "MULTI_TAG"
     assert "Old" not in topics
     group = read(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]["readers"]
     assert (group["retryMaxTimes"], group["consumeEnable"], group["consumeBroadcastEnable"]) == (3, False, True)

@@ -10,7 +10,9 @@ import pytest
 
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.clients.answers import AnswerRoom
 from dledger.rpc.clients.append_stream import AppendStream
+from dledger.rpc.clients.calls import Call
 from dledger.types import AppendedBatch, LogIndex, Term
 
 if TYPE_CHECKING:
@@ -55,8 +57,9 @@ def test_a_stream_whose_answers_cannot_be_written_ends() -> None:
         done = AppendedBatch(Term(1), LogIndex(1), LogIndex(1), (0,))
         fakes: tuple[Any, Any, Any] = (_Context(), _Quota(), _Connection())  # only what the stream uses of them
         context, quota, connection = fakes
+        call = Call(context, connection, quota, None, AnswerRoom())
         stream = AppendStream(
-            context, LoopBridge(), lambda _append, answered: answered(done), quota, connection, 1 << 20
+            call, LoopBridge(), lambda _append, answered: answered(done), lambda _error: None, 1 << 20
         )
         await asyncio.wait_for(stream.run(), 10)
 

@@ -1,0 +1,43 @@
+"""What a broker's protocols share: gRPC and remoting serve the same log, topics, offsets and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dledger.access.quota import Quotas
+from dledger.clock import Clock
+from dledger.records import record
+from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.clients.answers import AnswerRoom
+from rocketstore.broker.admin import AdminService
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker.pull import PullService
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.send import SendHandler
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.message import HostAddress
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.store.message_store import MessageStore
+
+
+@record(frozen=True, slots=True)
+class BrokerParts:
+    """Everything on the loop's thread, but what is said to be for any."""
+
+    config: BrokerConfig
+    store: MessageStore
+    state: BrokerState
+    topics: TopicAccess
+    sender: SendHandler
+    pulls: PullService
+    admin: AdminService
+    readers: ReadThreads
+    bridge: LoopBridge
+    clock: Clock
+    quotas: Quotas
+    room: AnswerRoom
+    view: Callable[[], GroupView]
+    store_host: HostAddress
+    check_caught_up: Callable[[], None]
+    """Raises ``NotStoredError`` as long as this broker does not know what is committed."""

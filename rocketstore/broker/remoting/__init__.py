@@ -1,0 +1,1 @@
+"""The broker behind RocketMQ's remoting protocol."""

@@ -1,0 +1,188 @@
+"""Which clients are here: producers and consumers by group, as their heartbeats say. In memory, per node.
+
+Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of
+a group are those of its last heartbeat, as in RocketMQ: clients of one group must subscribe alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rocketstore.remoting.bodies.clients import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    MessageModel,
+    SubscriptionData,
+)
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+
+SILENT_S_MAX: Final = 120.0
+"""RocketMQ's: who sends no heartbeat for so long is no client any more."""
+MEMBERS_MAX: Final = 200_000
+"""Memberships in groups, of all clients together."""
+CONNECTION_MEMBERS_MAX: Final = 4096
+"""Of one connection."""
+
+
+class Client:
+    """One member of a group."""
+
+    __slots__ = ("client_id", "connection", "heard_at", "language", "version")
+
+    def __init__(self, client_id: str, connection: RemotingConnection, language: int, version: int, now: float) -> None:
+        self.client_id = client_id
+        self.connection = connection
+        self.language = language
+        self.version = version
+        self.heard_at = now
+        """By the loop's clock."""
+
+
+class ConsumerGroup:
+    """The consumers of one group, and what they subscribe to."""
+
+    __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
+
+    def __init__(self) -> None:
+        self.clients: dict[RemotingConnection, Client] = {}
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        self.consume_type = ConsumeType.CONSUME_PASSIVELY
+        self.message_model = MessageModel.CLUSTERING
+        self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+
+    def subscribe(self, data: ConsumerData) -> bool:
+        """Take what a heartbeat says. Whether a topic was added or taken away."""
+        self.consume_type = data.consume_type
+        self.message_model = data.message_model
+        self.consume_from_where = data.consume_from_where
+        wanted = {one.topic: one for one in data.subscription_data_set}
+        changed = wanted.keys() != self.subscriptions.keys()
+        for topic, one in wanted.items():
+            known = self.subscriptions.get(topic)
+            if known is not None and known.sub_version > one.sub_version:
+                wanted[topic] = known
+        self.subscriptions = wanted
+        return changed
+
+
+class ClientTables:
+    """On the loop. ``changed`` is told of a consumer group whose clients or topics are others now."""
+
+    def __init__(self, now: Callable[[], float], changed: Callable[[str, ConsumerGroup], None]) -> None:
+        self._now = now
+        self._changed = changed
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[RemotingConnection, Client]] = {}
+        self._groups_of: dict[RemotingConnection, tuple[set[str], set[str]]] = {}  # as consumer, as producer
+        self._members = 0
+
+    def heartbeat(self, connection: RemotingConnection, language: int, version: int, beat: HeartbeatData) -> None:
+        """A client says which groups it is in. Raises ``RequestError``: too many."""
+        as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
+        named = {one.group_name for one in beat.consumer_data_set} - as_consumer
+        named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
+        new = len(named) + len(named_producers)
+        if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX or self._members + new > MEMBERS_MAX:
+            raise RequestError("too many groups for one connection, or for this broker", AnswerCode.SYSTEM_BUSY)
+        now = self._now()
+        for data in beat.consumer_data_set:
+            self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)
+            as_consumer.add(data.group_name)
+        for producer in beat.producer_data_set:
+            clients = self._producers.setdefault(producer.group_name, {})
+            clients[connection] = Client(beat.client_id, connection, language, version, now)
+            as_producer.add(producer.group_name)
+        self._members += new
+
+    def _consumer_beat(self, client: Client, data: ConsumerData) -> None:
+        group = self._consumers.setdefault(data.group_name, ConsumerGroup())
+        known = group.clients.get(client.connection)
+        group.clients[client.connection] = client
+        changed = group.subscribe(data)
+        if changed or known is None or known.client_id != client.client_id:
+            self._changed(data.group_name, group)
+
+    def unregister(self, connection: RemotingConnection, producer_group: str, consumer_group: str) -> None:
+        """A client leaves these groups; an empty name is none."""
+        if producer_group:
+            self._leave_producers(connection, producer_group)
+        if consumer_group:
+            self._leave_consumers(connection, consumer_group)
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """A client is gone."""
+        as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
+        for name in tuple(as_producer):
+            self._leave_producers(connection, name)
+        for name in tuple(as_consumer):
+            self._leave_consumers(connection, name)
+        self._members -= len(as_consumer) + len(as_producer)
+
+    def silent(self) -> list[RemotingConnection]:
+        """Connections of clients whose last heartbeat is too long ago."""
+        before = self._now() - SILENT_S_MAX
+        found: dict[RemotingConnection, None] = {}
+        for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
+            found.update(dict.fromkeys(connection for connection, one in clients.items() if one.heard_at < before))
+        return list(found)
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def consumers(self, group: str) -> ConsumerGroup | None:
+        """The consumers of a group, or None if it has none."""
+        return self._consumers.get(group)
+
+    def producers(self, group: str) -> Iterable[Client]:
+        """The producers of a group."""
+        return self._producers.get(group, {}).values()
+
+    def consumer(self, group: str, client_id: str) -> Client | None:
+        """One consumer by its id."""
+        found = self._consumers.get(group)
+        if found is None:
+            return None
+        return next((one for one in found.clients.values() if one.client_id == client_id), None)
+
+    def producer_by_id(self, client_id: str) -> Client | None:
+        """Any producer with this id."""
+        for clients in self._producers.values():
+            for one in clients.values():
+                if one.client_id == client_id:
+                    return one
+        return None
+
+    def consumer_groups(self) -> list[str]:
+        """All that have consumers."""
+        return list(self._consumers)
+
+    def producer_groups(self) -> list[str]:
+        """All that have producers."""
+        return list(self._producers)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _leave_producers(self, connection: RemotingConnection, name: str) -> None:
+        clients = self._producers.get(name, {})
+        if clients.pop(connection, None) is None:
+            return
+        if not clients:
+            del self._producers[name]
+        if connection in self._groups_of:
+            self._groups_of[connection][1].discard(name)
+            self._members -= 1
+
+    def _leave_consumers(self, connection: RemotingConnection, name: str) -> None:
+        group = self._consumers.get(name)
+        if group is None or group.clients.pop(connection, None) is None:
+            return
+        if not group.clients:
+            del self._consumers[name]
+        if connection in self._groups_of:
+            self._groups_of[connection][0].discard(name)
+            self._members -= 1
+        self._changed(name, group)

@@ -1,0 +1,109 @@
+"""What clients tell of themselves and ask about each other: heartbeats, members of a group, locks on queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup
+from rocketstore.broker.remoting.locks import QueueLocks
+from rocketstore.broker.remoting.retries import Retries, retry_topic
+from rocketstore.remoting.bodies.clients import (
+    ConsumerIdList,
+    HeartbeatData,
+    LockedQueuesBody,
+    LockQueuesBody,
+    MessageModel,
+)
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, read_header, write_header
+from rocketstore.state.changes import check_name
+from rocketstore.types import BrokerRole
+
+_LOG: Final = logging.getLogger("rocketstore")
+HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
+
+
+class Members:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+        self._retries = retries
+        now = asyncio.get_running_loop().time
+        self._parts = parts
+        self.clients = ClientTables(now, self._changed)
+        self._locks = QueueLocks(now)
+
+    async def heartbeat(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """HEART_BEAT."""
+        if len(frame.body) > HEARTBEAT_BYTES_MAX:
+            raise RequestError(f"a heartbeat of {len(frame.body)} bytes: at most {HEARTBEAT_BYTES_MAX} are allowed")
+        beat = HeartbeatData.decode(frame.body)
+        for data in beat.consumer_data_set:
+            check_name(data.group_name, "group")
+        self.clients.heartbeat(connection, frame.language, frame.version, beat)
+        if self._parts.store.role is not BrokerRole.SLAVE:
+            await self._make_retry_topics(connection, beat)
+        return frame.answer()
+
+    async def _make_retry_topics(self, connection: RemotingConnection, beat: HeartbeatData) -> None:
+        """Consumers subscribe to them, and pull from them, before anything was sent back."""
+        for data in beat.consumer_data_set:
+            group = self._retries.group(data.group_name)
+            if group.retry_queues and data.message_model is not MessageModel.BROADCASTING:
+                try:
+                    await self._retries.ensure_topic(retry_topic(group), connection.place.host)
+                except RequestError as error:
+                    _LOG.warning("no topic for what %s sends back: %s", group.name, error)
+
+    async def unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """UNREGISTER_CLIENT."""
+        header = read_header(UnregisterClientHeader, frame.fields)
+        self.clients.unregister(connection, header.producer_group, header.consumer_group)
+        return frame.answer()
+
+    async def consumer_ids(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_CONSUMER_LIST_BY_GROUP: by these clients divide the queues among themselves."""
+        name = read_header(GroupHeader, frame.fields).consumer_group
+        group = self.clients.consumers(name)
+        if group is None:
+            raise RequestError(f"no consumer for this group, {name}", AnswerCode.SYSTEM_ERROR)
+        ids = tuple(one.client_id for one in group.clients.values())
+        return frame.answer(body=ConsumerIdList(ids).encode())
+
+    async def lock(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """LOCK_BATCH_MQ."""
+        self._check_master()
+        wanted = LockQueuesBody.decode(frame.body)
+        got = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
+        return frame.answer(body=LockedQueuesBody(got).encode())
+
+    async def unlock(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UNLOCK_BATCH_MQ."""
+        unwanted = LockQueuesBody.decode(frame.body)
+        self._locks.unlock(unwanted.consumer_group, unwanted.client_id, unwanted.mq_set)
+        return frame.answer()
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """A client is gone."""
+        self.clients.closed(connection)
+
+    def hang_up_on_the_silent(self) -> None:
+        """Clients without a heartbeat for too long."""
+        for connection in self.clients.silent():
+            connection.close("it sent no heartbeat for too long")
+
+    def _changed(self, name: str, group: ConsumerGroup) -> None:
+        """Tell all consumers of a group, so that they divide the queues anew."""
+        notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, write_header(GroupHeader(name)))
+        for connection in group.clients:
+            connection.tell(notice)
+
+    def _check_master(self) -> None:
+        if self._parts.store.role is BrokerRole.SLAVE:
+            raise RequestError("this broker is a slave: lock at the master", AnswerCode.SERVICE_NOT_AVAILABLE)

@@ -1,0 +1,147 @@
+"""Offsets over remoting: where groups are, and where queues begin and end."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from dledger.errors import DLedgerError
+from dledger.rpc.bridge import LoopCallback
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.ports import StateDone
+from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import (
+    GroupQueueHeader,
+    OffsetAnswer,
+    OffsetByTimeHeader,
+    QueueHeader,
+    TimestampAnswer,
+    UpdateOffsetHeader,
+    read_header,
+    write_header,
+)
+from rocketstore.types import BrokerRole, PutResult
+
+_LOG: Final = logging.getLogger(__name__)
+_NONE: Final = -1
+
+
+class Offsets:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+
+    async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CONSUMER_OFFSET: a group without an offset begins a short queue at its begin."""
+        parts, header = self._parts, read_header(GroupQueueHeader, frame.fields)
+        parts.check_caught_up()
+        found = parts.state.offset(header.consumer_group, header.topic, header.queue_id)
+        if found == _NONE:
+            low, high = await self._range(header.topic, header.queue_id)
+            if low > 0 or await self._is_long(header.topic, header.queue_id, high):
+                raise RequestError(
+                    f"Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first: {header.consumer_group} has no "
+                    "offset here",
+                    AnswerCode.QUERY_NOT_FOUND,
+                )
+            found = 0
+        return frame.answer(fields=write_header(OffsetAnswer(found)))
+
+    async def update(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_CONSUMER_OFFSET: whatever the client says, also backwards; but not beyond the end."""
+        parts, header = self._parts, read_header(UpdateOffsetHeader, frame.fields)
+        self._check_master()
+        outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
+        self._commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, outcome.done)
+        result = await outcome.future
+        if not result.ok:
+            raise RequestError(result.reason or str(result.status))
+        return frame.answer()
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """What a pull says by the way: it goes on whatever becomes of it."""
+        if self._parts.store.role is BrokerRole.SLAVE:
+            return
+
+        def done(result: PutResult) -> None:
+            if not result.ok:
+                _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, result.reason)
+
+        try:
+            self._commit(group, topic, queue_id, offset, done)
+        except DLedgerError as error:
+            _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, error)
+
+    async def maximum(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_MAX_OFFSET."""
+        header = read_header(QueueHeader, frame.fields)
+        _low, high = await self._range(header.topic, header.queue_id)
+        return frame.answer(fields=write_header(OffsetAnswer(high)))
+
+    async def minimum(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_MIN_OFFSET."""
+        header = read_header(QueueHeader, frame.fields)
+        low, _high = await self._range(header.topic, header.queue_id)
+        return frame.answer(fields=write_header(OffsetAnswer(low)))
+
+    async def by_time(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """SEARCH_OFFSET_BY_TIMESTAMP."""
+        parts, header = self._parts, read_header(OffsetByTimeHeader, frame.fields)
+        if not self._is_readable(header.topic, header.queue_id):
+            return frame.answer(fields=write_header(OffsetAnswer(0)))
+        found = await parts.readers.run(parts.store.offset_by_time, header.topic, header.queue_id, header.timestamp)
+        found = max(found, parts.topics.begin_offset(header.topic, header.queue_id))
+        return frame.answer(fields=write_header(OffsetAnswer(found)))
+
+    async def earliest_time(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_EARLIEST_MSG_STORETIME."""
+        parts, header = self._parts, read_header(QueueHeader, frame.fields)
+        low, high = await self._range(header.topic, header.queue_id)
+        timestamp = _NONE
+        if high > low:
+            timestamp = await parts.readers.run(parts.store.store_time, header.topic, header.queue_id, low)
+        return frame.answer(fields=write_header(TimestampAnswer(timestamp)))
+
+    def _commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
+        """Consumers commit every queue every 5 s: what is noted already must cost nothing, and it may go back."""
+        state = self._parts.state
+        goes_back = offset < state.offset(group, topic, queue_id)
+        state.commit_offsets(group, [(topic, queue_id, offset)], goes_back, done)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check_master(self) -> None:
+        if self._parts.store.role is BrokerRole.SLAVE:
+            raise RequestError("this broker is a slave: commit at the master", AnswerCode.SERVICE_NOT_AVAILABLE)
+
+    def _is_readable(self, topic: str, queue_id: int) -> bool:
+        try:
+            self._parts.topics.check_readable(topic, queue_id)
+        except (NotFoundRefusalError, NotPermittedError, OutOfRangeError):
+            return False
+        return True
+
+    async def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Where a queue begins and ends; 0 for one that does not exist."""
+        self._parts.check_caught_up()
+        if not self._is_readable(topic, queue_id):
+            return 0, 0
+        return await self._parts.readers.run(self._range_now, topic, queue_id)
+
+    def _range_now(self, topic: str, queue_id: int) -> tuple[int, int]:
+        parts = self._parts
+        low = max(parts.store.min_offset(topic, queue_id), parts.topics.begin_offset(topic, queue_id), 0)
+        return low, max(parts.store.max_offset(topic, queue_id), low)
+
+    async def _is_long(self, topic: str, queue_id: int, high: int) -> bool:
+        """Whether the begin of a queue is too far back for a group to begin with it unasked."""
+        if not high:
+            return False
+        parts = self._parts
+        position = await parts.readers.run(parts.store.position_of, topic, queue_id, 0)
+        return parts.store.log.max_offset - position > parts.store.memory_bytes_max

@@ -1,0 +1,143 @@
+"""PULL_MESSAGE: RocketMQ's checks and codes around the broker's own pulls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from dledger.access.guard import quota_at
+from dledger.rpc.clients.answers import Leases
+from rocketstore.broker.codec import Pull
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
+from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.retries import Retries
+from rocketstore.remoting.bodies.clients import MessageModel
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame, head_of
+from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
+from rocketstore.state.changes import GroupConfig
+from rocketstore.types import GetMessageStatus, GetResult
+
+COMMIT_OFFSET: Final = 1
+"""System flag of a pull: its ``commit_offset`` counts."""
+SUSPEND: Final = 2
+"""It may wait for messages."""
+SUBSCRIPTION: Final = 4
+"""It brings its subscription along; otherwise the heartbeat's counts."""
+MESSAGES_MAX: Final = 4096
+TAG: Final = "TAG"
+_CODES: Final = {
+    GetMessageStatus.FOUND: AnswerCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: AnswerCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: AnswerCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: AnswerCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: AnswerCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: AnswerCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: AnswerCode.PULL_OFFSET_MOVED,
+}
+_EMPTY: Final = frozenset({GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE})
+
+
+class RemotingPulls:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, clients: ClientTables, offsets: Offsets, retries: Retries) -> None:
+        self._retries = retries
+        self._parts = parts
+        self._clients = clients
+        self._offsets = offsets
+        self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
+
+    async def pull(self, connection: RemotingConnection, frame: Frame) -> None:
+        """Answer with messages, perhaps only once there are some. Raises ``RequestError`` and the broker's refusals."""
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._waiting.setdefault(connection, set())
+        waiting.add(task)
+        try:
+            await self._pull(connection, frame)
+        finally:
+            waiting.discard(task)
+            if not waiting:
+                self._waiting.pop(connection, None)
+
+    def closed(self, connection: RemotingConnection) -> None:
+        """Nobody waits for these pulls any more."""
+        for task in tuple(self._waiting.get(connection, ())):
+            task.cancel()
+
+    async def _pull(self, connection: RemotingConnection, frame: Frame) -> None:
+        parts = self._parts
+        header = read_header(PullHeader, frame.fields)
+        parts.check_caught_up()
+        group = self._retries.group(header.consumer_group)
+        if not group.consume_enable:
+            reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
+            raise RequestError(reason, AnswerCode.NO_PERMISSION)
+        expression = self._expression(header, group)
+        quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
+        wait_ms = max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0
+        pull = Pull(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            max(header.queue_offset, 0),
+            min(max(header.max_msg_nums, 1), MESSAGES_MAX),
+            0,
+            expression,
+            wait_ms,
+        )
+        if header.sys_flag & COMMIT_OFFSET:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        with Leases(parts.room, quota) as leases:
+            result = await self._result(pull, leases)
+            fields = write_header(PullAnswer(0, result.next_offset, result.min_offset, result.max_offset))
+            answer = frame.answer(_code(result, pull.offset), str(result.status), fields)
+            connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
+            connection.let_go(frame)
+            await connection.drained()
+
+    async def _result(self, pull: Pull, leases: Leases) -> GetResult:
+        try:
+            return await self._parts.pulls.pull(pull, leases)
+        except NotFoundRefusalError as error:
+            raise RequestError(f"topic[{pull.topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
+        except NotPermittedError as error:
+            raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
+        except OutOfRangeError as error:
+            raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
+
+    def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
+        """The tag expression that counts. Raises ``RequestError`` with the code by which clients know what to do."""
+        if header.sys_flag & SUBSCRIPTION:
+            if header.expression_type not in ("", TAG):
+                raise RequestError(f"filters of type {header.expression_type} are not supported: use tags")
+            return header.subscription
+        group = self._clients.consumers(header.consumer_group)
+        if group is None:
+            raise RequestError(
+                f"the consumer's group info not exist: {header.consumer_group} has sent no heartbeat to this broker",
+                AnswerCode.SUBSCRIPTION_NOT_EXIST,
+            )
+        if group.message_model is MessageModel.BROADCASTING and not settings.consume_broadcast_enable:
+            reason = f"the consumer group[{settings.name}] can not consume by broadcast way (consumeBroadcastEnable)"
+            raise RequestError(reason, AnswerCode.NO_PERMISSION)
+        found = group.subscriptions.get(header.topic)
+        if found is None:
+            reason = f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
+            raise RequestError(reason, AnswerCode.SUBSCRIPTION_NOT_EXIST)
+        if found.sub_version < header.sub_version:
+            raise RequestError("the consumer's subscription not latest", AnswerCode.SUBSCRIPTION_NOT_LATEST)
+        if found.expression_type not in ("", TAG):
+            raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")
+        return found.sub_string
+
+
+def _code(result: GetResult, asked: int) -> AnswerCode:
+    if result.status in _EMPTY:
+        return AnswerCode.PULL_NOT_FOUND if asked == 0 else AnswerCode.PULL_OFFSET_MOVED
+    return _CODES[result.status]

@@ -1,0 +1,153 @@
+"""Messages that could not be consumed: sent back to be tried again later, and dead after too many times.
+
+``%RETRY%group`` is a topic that every consumer of the group subscribes to; a message comes there after a delay that
+grows with each time. ``%DLQ%group`` keeps what nobody tries any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from random import randrange
+from typing import Final
+
+from rocketstore.broker.codec import SendCall
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_WAIT,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX, AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
+from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
+PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+FIRST_DELAY_LEVEL: Final = 3
+"""Of the first repetition; each further one has the next."""
+DEAD_QUEUES: Final = 1
+_READ_WRITE: Final = 6
+
+
+class Retries:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+
+    async def send_back(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """CONSUMER_SEND_MSG_BACK."""
+        parts, header = self._parts, read_header(SendBackHeader, frame.fields)
+        self._check_master()
+        config = self.group(header.group)
+        if not config.retry_queues:
+            return frame.answer()
+        message = await self._message_at(header.offset)
+        limit = config.retry_times_max
+        if frame.version >= VERSION_SEND_BACK_MAX and header.max_reconsume_times >= 0:
+            limit = header.max_reconsume_times
+        is_dead = message.reconsume_times >= limit or header.delay_level < 0
+        target = dead_topic(config) if is_dead else retry_topic(config)
+        again = _copy(message, target, parts.store_host)
+        if not is_dead:
+            level = header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
+            again.properties[PROPERTY_DELAY] = str(level)
+        await self.ensure_topic(target, connection.place.host)
+        result = await self._stored(again)
+        if not result.ok:
+            raise RequestError(result.reason or str(result.status))
+        return frame.answer()
+
+    def target_of(self, header: SendHeader) -> TopicConfig:
+        """Where a message goes that a client itself sends to ``%RETRY%group``: there, or to the dead ones."""
+        config = self.group(header.topic.removeprefix(RETRY_PREFIX))
+        limit = header.max_reconsume_times if header.max_reconsume_times >= 0 else config.retry_times_max
+        if header.reconsume_times >= limit:
+            return dead_topic(config)
+        return retry_topic(replace(config, retry_queues=max(config.retry_queues, 1)))
+
+    def group(self, name: str) -> GroupConfig:
+        """Its settings. Raises ``RequestError``: there is no such group, and none is made."""
+        state = self._parts.state
+        check_name(name, "group")
+        if not self._parts.config.auto_create_subscription_group and not state.has_group(name):
+            reason = f"subscription group not exist, {name}: create it first (autoCreateSubscriptionGroup=false)"
+            raise RequestError(reason, AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+        return state.group(name)
+
+    async def ensure_topic(self, topic: TopicConfig, owner: str) -> None:
+        """Make a topic for retries or dead messages unless there is one. Raises ``RequestError``."""
+        if self._parts.topics.find(topic.name) is None:
+            result = await self._parts.admin.create_topic(topic, owner)
+            if not result.ok:
+                raise RequestError(f"topic[{topic.name}] not exist: {result.reason}")
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check_master(self) -> None:
+        if self._parts.store.role is BrokerRole.SLAVE:
+            raise RequestError("this broker is a slave: send back to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
+
+    async def _message_at(self, offset: int) -> Message:
+        record = await self._parts.readers.run(self._parts.store.read_record, offset) if offset >= 0 else None
+        try:
+            message = None if record is None else decode_record(record)
+        except CorruptRecordError:
+            message = None
+        if message is None or message.topic in HIDDEN_TOPICS:
+            raise RequestError(f"look message by offset failed, {offset}")
+        return message
+
+    async def _stored(self, message: Message) -> PutResult:
+        stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+
+        def done(results: Sequence[PutResult]) -> None:
+            if not stored.done():  # else nobody waits any more
+                stored.set_result(results[0])
+
+        self._parts.sender.submit(SendCall(0, [message], True, len(message.body)), done)
+        return await stored
+
+
+def retry_topic(group: GroupConfig) -> TopicConfig:
+    """Where messages of a group come that are to be tried again."""
+    return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, _READ_WRITE)
+
+
+def dead_topic(group: GroupConfig) -> TopicConfig:
+    """Where messages of a group come that nobody tries any more."""
+    return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, _READ_WRITE)
+
+
+def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Message:
+    """The message as it is stored again; it says where it came from."""
+    properties = dict(message.properties)
+    properties.pop(PROPERTY_DELAY, None)
+    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
+    properties.setdefault(PROPERTY_ORIGIN_ID, offset_message_id(message.store_host, message.offset))
+    properties[PROPERTY_WAIT] = "false"
+    return Message(
+        target.name,
+        message.body,
+        randrange(target.write_queues),
+        properties,
+        message.flag,
+        message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6),
+        message.born_timestamp,
+        message.born_host,
+        store_host,
+        message.reconsume_times + 1,
+    )

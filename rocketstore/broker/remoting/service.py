@@ -1,0 +1,99 @@
+"""The broker's handlers by request code, and the server of its remoting connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rocketstore.broker.long_polling import TooManyPullsError
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.members import Members
+from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.pulls import RemotingPulls
+from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.remoting.sends import RemotingSends
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.frame import FRAME_BYTES_MAX
+from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
+from rocketstore.types import PutMessageStatus
+
+RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
+"""Received and not done with, of all connections together."""
+REQUESTS_MAX: Final = 4096
+"""Under way, besides sends and pulls that wait."""
+EXPIRY_INTERVAL_S: Final = 10.0
+
+
+class RemotingService:
+    """Create it on the loop's thread."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        config, percent = parts.config, parts.config.access.account_share_percent
+        retries = Retries(parts)
+        self._members = Members(parts, retries)
+        offsets = Offsets(parts)
+        sends = RemotingSends(parts, retries)
+        self._pulls = RemotingPulls(parts, self._members.clients, offsets, retries)
+        code, members = RequestCode, self._members
+        connections_max = config.limits.connections_max
+        self.server = RemotingServer(
+            f"broker {config.name}",
+            Handlers(
+                direct=dict.fromkeys((code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take),
+                awaited={
+                    code.PULL_MESSAGE: self._pulls.pull,
+                    code.QUERY_CONSUMER_OFFSET: offsets.query,
+                    code.UPDATE_CONSUMER_OFFSET: offsets.update,
+                    code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
+                    code.GET_MAX_OFFSET: offsets.maximum,
+                    code.GET_MIN_OFFSET: offsets.minimum,
+                    code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+                    code.HEART_BEAT: members.heartbeat,
+                    code.UNREGISTER_CLIENT: members.unregister,
+                    code.CONSUMER_SEND_MSG_BACK: retries.send_back,
+                    code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
+                    code.LOCK_BATCH_MQ: members.lock,
+                    code.UNLOCK_BATCH_MQ: members.unlock,
+                },
+                closed=self._closed,
+                code_of=code_of,
+            ),
+            ServerLimits(
+                connections_max=connections_max,
+                host_connections_max=max(1, connections_max * percent // 100),
+                requests_max=REQUESTS_MAX + config.pulls_waiting_max,
+                request_s_max=(config.limits.call_ms_max + config.pull_wait_ms_max) / 1000,
+                receive_bytes_max=RECEIVE_BYTES_MAX,
+                host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
+            ),
+        )
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+
+    async def close(self, grace_s: float) -> None:
+        """Answer what is under way for ``grace_s``, then hang up on everybody."""
+        self._expiry.cancel()
+        await self.server.close(grace_s)
+
+    def _closed(self, connection: RemotingConnection) -> None:
+        self._pulls.closed(connection)
+        self._members.closed(connection)
+
+    def _expire(self) -> None:
+        self._members.hang_up_on_the_silent()
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+
+
+def code_of(error: Exception) -> AnswerCode | None:
+    """The answer to what the broker's own parts refuse."""
+    if isinstance(error, NotStoredError):
+        not_here = error.result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        return AnswerCode.SERVICE_NOT_AVAILABLE if not_here else AnswerCode.SYSTEM_ERROR
+    if isinstance(error, NotFoundRefusalError):
+        return AnswerCode.TOPIC_NOT_EXIST
+    if isinstance(error, NotPermittedError):
+        return AnswerCode.NO_PERMISSION
+    if isinstance(error, TooManyPullsError):
+        return AnswerCode.SYSTEM_BUSY
+    return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None

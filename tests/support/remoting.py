@@ -1,0 +1,124 @@
+"""A remoting client of a few lines, over a plain socket: what a test says goes out as it is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, cut, encode
+
+TIMEOUT_S: Final = 30.0
+
+
+class RemotingSocket:
+    """One connection. Frames that are not the answer waited for are kept in ``others``."""
+
+    def __init__(self, port: int, form: HeaderForm = HeaderForm.JSON) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self.form = form
+        self.others: list[Frame] = []
+        self._opaque = 0
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()
+
+    def ask(self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"") -> Frame:
+        """The answer to a request."""
+        return self.answer_to(self.begin(code, fields, body))
+
+    def begin(self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", flag: int = 0) -> int:
+        """Send a request; its opaque."""
+        self._opaque += 1
+        texts = {name: str(value) for name, value in (fields or {}).items()}
+        self.socket.sendall(encode(Frame(code, self._opaque, texts, body, flag, form=self.form)))
+        return self._opaque
+
+    def tell(self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"") -> None:
+        """Send a request that wants no answer."""
+        self.begin(code, fields, body, FLAG_ONEWAY)
+
+    def answer_to(self, opaque: int) -> Frame:
+        """The answer to what was sent before."""
+        while True:
+            for at, frame in enumerate(self.others):
+                if frame.is_response and frame.opaque == opaque:
+                    return self.others.pop(at)
+            self.others += self._received()
+
+    def request(self, code: int) -> Frame:
+        """The next request of this code that the other side sends."""
+        while True:
+            for at, frame in enumerate(self.others):
+                if not frame.is_response and frame.code == code:
+                    return self.others.pop(at)
+            self.others += self._received()
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Wait until the other side hangs up; whether it did without another frame."""
+        try:
+            self.others += self._received()
+        except (EOFError, ConnectionError):
+            return True
+        return False
+
+    def _received(self) -> list[Frame]:
+        data = self.socket.recv(1 << 20)
+        if not data:
+            raise EOFError("hung up")
+        self._buffer += data
+        frames, end = cut(self._buffer)
+        del self._buffer[:end]
+        return frames
+
+    def send(self, topic: str = "T", body: bytes = b"hello", queue_id: int = 0, properties: str = "") -> Frame:
+        """The answer to a message in the short form."""
+        return self.ask(RequestCode.SEND_MESSAGE_V2, send_fields(topic, queue_id, properties), body)
+
+    def subscribe(self, group: str, topic: str, tags: str = "*", *, client_id: str = "c1", version: int = 1) -> Frame:
+        """The answer to a heartbeat of one consumer group (and a producer group of the same name)."""
+        subscription = SubscriptionData(topic, tags, sub_version=version)
+        consumer = ConsumerData(group, subscription_data_set=(subscription,))
+        beat = HeartbeatData(client_id, (ProducerData(group),), (consumer,))
+        return self.ask(RequestCode.HEART_BEAT, None, beat.encode())
+
+
+def send_fields(topic: str, queue_id: int = 0, properties: str = "", queues: int = 4) -> dict[str, object]:
+    """Of a message in the short form."""
+    return {
+        "a": "producers",
+        "b": topic,
+        "c": "TBW102",
+        "d": queues,
+        "e": queue_id,
+        "f": 0,
+        "g": 1_700_000_000_000,
+        "h": 0,
+        "i": properties,
+        "j": 0,
+        "k": "false",
+        "m": "false",
+    }
+
+
+def pull_fields(group: str, topic: str, offset: int = 0, **others: object) -> dict[str, object]:
+    """Of a pull that does not wait."""
+    return {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": 0,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
+        "subVersion": 0,
+    } | others

@@ -1,0 +1,198 @@
+"""Requests of every kind and their answers, as RocketMQ's clients send and expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rocketstore.message.batch import encode_batch
+from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.state.changes import GroupConfig
+from rocketstore.types import BrokerRole
+from tests.support.remoting import RemotingSocket, pull_fields, send_fields
+from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+
+
+@pytest.fixture
+def broker() -> Iterator[RemotingHarness]:
+    with RemotingHarness() as harness:
+        yield harness
+
+
+@pytest.fixture
+def client(broker: RemotingHarness) -> Iterator[RemotingSocket]:
+    with broker.dial() as dialled:
+        yield dialled
+
+
+def test_a_message_is_stored_as_rocketmq_stores_it(broker: RemotingHarness, client: RemotingSocket) -> None:
+    answer = client.send(properties="KEYS\x01k1\x02WAIT\x01true\x02TAGS\x01A\x02", queue_id=2)
+    assert (answer.code, answer.fields["queueId"], answer.fields["queueOffset"]) == (0, "2", "0")
+    _, offset = parse_offset_message_id(answer.fields["msgId"])
+    stored = decode_record(broker.store.read_record(offset) or b"")
+    assert stored.properties == {"KEYS": "k1", "TAGS": "A", "CLUSTER": "DefaultCluster"}
+    assert (stored.topic, stored.queue_id, stored.body) == ("T", 2, b"hello")
+
+
+def test_messages_of_a_connection_keep_their_order(broker: RemotingHarness, client: RemotingSocket) -> None:
+    asked = [
+        client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"%d" % number, flag=0) for number in range(200)
+    ]
+    offsets = [int(client.answer_to(one).fields["queueOffset"]) for one in asked]
+    assert offsets == list(range(200))
+    assert [decode_record(one.record).body for one in broker.store.log.records] == [b"%d" % n for n in range(200)]
+
+
+def test_a_batch_is_stored_wholly_or_not_at_all(broker: RemotingHarness, client: RemotingSocket) -> None:
+    good = encode_batch([Message("T", b"%d" % number, properties={"TAGS": "A"}) for number in range(3)])
+    answer = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), good)
+    assert (answer.code, len(answer.fields["msgId"].split(",")), answer.fields["queueOffset"]) == (0, 3, "0")
+    many_keys = " ".join(map(str, range(broker.config.store.message_keys_max + 1)))
+    bad = encode_batch([Message("T", b"1"), Message("T", b"2", properties={"KEYS": many_keys})])
+    refused = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), bad)
+    assert refused.code == AnswerCode.MESSAGE_ILLEGAL
+    assert len(broker.store.log.records) == 3
+
+
+def test_a_topic_is_created_with_as_many_queues_as_the_producer_asks_for(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("New", queues=3), b"x").code == 0
+    assert broker.state.table["New"].write_queues == 3
+
+
+def test_a_slave_refuses_and_clients_try_another_broker(broker: RemotingHarness, client: RemotingSocket) -> None:
+    broker.become(BrokerRole.SLAVE)
+    assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"e": 4}, AnswerCode.SYSTEM_ERROR),
+        ({"e": "x"}, AnswerCode.SYSTEM_ERROR),
+        ({"b": "not a topic"}, AnswerCode.TOPIC_NOT_EXIST),
+        ({"i": "TRAN_MSG\x01true"}, AnswerCode.NO_PERMISSION),
+        ({"f": 8}, AnswerCode.NO_PERMISSION),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(
+    client: RemotingSocket, broker: RemotingHarness, fields: dict[str, object], code: AnswerCode
+) -> None:
+    answer = client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("T") | fields, b"x")
+    assert (answer.code, bool(answer.remark)) == (code, True)
+    assert not broker.store.log.records
+
+
+def test_a_missing_field_is_named(client: RemotingSocket) -> None:
+    fields = send_fields("T")
+    del fields["b"]
+    answer = client.ask(RequestCode.SEND_MESSAGE_V2, fields, b"x")
+    assert (answer.code, answer.remark) == (1, "the custom field <b> is null")
+
+
+def test_unknown_requests_are_answered(client: RemotingSocket) -> None:
+    answer = client.ask(9999)
+    assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
+
+
+def test_garbage_ends_the_connection_and_no_other(broker: RemotingHarness, client: RemotingSocket) -> None:
+    with broker.dial() as other:
+        other.socket.sendall(b"\xff\xff\xff\xffgarbage")
+        assert other.is_hung_up
+    assert client.send().code == 0
+
+
+def test_a_consumer_gets_what_it_subscribed(broker: RemotingHarness, client: RemotingSocket) -> None:
+    client.send(body=b"a", properties="TAGS\x01A")
+    client.send(body=b"b", properties="TAGS\x01B")
+    not_yet = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
+    assert not_yet.code == AnswerCode.SUBSCRIPTION_NOT_EXIST
+    assert client.subscribe("g", "T", "B").code == 0
+    pulled = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
+    assert (pulled.code, pulled.remark, pulled.fields["nextBeginOffset"]) == (0, "FOUND", "2")
+    assert decode_record(pulled.body).body == b"b"
+    newer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T", subVersion=2))
+    assert newer.code == AnswerCode.SUBSCRIPTION_NOT_LATEST
+
+
+def test_a_pull_waits_for_a_message(client: RemotingSocket) -> None:
+    client.subscribe("g", "T")
+    waiting = client.begin(RequestCode.PULL_MESSAGE, pull_fields("g", "T", sysFlag=2, suspendTimeoutMillis=20_000))
+    client.send(body=b"at last")
+    assert decode_record(client.answer_to(waiting).body).body == b"at last"
+
+
+def test_members_of_a_group_hear_of_each_other(broker: RemotingHarness, client: RemotingSocket) -> None:
+    client.subscribe("g", "T", client_id="one")
+    with broker.dial() as other:
+        other.subscribe("g", "T", client_id="two")
+        assert client.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED).fields["consumerGroup"] == "g"
+        listed = client.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+        assert ConsumerIdList.decode(listed.body).consumer_id_list == ("one", "two")
+        client.others.clear()
+    client.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # it hung up
+    listed = client.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert ConsumerIdList.decode(listed.body).consumer_id_list == ("one",)
+
+
+def test_one_client_at_a_time_has_a_queue_to_itself(client: RemotingSocket) -> None:
+    queues = (MessageQueue("T", "b", 0), MessageQueue("T", "b", 1))
+
+    def lock(who: str) -> tuple[MessageQueue, ...]:
+        body = LockQueuesBody(who, "g", queues).encode()
+        return LockedQueuesBody.decode(client.ask(RequestCode.LOCK_BATCH_MQ, None, body).body).locked
+
+    assert lock("one") == queues
+    assert lock("two") == ()
+    client.ask(RequestCode.UNLOCK_BATCH_MQ, None, LockQueuesBody("one", "g", queues[:1]).encode())
+    assert lock("two") == queues[:1]
+
+
+def test_offsets_are_kept_and_a_new_group_begins_at_the_begin(client: RemotingSocket) -> None:
+    client.send()
+    of_queue = {"consumerGroup": "g", "topic": "T", "queueId": 0}
+    assert client.ask(RequestCode.GET_MAX_OFFSET, of_queue).fields["offset"] == "1"
+    assert client.ask(RequestCode.GET_MIN_OFFSET, of_queue).fields["offset"] == "0"
+    client.tell(RequestCode.UPDATE_CONSUMER_OFFSET, of_queue | {"commitOffset": 1})
+    assert client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, of_queue | {"commitOffset": 1}).code == 0
+
+
+def test_a_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    sent = client.send(properties="TAGS\x01A")
+    _, offset = parse_offset_message_id(sent.fields["msgId"])
+    back = {"offset": offset, "group": "g", "delayLevel": 0, "originMsgId": sent.fields["msgId"], "originTopic": "T"}
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    again = decode_record(broker.store.log.records[-1].record)
+    assert (again.properties["RETRY_TOPIC"], again.properties["ORIGIN_MESSAGE_ID"]) == ("T", sent.fields["msgId"])
+    assert (again.properties["DELAY"], again.reconsume_times, again.body) == ("3", 1, b"hello")
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"delayLevel": -1}).code == 0
+    dead = decode_record(broker.store.log.records[-1].record)
+    assert (dead.topic, dead.properties.get("DELAY")) == ("%DLQ%g", None)
+    broker.state.configs["g"] = GroupConfig("g", retry_times_max=0)
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    assert decode_record(broker.store.log.records[-1].record).topic == "%DLQ%g"
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == AnswerCode.SYSTEM_ERROR
+
+
+def test_a_client_that_sends_back_by_itself_ends_up_with_the_dead_too(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    fields = send_fields("%RETRY%g", properties="DELAY\x013") | {"l": 2}
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, fields | {"j": 1}, b"x").code == 0
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, fields | {"j": 2}, b"x").code == 0
+    assert [decode_record(one.record).topic for one in broker.store.log.records] == ["%RETRY%g", "%DLQ%g"]
+
+
+def test_a_group_may_be_kept_from_consuming(broker: RemotingHarness, client: RemotingSocket) -> None:
+    client.subscribe("g", "T")
+    broker.state.configs["g"] = GroupConfig("g", consume_enable=False)
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == AnswerCode.NO_PERMISSION
