@@ -1,4 +1,4 @@
-"""What a scenario is given: how long to measure, where to put data, and how to speak to the user."""
+"""The context of a scenario: how long to measure, where to put data, and how to report progress."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from dledger.errors import ConfigError
 
 QUIET_BUSY_SHARE_MAX = 0.10
-"""A machine is quiet when others use less than this share of its processors."""
+"""A machine is quiet when other programs use less than this share of its processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """How much to measure. The defaults are what the targets are judged by; smaller ones are for trying things out."""
+    """How much to measure. The targets apply to the defaults; smaller values are for trials."""
 
     rounds: int = 3
     seconds: float = 10.0
@@ -24,12 +24,12 @@ class BenchSettings:
     kills: int = 30
     log_gib: float = 10.0
     directory: Path | None = None
-    """Where data goes; None: the system's temporary directory."""
+    """Where data go; None: the system's temporary directory."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BenchSettings:
         """Read ``BENCH_ROUNDS``, ``BENCH_SECONDS``, ``BENCH_WARMUP_SECONDS``, ``BENCH_KILLS``, ``BENCH_LOG_GIB`` and
-        ``BENCH_DIR``. Raises ``ConfigError`` naming everything that is wrong.
+        ``BENCH_DIR``. Raises ``ConfigError`` with all problems.
         """
         default = cls()
         problems: list[str] = []
@@ -66,18 +66,18 @@ class Context:
 
     settings: BenchSettings
     directory: Path
-    """For one scenario: it is empty again for the next one, for a scenario may write tens of gigabytes."""
+    """For one scenario: emptied before the next one, because a scenario may write tens of gigabytes."""
     kept: Path
-    """For what several scenarios use; removed when the run ends."""
+    """For files used by several scenarios; removed when the run ends."""
     say: Callable[[str], None]
-    """Show a line of progress."""
+    """Prints a line of progress."""
     quiet: bool = True
-    """False once others were seen to use the machine."""
+    """False once other programs were seen to use the machine."""
     missing: list[str] = field(default_factory=list)
-    """What could not be measured for want of something to install, as sentences."""
+    """What could not be measured because something is not installed, as sentences."""
 
     def baseline_missing(self, peer: str, install: str) -> str:
-        """Note loudly that a peer is not there; returns what to write in place of its name."""
+        """Report that a peer is not installed; returns the text to use instead of its name."""
         message = f"baseline missing: {peer}: install {install}"
         if message not in self.missing:
             self.missing.append(message)
@@ -86,7 +86,7 @@ class Context:
 
 
 def busy_share(seconds: float = 1.0, stat_file: Path = Path("/proc/stat")) -> float:
-    """The share of all processor time that was used, or stolen by the host, during the next ``seconds``."""
+    """The share of all processor time that is used, or stolen by the host, during the next ``seconds``."""
     before = cpu_ticks(stat_file.read_text(encoding="ascii"))
     time.sleep(seconds)
     after = cpu_ticks(stat_file.read_text(encoding="ascii"))

@@ -1,4 +1,4 @@
-"""A measured figure and the file that keeps all of them. Knows no benchmark."""
+"""A measured figure, and the file that contains all figures. Independent of the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FIELDS = ("name", "value", "unit", "baseline", "baseline_value", "ratio")
 
 
 class FiguresFileError(Exception):
-    """Raised when an existing ``bench.json`` is not what this module writes; it is never overwritten blindly."""
+    """Raised when an existing ``bench.json`` was not written by this module, so that it is not overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value beside what it is compared with.
+    """One measured value and its baseline.
 
-    A name may stand several times, each time with another ``baseline`` (a p99 against a peer's p99 and against its own
+    A name may occur several times, each time with another ``baseline`` (a p99 against a peer's p99 and against its own
     p50). ``baseline_value`` is None when the baseline could not be measured; ``baseline`` then says what to install.
     """
 
@@ -45,10 +45,10 @@ class Figure:
 def merged(
     existing: Sequence[Mapping[str, object]], fresh: Iterable[Figure], measured_names: Collection[str]
 ) -> list[dict[str, object]]:
-    """The rows to write: other names' rows stay as they were, those of ``measured_names`` are replaced.
+    """The rows to write: those of other names are unchanged, those of ``measured_names`` are replaced.
 
-    Rows of a name that was asked for and failed are dropped, for an old figure must not pass for a new one. A name
-    keeps its place in the file; new names follow at the end, in the order they were measured.
+    Rows of a requested name that failed are dropped, so that no old figure passes for a new one. A name keeps its place
+    in the file; new names follow at the end, in the order they were measured.
     """
     rows: dict[str, list[dict[str, object]]] = {}
     for row in existing:
@@ -74,7 +74,7 @@ def load(path: Path) -> list[dict[str, object]]:
 
 
 def save(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write the rows, one a line, replacing the file as a whole."""
+    """Write the rows, one per line, replacing the whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     temporary = path.with_name(path.name + ".tmp")

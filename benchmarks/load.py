@@ -1,4 +1,4 @@
-"""The handle on the pipelining client process."""
+"""Controls the pipelining client process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LoadClient(PythonChild):
     """One client process of a group; see ``children/load_client.py``."""
 
     def __init__(self, addresses: Sequence[str], group: str, log: Path, *, tls: Path | None = None) -> None:
-        """``tls``: the directory with the client's certificate, if the group speaks TLS."""
+        """``tls``: the directory with the client's certificate, if the group uses TLS."""
         words = [] if tls is None else ["--tls", str(tls)]
         super().__init__(MODULE, [*words, group, *addresses], log)
 
@@ -31,6 +31,6 @@ class LoadClient(PythonChild):
         return float(answer["per_second"])
 
     def submit_singles(self, address: str, count: int, body_bytes: int, timeout_seconds: float) -> None:
-        """Begin ``count`` appends at the node, a request each, all at once; ``hear`` tells how they ended."""
+        """Start ``count`` appends at the node at once, as separate requests; ``hear`` returns their results."""
         command = {"do": "pend", "count": count, "body_bytes": body_bytes, "timeout_seconds": timeout_seconds}
         self.tell({**command, "address": address})

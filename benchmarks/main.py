@@ -1,4 +1,4 @@
-"""Runs benchmarks: picks the scenarios, shows what comes out, keeps it in ``bench.json`` and judges it."""
+"""Runs benchmarks: selects the scenarios, shows the results, stores them in ``bench.json`` and judges them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run(
     check: bool = True,
     scenarios: Sequence[Scenario] = ALL,
 ) -> int:
-    """Measure the named benchmarks (all, when none is named), print them and merge them into ``output``.
+    """Measure the named benchmarks (all, if none is named), print them and merge them into ``output``.
 
-    Returns 0; 1 when a benchmark broke, or (``check``) a target was missed or could not be judged; 2 for a bad name,
-    setting or output file, before anything is started.
+    Returns 0; 1 if a benchmark failed, or (with ``check``) a target was missed or could not be judged; 2 for a bad
+    name, setting or output file, before anything is started.
     """
     console = Console(highlight=False)
     try:
@@ -79,7 +79,7 @@ def _sayer(console: Console) -> Callable[[str], None]:
 
 
 def _note_noise(context: Context) -> None:
-    """Look, while nothing of ours runs, whether the machine is still quiet enough for targets that need it."""
+    """Check, while nothing of ours is running, whether the machine is still quiet enough for targets that need it."""
     busy = busy_share()
     if busy > QUIET_BUSY_SHARE_MAX:
         context.quiet = False
@@ -87,7 +87,7 @@ def _note_noise(context: Context) -> None:
 
 
 def _describe_machine(context: Context) -> None:
-    """Print what is needed to read the figures."""
+    """Print the facts about the machine needed to interpret the figures."""
     say, directory = context.say, context.directory
     say(f"Python {platform.python_version()}, {os.cpu_count()} processors")
     small, large = (probes.flush_milliseconds(directory, size) for size in (4096, 65536))
@@ -120,13 +120,13 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
 
 
 def _empty(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)  # what a killed child still writes must not cost the other figures
+    shutil.rmtree(directory, ignore_errors=True)  # a killed child may still be writing: keep the other figures
     directory.mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let a SIGTERM unwind like an exception, for it must end the children too."""
+    """Make SIGTERM raise an exception, because it must also end the children."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""Raw costs of this machine, printed beside the figures so that they can be read: no target, no project code."""
+"""Raw costs of this machine, printed with the figures for comparison: no target, no project code."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def flush_milliseconds(directory: Path, write_bytes: int, seconds: float = 1.0) 
 def page_cache_gigabytes_per_second(directory: Path) -> tuple[float, float]:
     """How fast ``pwrite`` fills a preallocated file for the first time, and how fast it overwrites it; no flush.
 
-    On a machine of one's own the two differ by a small factor. A virtual machine that gives freed memory back to its
-    host pays for every page that it takes anew, ten times the copying: whatever writes much is then as slow as that.
+    On a dedicated machine, the two differ by a small factor. A virtual machine that returns freed memory to its host
+    pays for every newly allocated page ten times the cost of copying, which limits everything that writes much.
     """
     path = directory / "probe-page-cache"
     block = os.urandom(_CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""What ``/proc`` tells about a process: resident memory by mapping, and threads."""
+"""Facts about a process from ``/proc``: resident memory by mapping, and threads."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ \
 
 
 class Resident(NamedTuple):
-    """Resident memory in bytes: all of it, and the part that mappings of files in one directory hold."""
+    """Resident memory in bytes: the total, and the part in mappings of files in one directory."""
 
     total: int
     mapped_there: int
 
     @property
     def own(self) -> int:
-        """What the process needs beyond those mappings."""
+        """The memory outside those mappings."""
         return self.total - self.mapped_there
 
 
 def resident(smaps: str, directory: Path) -> Resident:
-    """Sum the ``Rss`` lines of ``/proc/PID/smaps``; deleted files still count as mapped from where they were."""
+    """Sum the ``Rss`` lines of ``/proc/PID/smaps``; deleted files still count for their former directory."""
     prefix = f"{os.path.realpath(directory)}/"
     total = there = 0
     path = ""
@@ -38,10 +38,10 @@ def resident(smaps: str, directory: Path) -> Resident:
 
 
 def resident_of(pid: int, directory: Path) -> Resident:
-    """Of a living process."""
+    """The resident memory of a running process."""
     return resident(Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="surrogateescape"), directory)
 
 
 def threads_of(pid: int) -> int:
-    """How many threads a process has."""
+    """The number of threads of a process."""
     return len(os.listdir(f"/proc/{pid}/task"))

@@ -1,4 +1,4 @@
-"""Child processes of the benchmarks. Each is ended by its own id, whatever happens; none is ever looked up by name."""
+"""Child processes of the benchmarks. Each is always ended by its own id, never looked up by name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 class ChildError(Exception):
-    """Raised when a child ended, stayed silent or answered nonsense; carries the end of what it wrote to stderr."""
+    """Raised when a child exited, stayed silent or sent an invalid response; contains the end of its stderr."""
 
 
 def end(process: subprocess.Popen[bytes], grace_seconds: float = 5.0) -> None:
-    """Terminate one process by its id, kill it if it does not go, and collect it."""
+    """Terminate one process by its id, kill it if it does not exit, and reap it."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)
         process.terminate()
@@ -49,9 +49,9 @@ def spawn_daemon(
 
 
 class PythonChild:
-    """A Python module of ours in a process of its own, spoken to in lines of JSON over its stdin and stdout.
+    """One of our Python modules as a separate process, controlled by JSON lines over its stdin and stdout.
 
-    It ends when its stdin closes, so it cannot outlive a benchmark that was itself killed.
+    It exits when its stdin is closed, so it cannot outlive a killed benchmark.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
@@ -86,7 +86,7 @@ class PythonChild:
             raise ChildError(self._complaint("is gone")) from error
 
     def hear(self, timeout_seconds: float) -> dict[str, Any]:  # Any: the values of a JSON object
-        """The next answer. Raises ``ChildError`` if none comes in time."""
+        """The next response. Raises ``ChildError`` on timeout."""
         pipe = self._pipe(self.process.stdout)
         deadline = time.monotonic() + timeout_seconds
         while b"\n" not in self._received:
@@ -104,7 +104,7 @@ class PythonChild:
         return answer
 
     def ask(self, command: Mapping[str, object], timeout_seconds: float) -> dict[str, Any]:  # Any: as in ``hear``
-        """Send a command and wait for its answer."""
+        """Send a command and wait for its response."""
         self.tell(command)
         return self.hear(timeout_seconds)
 

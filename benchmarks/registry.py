@@ -1,4 +1,4 @@
-"""Which benchmarks exist and which scenario measures which figures."""
+"""The list of benchmarks, and the scenario that measures each figure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.context import Context
 from benchmarks.figures import Figure
 
 Measure = Callable[[Context, frozenset[str]], Iterator[Figure]]
-"""Yields the figures asked for, each as soon as it is known; whatever it started is gone when the iterator ends."""
+"""Yields the requested figures, each as soon as it is known; everything it started is gone when the iterator ends."""
 
 
 class UnknownBenchmarkError(Exception):
@@ -18,7 +18,7 @@ class UnknownBenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Figures that share one set-up: it is made once, however many of them are asked for."""
+    """Figures with a common set-up, which is done once, however many of them are requested."""
 
     title: str
     names: tuple[str, ...]
@@ -26,9 +26,9 @@ class Scenario:
 
 
 def chosen(scenarios: Sequence[Scenario], names: Sequence[str]) -> list[tuple[Scenario, frozenset[str]]]:
-    """The scenarios to run, each with the names asked of it; all of everything when ``names`` is empty.
+    """The scenarios to run, each with the requested names; everything if ``names`` is empty.
 
-    Raises ``UnknownBenchmarkError`` listing every name that does not exist and those that do.
+    Raises ``UnknownBenchmarkError`` listing unknown names and those that exist.
     """
     known = [name for scenario in scenarios for name in scenario.names]
     unknown = [name for name in names if name not in known]

@@ -1,4 +1,4 @@
-"""How figures and judgements look: rich tables on a terminal, aligned text anywhere else."""
+"""Displays figures and judgements: rich tables on a terminal, aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RIGHT_ALIGNED = frozenset({"value", "baseline value", "ratio"})
 
 
 def shown(value: float | None) -> str:
-    """A number with as many digits as mean something."""
+    """A number with its significant digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def rows_of(figures: Sequence[Figure], judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
-    """The table's cells: each limit stands in the row it was judged by."""
+    """The table's cells: each limit is in the row it was judged by."""
     rows: list[tuple[str, ...]] = []
     seen: set[str] = set()
     for figure in figures:

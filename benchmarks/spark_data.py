@@ -1,8 +1,8 @@
-"""Logs to measure the pipeline on: a node's directory full of messages, as a broker would have written it.
+"""Logs for measuring the pipeline: a node's directory full of messages, as a broker would have written it.
 
-A pool of some thousand messages with random bodies is made once and written again and again; in each round every record
-gets its own place, times, queue offset and checksums. Nearly all of that is done for whole rounds at once, so that
-gigabytes take seconds. The result is a log like any other: the store opens it, RocketMQ's readers can read it.
+A pool of some thousand messages with random bodies is created once and written repeatedly; in each round every record
+gets its own position, times, queue offset and checksums. Nearly all of that is done for whole rounds at once, so
+gigabytes take seconds. The result is an ordinary log: the store opens it, and RocketMQ's readers can read it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMPLETE: Final = "complete.json"
 
 @dataclass(frozen=True, slots=True)
 class LogSpec:
-    """What log to make. Equal ones make equal logs."""
+    """The parameters of a log. Equal ones give equal logs."""
 
     log_bytes: int = 3 * 1024 * MIB
     segment_bytes: int = 1024 * MIB
@@ -58,25 +58,25 @@ class LogSpec:
 
 @dataclass(frozen=True, slots=True)
 class WrittenLog:
-    """A log that was made."""
+    """A generated log."""
 
     directory: Path
-    """The node's own."""
+    """The node's own directory."""
     records: int
     log_bytes: int
 
 
 @dataclass(slots=True)
 class _Pool:
-    """One round of messages, joined, with room for entry headers before each."""
+    """One round of messages, joined, with room for an entry header before each."""
 
     template: NDArray[np.uint8]
     starts: Ints
     sizes: Ints
     per_queue: Ints
-    """How many of the pool's messages go to the queue that each one goes to."""
+    """For each message, how many of the pool's messages go to its queue."""
     ranks: Ints
-    """How many of these come before it."""
+    """For each message, how many of these precede it."""
 
 
 def _make_pool(spec: LogSpec) -> _Pool:
@@ -84,7 +84,7 @@ def _make_pool(spec: LogSpec) -> _Pool:
     low, high = np.log(spec.body_bytes_min), np.log(spec.body_bytes_max)
     lengths = np.exp(rng.uniform(low, high, spec.pool)).astype(int)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789 ,.:{}", np.uint8)
-    text = letters[rng.integers(0, len(letters), int(lengths.sum()))].tobytes()  # compresses about as JSON does
+    text = letters[rng.integers(0, len(letters), int(lengths.sum()))].tobytes()  # compresses about as well as JSON
     records: list[bytes] = []
     queues: list[int] = []
     at = 0
@@ -125,12 +125,12 @@ class _Writer:
         self._pool = _make_pool(spec)
         self._directory = directory
         self.end = 0
-        self.last_end = 0  # of the last entry: a blank may follow it
+        self.last_end = 0  # of the last entry, which a blank may follow
         self.index = 0
         self.chain = 0
 
     def write(self) -> None:
-        """Rounds until the log is as long as it shall be; ends with a whole round or a full segment."""
+        """Write rounds until the log has the requested length; ends with a whole round or a full segment."""
         spec, pool = self._spec, self._pool
         segment: BinaryIO | None = None
         first, done = 0, 0
@@ -160,7 +160,7 @@ class _Writer:
                 segment.close()
 
     def _encoded(self, first: int, count: int, done: int) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
-        """Records ``first`` and following of the pool as entries at the log's end, and their index units."""
+        """Records of the pool from ``first`` on as entries at the log's end, with their index units."""
         pool, spec = self._pool, self._spec
         rows = slice(first, first + count)
         base = int(pool.starts[first])
@@ -207,7 +207,7 @@ class _Writer:
 
 
 def _scatter(data: NDArray[np.uint8], places: Ints, values: Ints) -> None:
-    """Write 64 bit numbers at places that need not be aligned."""
+    """Write 64-bit numbers at places that need not be aligned."""
     view = np.ndarray((len(data) - 7,), "V8", data.data, strides=(1,))
     view[places] = values.astype(">i8").view("V8")
 
@@ -248,7 +248,7 @@ class _IndexWriter:
 
 
 def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
-    """Make a node's directory below ``base_directory``, which is like a stopped node's. Raises ``OSError``."""
+    """Create a node's directory below ``base_directory``, like that of a stopped node. Raises ``OSError``."""
     if spec.index_segment_bytes % INDEX_UNIT_BYTES:
         raise ValueError(f"index files hold whole units of {INDEX_UNIT_BYTES} bytes")
     config = StoreConfig(
@@ -258,7 +258,7 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
         config, cluster_id=spec.cluster_id, group=spec.group, node_id=NodeId(spec.node_id), clock=Clock()
     )
     directory = store.directory
-    store.close()  # it has left its identity; the log itself is written here
+    store.close()  # it has written its identity; the log itself is written here
     for part in ("data", "index"):
         shutil.rmtree(directory / part, ignore_errors=True)
         (directory / part).mkdir()
@@ -272,7 +272,7 @@ def write_log(base_directory: Path, spec: LogSpec) -> WrittenLog:
 
 
 def cached_log(directory: Path, spec: LogSpec) -> WrittenLog:
-    """The log for ``spec`` below ``directory``; made if it is not there. Raises ``OSError``."""
+    """The log for ``spec`` below ``directory``, created if missing. Raises ``OSError``."""
     key = sha256(json.dumps(asdict(spec), sort_keys=True).encode()).hexdigest()[:16]
     place = directory / f"spark-log-{key}"
     complete = place / _COMPLETE

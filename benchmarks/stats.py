@@ -1,4 +1,4 @@
-"""The little arithmetic that every figure goes through. Pure."""
+"""The arithmetic common to all figures. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that at least ``percent`` % of all samples do not exceed (nearest rank; nothing invented)."""
+    """The smallest sample that at least ``percent`` % of all samples do not exceed (nearest rank, no interpolation)."""
     if not samples:
         raise ValueError("a percentile of no samples")
     if not 0 < percent <= 100:
@@ -18,7 +18,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle of the rounds' results (the mean of the two middle ones when their number is even)."""
+    """The median of the rounds' results (the mean of the two middle ones if their number is even)."""
     return statistics.median(samples)
 
 

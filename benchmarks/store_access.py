@@ -1,4 +1,4 @@
-"""How the benchmarks open a store; the one place that knows the identity their stores carry."""
+"""Opens stores for the benchmarks; the only place that knows their identity."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ TERM: Final = Term(1)
 
 
 def open_store(directory: Path, segment_bytes: int = 1024 * MIB) -> FileStore:
-    """A store in ``directory`` with every setting but the segment size left alone."""
+    """A store in ``directory`` with default settings except the segment size."""
     config = StoreConfig(base_dir=directory, segment_bytes=segment_bytes)
     return FileStore.open(config, cluster_id=CLUSTER_ID, group=GROUP, node_id=NODE_ID, clock=Clock())

@@ -1,4 +1,4 @@
-"""What the figures must hold, as the issue that asked for them words it. Pure data and its judgement."""
+"""The targets of the figures. Pure data, and their evaluation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 
 
 class TargetVerdict(StrEnum):
-    """How a figure stands to one limit."""
+    """The result of comparing a figure with one limit."""
 
     MET = "met"
     MISSED = "MISSED"
     UNPROVEN = "UNPROVEN"
-    """The baseline it is judged by was not measured; as bad as missed."""
+    """The baseline of the limit was not measured; counts as missed."""
     NOISY = "missed, not judged: the machine is not quiet"
 
 
@@ -59,7 +59,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One limit applied to what was measured."""
+    """One limit applied to a measurement."""
 
     name: str
     limit: Limit
@@ -67,7 +67,7 @@ class Judgement:
 
     @property
     def failed(self) -> bool:
-        """Whether the run must end with an error for it."""
+        """Whether it makes the run fail."""
         return self.verdict in {TargetVerdict.MISSED, TargetVerdict.UNPROVEN}
 
 
@@ -110,13 +110,13 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),
-    # The web console of three nodes while nothing happens.
+    # The idle web console of three nodes.
     "console_idle_no_page": (at_most(2, "% of a core"),),
     "console_idle_one_page": (at_most(2, "% of a core"),),
-    # A quarter of the throughput in plaintext is what TLS may cost, in one run.
+    # TLS may cost a quarter of the plaintext throughput, in one run.
     "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
     "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),
-    # Spark, on 3 GiB of log with bodies of 200 B to 4 KiB; all on one processor but the scaling.
+    # Spark, on 3 GiB of log with bodies of 200 B to 4 KiB; all on one processor except the scaling.
     "spark_decode": (at_least(3, "GB/s", quiet_machine_only=True), at_least(10, baseline=STRUCT_LOOP)),
     "spark_scan": (at_least(0.8, baseline=PARQUET),),
     "spark_scan_headers": (at_least(3, baseline=WITH_BODIES),),
@@ -140,7 +140,7 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
 def judge(
     figures: Sequence[Figure], *, quiet: bool, targets: Mapping[str, tuple[Limit, ...]] = TARGETS
 ) -> list[Judgement]:
-    """Every limit on every measured name, in the order of the figures. A name without limits is not judged."""
+    """Every limit on every measured name, in the order of the figures. Names without limits are skipped."""
     by_name: dict[str, list[Figure]] = {}
     for figure in figures:
         by_name.setdefault(figure.name, []).append(figure)

@@ -60,7 +60,7 @@ class ElectionConfig:
     transfer_max_lag_entries: int = 1000
     """Leadership is not transferred to a member that lags further behind than this."""
     preferred_leaders: tuple[NodeId, ...] = ()
-    """Members that should lead: any other leader hands over to one of them once it has caught up."""
+    """Members that should lead: any other leader transfers leadership to one of them once that has caught up."""
     preferred_check_interval_ms: Millis = 1000
     """How often a leader checks whether a preferred member, or one with free disk space, should lead instead."""
 
@@ -425,7 +425,7 @@ class ServerConfig:
         return f"node id {self.node_id!r} is not among the members ({ids}): set the id to one of them"
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """Everything wrong with this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self)
         ids = [member.node_id for member in self.members]
         if not self.group:

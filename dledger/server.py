@@ -445,7 +445,7 @@ class DLedgerServer:
         else:
             conditions.clear(ConditionKind.NO_STANDING, "election")
         if full := self._driver.look(_full_members):
-            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the other members are no quorum"
+            why = f"it refuses appends: the disks of {', '.join(full)} are full, and the others do not form a quorum"
             conditions.set(ConditionKind.STUCK_LEADER, why, subject="disks")
         else:
             conditions.clear(ConditionKind.STUCK_LEADER, "disks")

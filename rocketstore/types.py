@@ -1,7 +1,7 @@
-"""The words of the message store: statuses, results, and what dispatch knows of a record.
+"""Types of the message store: statuses, results, and the data of a record used by dispatch.
 
 Names and meanings are RocketMQ's (4.9.8). All offsets are absolute: a *physical* offset counts bytes of the commit log,
-a *queue* offset counts messages of one queue. Times are milliseconds since 1970. Nothing here does anything.
+a *queue* offset counts messages of one queue. Times are milliseconds since 1970. Pure data.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dledger.layout import RecordLayout
 from dledger.records import record
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-"""Where delayed messages wait; one queue per delay level."""
+"""Holds waiting delayed messages; one queue per delay level."""
 BROKER_STATE_TOPIC: Final = "RMQ_SYS_BROKER_STATE"
 """Hidden: topics, subscription groups, consumer offsets and delay progress, replicated as messages of the log."""
 TERM_START_TOPIC: Final = "RMQ_SYS_TERM_START"
-"""Hidden: the body of the entry that begins a leader's term, in a form that every RocketMQ reader can parse."""
+"""Hidden: the body of the entry that starts a leader's term, in a form that every RocketMQ reader can parse."""
 QUEUE_NUMBERS_TOPIC: Final = "RMQ_SYS_QUEUE_NUMBERS"
-"""Hidden: now and then the next offset of every queue, so that retention does not take the numbering along."""
+"""Hidden: periodically, the next offset of every queue, so that numbering survives retention."""
 HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC})
-"""Topics that no client may write to or sees in a list."""
+"""Topics that clients may not write to and do not see in lists."""
 
 Outcome = Literal["stored", "not_applied", "unknown"]
 QueueKey = tuple[str, int]
@@ -36,6 +36,14 @@ class FlushDiskType(StrEnum):
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
+class TlsServerMode(StrEnum):
+    """What remoting clients may use: plaintext, both, or TLS."""
+
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"
+
+
 class BrokerRole(StrEnum):
     """Masters take writes, slaves refuse them."""
 
@@ -45,7 +53,7 @@ class BrokerRole(StrEnum):
 
 
 class PutMessageStatus(StrEnum):
-    """How a put ended. The first four mean that the message is stored."""
+    """The result of a put. The first four mean that the message is stored."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -58,17 +66,17 @@ class PutMessageStatus(StrEnum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     NO_PERMISSION = "NO_PERMISSION"
-    """Never of a store: the broker's access control refused the message."""
+    """Never returned by a store: the broker's access control refused the message."""
     OUT_OF_ORDER_SEQUENCE = "OUT_OF_ORDER_SEQUENCE"
-    """Ours, for numbered messages: one before it is missing, or another of its request was refused."""
+    """Ours, for numbered messages: a previous one is missing, or another of the same request was refused."""
     UNKNOWN_PRODUCER = "UNKNOWN_PRODUCER"
-    """Ours: a producer goes on that is not known, or not any more."""
+    """Ours: the producer is unknown, or no longer known."""
     TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
-    """Ours: no further producer can be remembered."""
+    """Ours: no room for another producer."""
 
 
 class GetMessageStatus(StrEnum):
-    """What a get from a queue found."""
+    """The result of a get from a queue."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -82,7 +90,7 @@ class GetMessageStatus(StrEnum):
 
 
 class StoredPlace(NamedTuple):
-    """Where one message went: its record's first byte and length, and its place in its queue."""
+    """Where one message is stored: its record's position and length, and its place in its queue."""
 
     offset: int
     size: int
@@ -102,12 +110,12 @@ _SENT = frozenset(
 
 
 class PutResult(NamedTuple):
-    """How a put ended. A tuple, because one is made per message.
+    """The result of a put. A tuple, because one is created per message.
 
-    ``stored`` is set when the message has a place in the log, also if it is not known to stay there (``outcome`` is
-    ``"unknown"``: a quorum or a flush did not answer in time). ``"not_applied"`` means that a retry cannot duplicate.
-    ``reason`` is for people; ``leader`` the address of who can take the message, if known. ``"stored"`` without a
-    place: a producer had sent the message before, and it is not remembered where it is.
+    ``stored`` is set if the message has a place in the log, even if it may not stay there (``outcome`` is
+    ``"unknown"``: a quorum or a flush did not respond in time). ``"not_applied"`` means that a retry cannot duplicate
+    it. ``reason`` is for people; ``leader`` the address of the broker that can accept the message, if known.
+    ``"stored"`` without a place: an earlier request stored the message, and its place is no longer remembered.
     """
 
     status: PutMessageStatus
@@ -118,15 +126,15 @@ class PutResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the producer may take the message as sent (RocketMQ's view: the four stored statuses)."""
+        """Whether the producer may treat the message as sent (as in RocketMQ: the four stored statuses)."""
         return self.status in _SENT
 
 
 class RecordHead(NamedTuple):
-    """What consume queue, index and long polling need of a stored record (RocketMQ's ``DispatchRequest``).
+    """The data of a stored record for consume queue, index and long polling (RocketMQ's ``DispatchRequest``).
 
-    ``offset`` and ``size`` are the record's own, not an entry's around it. ``queue_offset`` is -1 for prepared and
-    rolled-back transactional messages, which have no place in a queue. ``properties`` is the encoded string.
+    ``offset`` and ``size`` are the record's own, not those of a surrounding entry. ``queue_offset`` is -1 for prepared
+    and rolled-back transactional messages, which have no place in a queue. ``properties`` is the encoded string.
     """
 
     topic: str
@@ -142,7 +150,7 @@ class RecordHead(NamedTuple):
 
 
 class ScannedRecords(NamedTuple):
-    """Records in log order, and where the next scan begins (equal to the start if nothing more is readable)."""
+    """Records in log order, and the start of the next scan (equal to this one's if nothing more is readable)."""
 
     heads: Sequence[RecordHead]
     next_offset: int
@@ -157,12 +165,12 @@ class QueueUnit(NamedTuple):
 
 
 QUEUE_UNIT: Final = RecordLayout((("offset", "i8"), ("size", "i4"), ("tags_code", "i8")))
-"""A unit as it is stored."""
+"""A stored unit."""
 
 
 @record(frozen=True, slots=True)
 class GetResult:
-    """What a get found. ``records`` are whole stored records; ``next_offset`` is where to go on."""
+    """The result of a get. ``records`` are whole stored records; ``next_offset`` is where to continue."""
 
     status: GetMessageStatus
     next_offset: int

@@ -1,1 +1,1 @@
-"""Programs that the benchmarks run in processes of their own, spoken to through ``processes.PythonChild``."""
+"""Programs that the benchmarks run as separate processes, controlled through ``processes.PythonChild``."""

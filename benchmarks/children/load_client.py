@@ -1,6 +1,6 @@
-"""The one pipelining client process: ``python -m benchmarks.children.load_client [--tls DIR] GROUP ADDRESS…``.
+"""The pipelining client process: ``python -m benchmarks.children.load_client [--tls DIR] GROUP ADDRESS…``.
 
-Commands come as lines of JSON on stdin, answers go out on stdout; it leaves when stdin closes.
+Commands are JSON lines on stdin, responses go to stdout; it exits when stdin is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dledger.rpc.clients.codec import Append
 
 
 class Pipeline:
-    """Keeps at most ``window`` appends outstanding, as a program would that sends records and checks every one."""
+    """Keeps at most ``window`` appends outstanding, like a program that sends records and checks each result."""
 
     def __init__(self, appender: Appender, window: int) -> None:
         self._appender = appender
@@ -36,7 +36,9 @@ class Pipeline:
         self.acknowledged = 0
 
     def run(self, body: bytes, seconds: float) -> float:
-        """Append for so many seconds; the appends acknowledged per second. Raises the first append's error, if any."""
+        """Append for this many seconds; returns acknowledged appends per second. Raises the first append's error, if
+        any.
+        """
         outstanding, window, append = self._outstanding, self._window, self._appender.append
         first, started = self.acknowledged, time.perf_counter()
         while (now := time.perf_counter()) < started + seconds:
@@ -52,7 +54,7 @@ class Pipeline:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the oldest append, then take every one that is done by now."""
+        """Wait for the oldest append, then remove all that are done."""
         outstanding = self._outstanding
         outstanding.popleft().result()
         self.acknowledged += 1
@@ -62,9 +64,9 @@ class Pipeline:
 
 
 def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, object]:  # Any: the values of a JSON object
-    """Append with ``window`` outstanding; the entries acknowledged per second after the warm-up."""
+    """Append with ``window`` outstanding; returns entries acknowledged per second after the warm-up."""
     body = os.urandom(command["body_bytes"])
-    # Room for the whole window, so that it is the window that holds the producer back on both sides of the comparison.
+    # Room for the whole window, so that the window limits the producer on both sides of the comparison.
     room = 2 * command["window"] * (command["body_bytes"] + ENTRY_OVERHEAD_BYTES)
     with client.appender(pending_bytes_max=max(room, 8 * MIB), inflight_entries_max=command["window"]) as appender:
         pipeline = Pipeline(appender, command["window"])
@@ -75,7 +77,7 @@ def measure(client: DLedgerClient, command: Mapping[str, Any]) -> dict[str, obje
 
 
 def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, object]:  # Any: as above
-    """Send ``count`` single appends at once, each a request of its own, and say how they ended."""
+    """Send ``count`` single appends at once, each as a separate request, and report their results."""
     request = client_codec.encode_append(Append(group, (os.urandom(command["body_bytes"]),)))
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(options.method(options.LOG_SERVICE, "Append"), _raw, _raw)
@@ -85,7 +87,7 @@ def pend(address: str, group: str, command: Mapping[str, Any]) -> dict[str, obje
 
 
 def failure_of(call: grpc.Future[bytes]) -> str | None:
-    """Wait for one append; why it failed, or None."""
+    """Wait for one append; returns its error, or None."""
     error = call.exception()
     if error is not None:
         return repr(error)

@@ -1,8 +1,8 @@
-"""A Spark session that follows a running group and writes into it: ``python -m benchmarks.children.spark_live``.
+"""A Spark session that follows a running group and writes to it: ``python -m benchmarks.children.spark_live``.
 
-Commands are JSON on stdin, answers JSON on stdout. ``drain`` reads a topic as a stream from the beginning to what there
-is now; ``follow`` reads it as it grows, until ``stop``, and ``seen`` tells how old the oldest message of each batch was
-when the batch was done; ``sink`` writes rows into a topic.
+Commands are JSON on stdin, responses JSON on stdout. ``drain`` reads a topic as a stream from the beginning to its
+current end; ``follow`` reads it as it grows, until ``stop``, and ``seen`` returns the age of each batch's oldest
+message when the batch was done; ``sink`` writes rows to a topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_ROWS_MAX: Final = 500_000
 
 
 class SeenBatches:
-    """What a stream has read, batch by batch."""
+    """What a stream has read, by batch."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -32,7 +32,7 @@ class SeenBatches:
         self.oldest_seconds: list[float] = []
 
     def take(self, batch: DataFrame, _batch_id: int) -> None:
-        """Touch every row."""
+        """Read every row."""
         from pyspark.sql import functions as f
 
         sums = (f.count("*"), f.sum(f.length("body")), f.min(f.unix_millis("storeTimestamp")))
@@ -50,7 +50,7 @@ def stream(
     scratch: Path,
     **trigger: Any,  # noqa: ANN401  # Spark's
 ) -> StreamingQuery:
-    """Begin to read."""
+    """Start reading."""
     options = {**command["options"], "maxOffsetsPerTrigger": str(BATCH_ROWS_MAX), "minPartitions": "2"}
     frame = spark.readStream.format("dledger").schema(SCHEMA).options(**options).load()
     checkpoint = scratch / f"checkpoint-{time.monotonic_ns()}"
@@ -60,7 +60,7 @@ def stream(
 
 
 def write(spark: SparkSession, command: dict[str, Any]) -> None:
-    """Rows of random-looking bodies into a topic, two tasks."""
+    """Write rows with random-looking bodies to a topic, with two tasks."""
     from pyspark.sql import functions as f
 
     count, size = int(command["rows"]), int(command["bytes"])
@@ -70,7 +70,7 @@ def write(spark: SparkSession, command: dict[str, Any]) -> None:
 
 
 def start(scratch: Path) -> SparkSession:
-    """The session."""
+    """Create the session."""
     from dledger_spark.session import spark_session
 
     settings = {
@@ -84,7 +84,7 @@ def start(scratch: Path) -> SparkSession:
 
 def main() -> None:
     """Serve until stdin closes."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # Spark may print
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # Spark may print to stdout
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     scratch = Path(sys.argv[1])
     spark = start(scratch)

@@ -1,8 +1,8 @@
 """A Spark session that scans: ``python -m benchmarks.children.spark_scan``, commands as JSON on stdin.
 
-It is a process of its own because it is kept on given processors, with all that it starts: the JVM, the Python workers.
-``start`` makes the session; ``scan`` runs the query once over a log or a Parquet directory and tells how long it took;
-``convert`` writes the log's rows as Parquet; ``memory`` tells the most memory that any Python worker had.
+It is a separate process because it is pinned to certain processors, together with everything it starts: the JVM, the
+Python workers. ``start`` creates the session; ``scan`` runs the query once over a log or a Parquet directory and
+returns the time; ``convert`` writes the log's rows as Parquet; ``memory`` returns the peak memory of any Python worker.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ COLUMNS: Final = (
     "index bigint, topic string, queueId int, queueOffset bigint, flag int, sysFlag int, bornTimestamp timestamp, "
     "storeTimestamp timestamp, properties string, body binary"
 )
-"""What a job that wants everything reads."""
+"""The columns read by a job that needs everything."""
 HEADERS: Final = "queueId int, queueOffset bigint, sysFlag int, storeTimestamp timestamp, bodyLength int"
-"""What the headers of records tell; also how long bodies are, so that the query is the same."""
+"""Columns from the headers of records; includes body lengths, so that the query is the same."""
 _KIB: Final = 1024
 
 
 def rows(spark: SparkSession, command: dict[str, Any]) -> DataFrame:  # Any: the values of a JSON object
-    """The data frame that a command names."""
+    """The data frame named in a command."""
     if command["format"] == "parquet":
         return spark.read.parquet(command["path"])
     schema = HEADERS if command["columns"] == "headers" else COLUMNS
@@ -37,7 +37,7 @@ def rows(spark: SparkSession, command: dict[str, Any]) -> DataFrame:  # Any: the
 
 
 def scan(frame: DataFrame, *, bodies: bool) -> int:
-    """Touch every row: how many there are, how long bodies are, when the last one was stored."""
+    """Read every row: returns the number of rows, the total body length, and the last store time."""
     from pyspark.sql import functions as f
 
     length = f.length("body") if bodies else f.col("bodyLength")
@@ -46,7 +46,7 @@ def scan(frame: DataFrame, *, bodies: bool) -> int:
 
 
 def start(command: dict[str, Any]) -> SparkSession:
-    """The session, on as many processors as there are threads for tasks."""
+    """Create the session, on as many processors as there are task threads."""
     from dledger_spark.session import spark_session
 
     threads = int(command["threads"])
@@ -62,7 +62,7 @@ def start(command: dict[str, Any]) -> SparkSession:
 
 
 def worker_peak_bytes() -> int:
-    """The most memory that one of the Python processes below this one has had so far."""
+    """The peak memory of any Python process below this one."""
     parents: dict[int, int] = {}
     peaks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/status"):
@@ -86,7 +86,7 @@ def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 def main() -> None:
     """Serve until stdin closes."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # Spark may print
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # Spark may print to stdout
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     spark: SparkSession | None = None
     for line in sys.stdin:

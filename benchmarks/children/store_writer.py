@@ -20,7 +20,7 @@ FLUSH_EVERY_BYTES = 256 << 20
 
 
 def append(store: FileStore, total_bytes: int, *, flush: bool) -> None:
-    """Append at least ``total_bytes`` of log in the term that the log ends in."""
+    """Append at least ``total_bytes`` of log in the log's last term."""
     term = max(store.last.term, Term(1))
     bodies = [os.urandom(BODY_BYTES) for _ in range(BATCH_ENTRIES)]
     unflushed = 0

@@ -1,1 +1,1 @@
-"""Drivers of the systems that our figures are compared with; nothing that people deploy imports them."""
+"""Drivers of the systems that our figures are compared with; no deployed code imports them."""

@@ -1,4 +1,4 @@
-"""Three etcd processes on loopback and the two of its gRPC calls that are needed here, encoded by hand.
+"""Three etcd processes on loopback, and two of its gRPC calls, encoded by hand.
 
 The messages are so small that three functions replace etcd's generated protobuf code: ``PutRequest`` is key = field 1
 and value = field 2; ``StatusResponse`` has the header (its member id = field 2) as field 1 and the leader as field 4.
@@ -24,11 +24,11 @@ from cluster.local.group import free_ports
 INSTALL = "etcd (Debian: apt-get install etcd-server)"
 RPC_TIMEOUT_SECONDS = 5.0
 CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
-"""A restarted member is reached at once, not after gRPC's default back-off of seconds."""
+"""A restarted member is reached at once, instead of after gRPC's default back-off of seconds."""
 
 
 def available() -> bool:
-    """Whether there is an etcd to start."""
+    """Whether etcd is installed."""
     return shutil.which("etcd") is not None
 
 

@@ -1,4 +1,4 @@
-"""Three PySyncObj processes on loopback, journal on, everything else as PySyncObj has it by default."""
+"""Three PySyncObj processes on loopback, with the journal enabled and defaults otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PySyncObjGroup:
         self._nodes = nodes
 
     def leader(self, timeout_seconds: float = 30.0) -> PythonChild:
-        """The node that leads, once one does and says it is ready."""
+        """The leader's node, once it reports that it is ready."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             for node in self._nodes:

@@ -1,7 +1,7 @@
-"""One PySyncObj node in a process of its own; arguments: its address, the others' addresses, its journal.
+"""One PySyncObj node as a separate process; arguments: its address, the others' addresses, its journal.
 
-Commands come as lines of JSON on stdin, answers go out on stdout; it leaves when stdin closes. The leader's process is
-also the pipelining client, because PySyncObj has no remote client: it is used as a library, on the node.
+Commands are JSON lines on stdin, responses go to stdout; it exits when stdin is closed. The leader's process is also
+the pipelining client, because PySyncObj has no remote client: it is used as a library on the node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf, replicated
 
 
 class AppendLog(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
-    """The cheapest state machine there is: it counts, so that all the work measured is replication."""
+    """The cheapest possible state machine: it only counts, so that only replication is measured."""
 
     def __init__(self, address: str, others: list[str], journal: str) -> None:
         self.applied = 0
@@ -50,7 +50,7 @@ class ClosedLoop:
             self._submit()
 
     def finish(self, timeout_seconds: float) -> bool:
-        """Submit nothing more; whether all that is outstanding came back in time."""
+        """Submit nothing more; returns whether everything outstanding completed in time."""
         self._running = False
         return self._drained.wait(timeout_seconds)
 

@@ -1,4 +1,4 @@
-"""The scenarios, in the order in which they run: quiet and short ones first, those that fill the disk last."""
+"""The scenarios, in order of execution: quiet and short ones first, those that fill the disk last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of three under one client: pipelined throughput beside PySyncObj's, single round trips beside etcd's."""
+"""A group of three with one client: pipelined throughput compared with PySyncObj's, single round trips with etcd's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from dledger.client.appender import AppenderOptions
 
 BODY_BYTES: Final = 1024
 PEER_WINDOW: Final = 1000
-"""Appends that PySyncObj has outstanding: its figures of 8,100/s at a p50 of 102 ms come from about this many."""
+"""PySyncObj's number of outstanding appends: its published 8,100/s at a p50 of 102 ms imply about this many."""
 WINDOWS: Final = {
     "append_pipelined": (AppenderOptions().inflight_entries_max, PEER_WINDOW),
     "append_pipelined_even": (PEER_WINDOW, PEER_WINDOW),
     "append_pipelined_deep": (8000, 8000),
 }
-"""Appends outstanding, ours and PySyncObj's: each as it comes, which is judged, and twice with the same number on both
-sides, which is shown: PySyncObj's speed is its window over its tick, so that much of a comparison depends on it."""
+"""Outstanding appends, ours and PySyncObj's: each side's default, which is judged, and twice the same number on both
+sides, which is only shown: PySyncObj's speed is its window divided by its tick, so the comparison depends on it.
+"""
 
 
 def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float]:
@@ -44,7 +45,7 @@ def round_trips(append: Callable[[bytes], object], seconds: float) -> list[float
 
 
 def pipelined(context: Context, group: LocalGroup, name: str, windows: tuple[int, int]) -> Iterator[Figure]:
-    """Throughput with so many appends outstanding, ours and the peer's."""
+    """Throughput with this many appends outstanding, ours and the peer's."""
     window, peer_window = windows
     settings = context.settings
     ours: list[float] = []
@@ -95,7 +96,7 @@ def single(context: Context, group: LocalGroup, suffix: str, names: frozenset[st
 
 
 def measure(flush: str, suffix: str, context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Everything that is asked of one flush mode, on one group."""
+    """All requested figures of one flush mode, on one group."""
     with LocalGroup(context.directory / f"group-{flush}", flush=flush) as group:
         group.leader()
         if any("roundtrip" in name for name in names):

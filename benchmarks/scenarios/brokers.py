@@ -1,4 +1,4 @@
-"""Real brokers: sending, pulling and asking over gRPC, and how long a killed master is missed."""
+"""Real brokers: sending, pulling and queries over gRPC, and the failover time after killing the master."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC: Final = "bench"
 QUEUES: Final = 8
 BODY: Final = os.urandom(1024)
 SENT_MAX: Final = 3_000_000
-"""What one round may send: about 3 GiB of log on every broker."""
+"""The maximum sent in one round: about 3 GiB of log on every broker."""
 PULLED: Final = 300_000
 ASKED: Final = 2000
 KILLS_MAX: Final = 20
@@ -57,7 +57,7 @@ def send_rate(producer: Producer, seconds: float) -> float:
 
 
 def bare_append_rate(context: Context, size: int) -> float:
-    """Entries of the same size per second, appended to a group of as many nodes."""
+    """Entries of the same size per second, appended to a group with the same number of nodes."""
     with LocalGroup(context.directory / f"bare-group-{size}", size=size) as group, closing(group.client()) as client:
         body = BODY + bytes(len(encode_record(Message(TOPIC, BODY))) - len(BODY))
         sent = 0
@@ -72,7 +72,7 @@ def bare_append_rate(context: Context, size: int) -> float:
 
 
 def prepare(admin: Admin) -> None:
-    """The topic that everything uses."""
+    """Create the topic used by all measurements."""
     admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES))
 
 
@@ -142,7 +142,7 @@ def measure_plain(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def pull_rate(brokers: LocalBrokers) -> float:
-    """Messages per second that one consumer takes, every body looked at."""
+    """Messages per second received by one consumer that reads every body."""
     with brokers.consumer("", TOPIC) as consumer:
         taken = 0
         started = time.perf_counter()
@@ -155,7 +155,7 @@ def pull_rate(brokers: LocalBrokers) -> float:
 
 
 def decode_rate() -> float:
-    """Messages per second of decoding one record again and again."""
+    """Messages per second when decoding one record repeatedly."""
     record = encode_record(Message(TOPIC, BODY, properties={"UNIQ_KEY": "7F000001000078C900000000000001BE"}))
     started = time.perf_counter()
     for _ in range(50_000):
@@ -164,7 +164,7 @@ def decode_rate() -> float:
 
 
 def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> Iterator[Figure]:
-    """One message by its id at a time, beside the least that a call can cost."""
+    """Messages queried by id, one at a time, compared with the minimum cost of a call."""
     receipt = producer.send(Message(TOPIC, BODY, properties={"KEYS": "asked-for"}))
     took: list[float] = []
     bare: list[float] = []

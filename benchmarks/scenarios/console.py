@@ -1,4 +1,4 @@
-"""What the web console costs while nothing happens: a share of one core, with a page open and with none."""
+"""The cost of the idle web console: a share of one core, with a page open and without."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _console(addresses: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]
 
 @contextmanager
 def _page(url: str) -> Iterator[None]:
-    """Take the events as a page does, in this process, which is not measured."""
+    """Receive the events like a page, in this process, which is not measured."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     ended = threading.Event()
     with opener.open(f"{url}api/events", timeout=10) as events:
 
         def take() -> None:
-            for _ in events:  # there is one every half second
+            for _ in events:  # one every half second
                 if ended.is_set():
                     return
 
@@ -74,7 +74,7 @@ def _page(url: str) -> Iterator[None]:
 
 
 def _core_share(pid: int, seconds: float) -> float:
-    """Percent of one core that the process used, over ``seconds`` after some time to settle."""
+    """Percentage of one core used by the process, over ``seconds`` after a settling time."""
     never = threading.Event()
     never.wait(SETTLE_SECONDS)
     before = _ticks(pid)

@@ -1,4 +1,4 @@
-"""How long a group takes no appends after its leader is killed, default settings on both sides."""
+"""How long a group accepts no appends after its leader is killed, with default settings on both sides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ BODY: Final = os.urandom(1024)
 
 
 def first_append_after_kill(group: LocalGroup, client: DLedgerClient) -> float:
-    """Kill the leader; the seconds until a new append is acknowledged. The node is back in the group afterwards."""
+    """Kill the leader; returns the seconds until a new append is acknowledged. Afterwards the node is back in the
+    group.
+    """
     client.append(BODY)
     leader = group.leader()
     started = time.perf_counter()
@@ -43,7 +45,7 @@ def first_append_after_kill(group: LocalGroup, client: DLedgerClient) -> float:
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Kills of ours, with etcd's spread evenly among them."""
+    """Kills of our group, with etcd's evenly interspersed."""
     kills = context.settings.kills
     etcd_kills = min(kills, ETCD_KILLS_MAX)
     ours: list[float] = []

@@ -29,7 +29,7 @@ BODY_BYTES: Final = 1024
 QUEUES: Final = 8
 BATCH_MESSAGES: Final = 64
 PUT_BYTES_MAX: Final = 3072 * MIB
-"""What one round may write, so that it measures the store and not the kernel's throttling of dirty pages."""
+"""The maximum written in one round, so that it measures the store, not the kernel's throttling of dirty pages."""
 REBUILD_BYTES: Final = 4096 * MIB
 SCAN_BYTES: Final = MIB
 BARE_PUT: Final = "bare pack+crc32+pwrite loop"
@@ -42,9 +42,9 @@ _HOST: Final = bytes((127, 0, 0, 1))
 
 @contextmanager
 def message_store(directory: Path) -> Iterator[MessageStore]:
-    """A running store over a plain commit log with RocketMQ's defaults (ASYNC_FLUSH).
+    """A running store with a plain commit log and RocketMQ's defaults (ASYNC_FLUSH).
 
-    Puts may outrun dispatch, which has the same interpreter, as far as they like: that is what is measured.
+    Puts may outrun dispatch, which shares the interpreter, without limit: that is what is measured.
     """
     config = MessageStoreConfig(store_path_root_dir=directory, dispatch_behind_bytes_max=_LAG_BYTES_MAX)
     store = MessageStore(config, PlainCommitLog(config, clock=Clock()))
@@ -72,7 +72,7 @@ def messages(count: int, *, keyed: bool) -> list[Message]:
 def put_rate(
     context: Context, submit: Callable[[Sequence[Message], PutDone], None], *, batch: int, keyed: bool
 ) -> float:
-    """Messages per second that ``submit`` takes, every one answered PUT_OK."""
+    """Messages per second accepted by ``submit``, all answered PUT_OK."""
     some = messages(4 * BATCH_MESSAGES, keyed=keyed)
     batches = [some[at : at + batch] for at in range(0, len(some), batch)]
     limit = PUT_BYTES_MAX // len(encode_record(some[0]))
@@ -94,7 +94,7 @@ def put_rate(
 
 
 def log_put_rate(context: Context, *, batch: int, keyed: bool = False) -> float:
-    """Puts on a commit log alone, as RocketMQ's put path ends: encoded, placed, written."""
+    """Puts on a commit log alone, like the end of RocketMQ's put path: encoded, placed, written."""
     directory = context.directory / "messages-log"
     config = MessageStoreConfig(store_path_root_dir=directory)
     log = PlainCommitLog(config, clock=Clock())
@@ -109,7 +109,7 @@ def log_put_rate(context: Context, *, batch: int, keyed: bool = False) -> float:
 
 
 def store_put_rate(context: Context, *, batch: int) -> tuple[float, float]:
-    """Puts on a whole store, where dispatch follows in the same process; and the seconds it then is behind."""
+    """Puts on a complete store, with dispatch in the same process; and by how many seconds that is then behind."""
     directory = context.directory / "messages-store"
     try:
         with message_store(directory) as store:
@@ -123,7 +123,7 @@ def store_put_rate(context: Context, *, batch: int) -> tuple[float, float]:
 
 
 def bare_puts(context: Context) -> float:
-    """Messages per second of the least work that leaves records in a file: pack, crc32 of the body, join, pwrite."""
+    """Messages per second of the minimum work to write records to a file: pack, crc32 of the body, join, pwrite."""
     path = context.directory / "bare-messages"
     bodies = [os.urandom(BODY_BYTES) for _ in range(256)]
     tail = b"\x05bench" + b"\0\x40" + b"k" * 64
@@ -149,7 +149,7 @@ def bare_puts(context: Context) -> float:
 
 
 def rebuild(context: Context) -> tuple[float, float]:
-    """Messages per second of a start that finds no queues and no index, and of reading the records alone."""
+    """Messages per second of a start without queues and index, and of reading the records alone."""
     directory = context.directory / "messages-rebuild"
     wanted = min(REBUILD_BYTES, int(context.settings.log_gib * 1024) * MIB)
     try:
@@ -184,7 +184,7 @@ def rebuild(context: Context) -> tuple[float, float]:
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Rounds of ours and of the bare work, alternating, so that noise hits both."""
+    """Alternating rounds of ours and of the minimum work, so that noise affects both."""
     rounds = range(context.settings.rounds)
     for name, batch, keyed in (
         ("commitlog_put", 1, False),

@@ -1,4 +1,4 @@
-"""What metrics cost: a scrape of a busy broker, and the processor time that being measured adds to appends."""
+"""The cost of metrics: a scrape of a busy broker, and the processor time that they add to appends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def measure_scrape(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
-    """Three brokers with more topics and groups than get figures of their own; the slowest broker counts."""
+    """Three brokers with more topics and groups than have their own series; the slowest broker counts."""
     brokers = LocalBrokers(context.directory / "brokers-metrics")
     brokers.serve_metrics()
     with brokers:
@@ -62,7 +62,7 @@ def fill(brokers: LocalBrokers) -> None:
 
 
 def scrape_ms(port: int, path: str) -> list[float]:
-    """How long each of many requests took."""
+    """The durations of many requests."""
     took: list[float] = []
     for _ in range(SCRAPES):
         began_s = time.perf_counter()
@@ -73,7 +73,7 @@ def scrape_ms(port: int, path: str) -> list[float]:
 
 
 def measure_overhead(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Two groups side by side, one of them measured; they take turns, so that the machine's moods meet both."""
+    """Two groups side by side, one with metrics; they alternate, so that the machine's load affects both."""
     measured, plain = (LocalGroup(context.directory / name, name=name) for name in ("measured", "plain"))
     measured.serve_metrics()
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def measure_overhead(context: Context, names: frozenset[str]) -> Iterator[Figure
                 continue
             spent: list[list[float]] = [[], []]
             sides = list(zip(spent, groups, clients, strict=True))
-            for number in range(2 * context.settings.rounds + 1):  # the first warms up
+            for number in range(2 * context.settings.rounds + 1):  # the first is a warm-up
                 for costs, group, client in sides if number % 2 else reversed(sides):
                     before = processor_s(group)
                     append(client, count)
@@ -105,7 +105,7 @@ def append_pipelined(client: DLedgerClient, count: int) -> None:
 
 
 def append_singly(client: DLedgerClient, count: int) -> None:
-    """One at a time: every entry is a batch, the worst case for what is done once per batch."""
+    """One at a time: every entry is a batch, the worst case for costs per batch."""
     for _ in range(count):
         client.append(BODY)
 

@@ -1,4 +1,4 @@
-"""What a node needs while nothing, or very much, waits in it."""
+"""A node's resources when it is idle, and when very much is waiting in it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dledger.client import DLedgerClient
 IDLE_SECONDS: Final = 3.0
 PENDING_APPENDS: Final = 10_000
 PENDING_SETTINGS: Final = {
-    # The appends must stay pending while they are counted: the leader may neither give up on them nor step down.
+    # The appends must stay pending while they are counted: the leader must neither time out nor step down.
     "election_timeout_ms_min": "8000",
     "election_timeout_ms_max": "12000",
     "ack_timeout_ms": "60000",
-    # Single calls of one connection, which may have half of what waits: more than a server allows by itself.
+    # Single calls on one connection, which may have half of the limit: more than a server allows by default.
     "pending_entries_max": str(3 * PENDING_APPENDS),
     "connection_calls_max": str(2 * PENDING_APPENDS),
     "call_ms_max": "120000",
@@ -47,7 +47,7 @@ def bare_grpc_megabytes(directory: Path) -> float:
 
 
 def measure_idle(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
-    """The largest of three idle nodes; what it has mapped of its segments is the page cache's."""
+    """The largest of three idle nodes; its mapped segments are page cache."""
     directory = context.directory / "group-idle"
     with LocalGroup(directory) as group, closing(group.client()) as client:
         client.append(b"one entry, so that every path was walked once")
@@ -57,7 +57,7 @@ def measure_idle(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
 
 
 def most_pending(client: DLedgerClient, address: str) -> int:
-    """How many appends wait at the node, once all do or no more have come for ``SETTLED_SECONDS``."""
+    """How many appends are waiting at the node, once all do or none was added for ``SETTLED_SECONDS``."""
     most, grew_at = 0, time.monotonic()
     while most < PENDING_APPENDS and time.monotonic() < grew_at + SETTLED_SECONDS:
         pending = client.metadata(address=address).pending_entries

@@ -1,4 +1,4 @@
-"""How long a node with a long log takes to serve again, from starting the process to its first answer."""
+"""The time for a node with a long log to serve again, from starting the process to its first response."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoggedNode:
             writer.ask({"do": "close"}, 60.0)
 
     def restart_seconds(self) -> float:
-        """Start the node, take the time until it says that it serves, and stop it cleanly again."""
+        """Start the node, measure the time until it reports that it serves, and stop it cleanly again."""
         started = time.perf_counter()
         self._group.start(NODE_ID)
         took = time.perf_counter() - started
@@ -46,13 +46,13 @@ class LoggedNode:
         return took
 
     def crash_with_tail(self) -> None:
-        """Leave the log as a process does that was killed with ``TAIL_BYTES`` not flushed."""
+        """Leave the log like a process killed with ``TAIL_BYTES`` not flushed."""
         with self._writer() as writer:
             writer.ask({"do": "leave_tail", "bytes": TAIL_BYTES}, 60.0)
             writer.kill()
 
     def map_files_seconds(self) -> float:
-        """The least any restart does: list, open and map every file, and unmap it again."""
+        """The minimum work of any restart: list, open and map every file, and unmap it again."""
         started = time.perf_counter()
         for path in self._group.store_dir(NODE_ID).rglob("*"):
             if path.is_file() and path.stat().st_size:
@@ -65,7 +65,7 @@ class LoggedNode:
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """A long log and one of a tenth, restarted in turn."""
+    """A long log and one of a tenth of the size, restarted alternately."""
     log_bytes = int(context.settings.log_gib * (1 << 30))
     with ExitStack() as stack:
         long = LoggedNode(context.directory / "restart-long", log_bytes, stack)

@@ -1,4 +1,4 @@
-"""Reading the log with Spark, and what it is made of: decoding alone, scans beside Parquet's, from one core to two."""
+"""Reading the log with Spark: decoding alone, scans compared with Parquet's, scaling from one core to two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DECODED_HEADERS: Final = ("queueId", "queueOffset", "sysFlag", "storeTimestamp"
 
 
 def the_log(context: Context) -> WrittenLog:
-    """The log that all of these read: kept in ``BENCH_DIR`` if that is given, else gone with the run."""
+    """The log read by all of these: kept in ``BENCH_DIR`` if set, otherwise removed after the run."""
     directory = context.settings.directory or context.kept
     context.say(f"  a log of {LOG_BYTES / 2**30:.0f} GiB, bodies of 200 B to 4 KiB, in {directory}")
     return cached_log(directory, LogSpec(log_bytes=LOG_BYTES))
@@ -45,7 +45,7 @@ def the_log(context: Context) -> WrittenLog:
 
 @contextmanager
 def one_processor() -> Iterator[None]:
-    """Keep this process on one processor."""
+    """Pin this process to one processor."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     try:
@@ -74,9 +74,10 @@ def decoded_gigabytes_per_second(log: WrittenLog, names: tuple[str, ...], limit:
 
 
 def looped_gigabytes_per_second(log: WrittenLog) -> float:
-    """The same columns of one split, by a loop with ``struct`` into lists, these into a batch: what one writes first.
+    """The same columns of one split, with a `struct` loop into lists and those into a batch: the obvious
+    implementation.
 
-    Counted from the same point: the file is in the page cache, and reading it is part of the work.
+    Measured under the same conditions: the file is in the page cache, and reading it is part of the work.
     """
     import pyarrow as pa
 
@@ -124,7 +125,7 @@ def measure_decode(context: Context, _names: frozenset[str]) -> Iterator[Figure]
 
 
 class Scanner:
-    """A session in a child process, on so many processors."""
+    """A session in a child process, on a given number of processors."""
 
     def __init__(self, context: Context, threads: int, stack: ExitStack) -> None:
         self._child = stack.enter_context(PythonChild(CHILD, [], context.directory / f"spark-{threads}.log"))
@@ -152,12 +153,12 @@ class Scanner:
         self._child.ask({"do": "convert", "target": str(parquet), **command}, SCAN_SECONDS_MAX)
 
     def worker_megabytes(self) -> float:
-        """The most memory that one of its Python workers has had."""
+        """The peak memory of any of its Python workers."""
         return float(self._child.ask({"do": "memory"}, START_SECONDS_MAX)["bytes"]) / 1e6
 
 
 def _best(rounds: int, scan: Callable[[], float]) -> float:
-    """The fastest of some rounds after one that does not count: what the machine takes away is no property of ours."""
+    """The fastest of several rounds after a warm-up: interference by the machine is not a property of ours."""
     scan()
     return min(scan() for _ in range(rounds))
 

@@ -1,8 +1,8 @@
-"""Spark beside a running group of three brokers: following a topic, catching up with it, writing into it.
+"""Spark with a running group of three brokers: following a topic, catching up with it, writing to it.
 
-Producer, three brokers and Spark share this machine's processors: where there are two, none of them is alone. So there
-are two figures of reading: live, while a producer sends what it can; and of a topic that was filled before, from the
-same running group.
+Producer, three brokers and Spark share this machine's processors; if there are two, none of them has one to itself. So
+reading has two figures: live, while a producer sends as fast as it can; and of a topic filled beforehand, from the same
+running group.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ BODY: Final = os.urandom(200)
 FILLED: Final = 1_000_000
 SINK_ROWS: Final = 300_000
 LIVE_RATE_MAX: Final = 60_000
-"""What the live producer sends at most, per second: a little more than has to be kept up with."""
+"""The live producer's maximum rate per second: slightly more than Spark has to keep up with."""
 FOLLOWED_SECONDS: Final = 30.0
 SETTLE_SECONDS: Final = 60.0
-"""How long to send before it counts: Java compiles meanwhile, for half a minute with a fifth of one processor."""
+"""How long to send before measuring: Java compiles meanwhile, for half a minute with a fifth of one processor."""
 PATIENCE_SECONDS: Final = 600.0
 QUEUES: Final = 8
 
 
 class Live:
-    """The group, a producer of this process, and the session."""
+    """The group, a producer in this process, and the session."""
 
     def __init__(self, context: Context, stack: ExitStack) -> None:
         self.brokers = stack.enter_context(LocalBrokers(context.directory / "spark-live"))
@@ -47,17 +47,17 @@ class Live:
         scratch.mkdir()
         self._child = stack.enter_context(PythonChild(CHILD, [str(scratch)], context.directory / "spark-live.log"))
         servers = ",".join(self.brokers.addresses)
-        # The leader is the busiest process here, and whatever it sends waits for what it stores.
+        # The leader is the busiest process here, and sending slows down storing.
         self._reads = {"bootstrap.servers": servers, "group": self.brokers.name, "readFrom": "follower"}
         self._writes = {"bootstrap.servers": servers}
 
     def topic(self, name: str) -> None:
-        """Make a topic."""
+        """Create a topic."""
         with self.brokers.admin(30) as admin:
             admin.put_topic(TopicInfo(name, QUEUES, QUEUES))
 
     def send(self, topic: str, count: int, rate: float = 0) -> float:
-        """Send so many messages, not more than ``rate`` per second; gives how many there were per second."""
+        """Send this many messages, at most ``rate`` per second; returns the actual rate."""
         message = Message(topic, BODY)
         began = time.perf_counter()
         with self.producer.sender() as sender:
@@ -72,30 +72,30 @@ class Live:
         return count / (time.perf_counter() - began)
 
     def ask(self, do: str, **more: object) -> dict[str, Any]:  # Any: the values of a JSON object
-        """One command to the session."""
+        """Send one command to the session."""
         return self._child.ask({"do": do, **more}, PATIENCE_SECONDS)
 
     def reading(self, topic: str) -> dict[str, str]:
-        """The options of a stream of all that the topic, which is new, will get."""
+        """The options of a stream that reads everything from a new topic."""
         with closing(self.brokers.client(30)) as client:
             end = client.metadata().committed_index + 1
         return {**self._reads, "subscribe": topic, "startingOffsets": f'{{"index": {end}}}'}
 
     def wait_seen(self, rows: int) -> dict[str, Any]:  # Any: as above
-        """What the stream has seen once that many rows are among it."""
+        """What the stream has read, once that includes this many rows."""
         while (seen := self.ask("seen"))["rows"] < rows:
             time.sleep(0.1)
         return seen
 
     def sink_seconds(self, topic: str, rows: int) -> float:
-        """How long a job takes to write so many rows."""
+        """How long a job takes to write this many rows."""
         options = {**self._writes, "topic": topic}
         return float(self.ask("sink", options=options, rows=rows, bytes=len(BODY))["seconds"])
 
 
 @contextmanager
 def following(live: Live, topic: str) -> Iterator[None]:
-    """While the stream runs; the topic is new."""
+    """Runs the stream during the block; the topic is new."""
     live.ask("follow", options=live.reading(topic))
     live.send(topic, 1000)
     live.wait_seen(1)
@@ -127,12 +127,12 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterator[Figure]:
-    """Send and follow at once: what the stream has read, and how old messages were when their batch was done."""
+    """Send and follow at the same time: what the stream has read, and the age of messages when their batch was done."""
     live.topic("live")
     with following(live, "live"):
         warm = int(LIVE_RATE_MAX * SETTLE_SECONDS)
         live.send("live", warm, LIVE_RATE_MAX)
-        before = live.ask("seen")  # with the lag that it then has, as at the end
+        before = live.ask("seen")  # including the current lag, as at the end
         began = time.time()
         count = int(LIVE_RATE_MAX * max(context.settings.seconds, FOLLOWED_SECONDS))
         sent = live.send("live", count, LIVE_RATE_MAX)
@@ -146,7 +146,7 @@ def measure_live(context: Context, live: Live, names: frozenset[str]) -> Iterato
 
 
 def drain_rate(live: Live, reading: dict[str, str]) -> float:
-    """Messages per second of a stream that reads all there is, from its start to its end."""
+    """Messages per second of a stream that reads everything available, from start to end."""
     answer = live.ask("drain", options=reading)
     if answer["rows"] != FILLED:
         raise RuntimeError(f"{answer['rows']} messages were read of {FILLED}")

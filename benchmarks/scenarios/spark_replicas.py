@@ -1,7 +1,7 @@
-"""The jobs that a broker's disk is checked and mended with: the audit of two replicas, the rebuild of queues and index.
+"""The jobs that check and repair a broker's disk: the audit of two replicas, the rebuild of queues and index.
 
-Both run in a session that is warm: Java, Spark's planner and the Python workers take ten seconds to start, whatever the
-log's size, and would hide what is measured. The log is in the page cache for ours and for the baseline.
+Both run in a warm session: starting Java, Spark's planner and the Python workers takes ten seconds, whatever the log's
+size, and would hide the measured work. The log is in the page cache for ours and for the baseline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOG_GIB_MAX: Final = 3.0
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Rounds of the jobs and of md5sum, alternating."""
+    """Alternating rounds of the jobs and of md5sum."""
     from benchmarks.spark_data import LogSpec, cached_log
     from dledger_spark.session import spark_session
 
@@ -49,7 +49,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def audit(context: Context, spark: SparkSession, log: WrittenLog) -> tuple[float, float]:
-    """Gigabytes of log per second that two replicas are compared at, and that md5sum reads one at."""
+    """Gigabytes of log per second when comparing two replicas, and when md5sum reads one."""
     from dledger_spark.jobs.audit import AuditOptions, run
 
     copy = context.directory / "dledger-n1"
@@ -60,7 +60,7 @@ def audit(context: Context, spark: SparkSession, log: WrittenLog) -> tuple[float
 
     def compare() -> None:
         report = run(spark, options)
-        if report.exit_code or int(report.fact("compared") or 0) < log.log_bytes * 0.99:  # a blank may end it
+        if report.exit_code or int(report.fact("compared") or 0) < log.log_bytes * 0.99:  # a blank may be at its end
             raise RuntimeError(f"the audit of equal replicas says {report.title}: {report.problems}")
 
     files = sorted(str(path) for path in (log.directory / "data").iterdir())
@@ -76,7 +76,7 @@ def audit(context: Context, spark: SparkSession, log: WrittenLog) -> tuple[float
 
 
 def rebuild(context: Context, spark: SparkSession, log: WrittenLog) -> float:
-    """Records per second that queues and index are made of, files on the disk included."""
+    """Records per second when building queues and index, including writing the files."""
     from dledger_spark.jobs.rebuild import RebuildOptions, run
 
     root, target = context.directory / "broker", context.directory / "rebuilt"

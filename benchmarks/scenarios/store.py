@@ -1,4 +1,4 @@
-"""The store alone, in this process: what appending costs a leader and a follower beside the bare work in it."""
+"""The store alone, in this process: the cost of appending on leader and follower, compared with the minimum work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_ENTRIES: Final = 256
 RUN_BYTES: Final = MIB
 RUNS_BYTES: Final = 256 * MIB
 ROUND_BYTES_MAX: Final = 2048 * MIB
-"""What one round may write, so that it measures the store and not the kernel's throttling of dirty pages."""
+"""The maximum written in one round, so that it measures the store, not the kernel's throttling of dirty pages."""
 BARE_BYTES: Final = 1024 * MIB
 WARM_BYTES: Final = 64 * MIB
 
@@ -36,7 +36,7 @@ def random_bodies() -> list[bytes]:
 
 
 def leader_appends_per_second(context: Context, bodies: Sequence[bytes]) -> float:
-    """Entries per second that ``append_as_leader`` takes in batches, rolling segments as they fill."""
+    """Entries per second accepted by ``append_as_leader`` in batches, rolling segments as they fill."""
     directory = context.directory / "store-leader"
     store = open_store(directory)
     try:
@@ -49,7 +49,7 @@ def leader_appends_per_second(context: Context, bodies: Sequence[bytes]) -> floa
 
 
 def bare_appends_per_second(target: mmap.mmap, bodies: Sequence[bytes]) -> float:
-    """Entries per second of the least work that yields records: pack, crc32c of the body, join, memcpy."""
+    """Entries per second of the minimum work that yields records: pack, crc32c of the body, join, memcpy."""
     batch_bytes = RECORD_BYTES * len(bodies)
     batches = len(target) // batch_bytes
     pack = HEADER.pack
@@ -64,7 +64,7 @@ def bare_appends_per_second(target: mmap.mmap, bodies: Sequence[bytes]) -> float
 
 
 def bare_into_fresh_file(context: Context, bodies: Sequence[bytes]) -> float:
-    """The bare loop over a mapped segment that is preallocated and was never touched: what a growing log writes to."""
+    """The minimum loop over a mapped segment that is preallocated and untouched, as in a growing log."""
     path = context.directory / "bare-segment"
     with path.open("w+b") as file:
         try:
@@ -76,14 +76,14 @@ def bare_into_fresh_file(context: Context, bodies: Sequence[bytes]) -> float:
 
 
 def bare_into_warm_memory(bodies: Sequence[bytes]) -> float:
-    """The bare loop over memory that is all there already: the ceiling of the arithmetic alone."""
+    """The minimum loop over resident memory: the upper limit of the arithmetic alone."""
     with mmap.mmap(-1, WARM_BYTES) as target:
         target[:] = bytes(WARM_BYTES)
         return stats.median([bare_appends_per_second(target, bodies) for _ in range(5)])
 
 
 def make_runs(context: Context, bodies: Sequence[bytes]) -> list[EntryRun]:
-    """Runs as a leader pushes them, each about 1 MiB, contiguous from the start of the log."""
+    """Runs as pushed by a leader, each about 1 MiB, contiguous from the start of the log."""
     directory = context.directory / "store-source"
     store = open_store(directory)
     try:
@@ -124,7 +124,7 @@ def crc_gigabytes_per_second(runs: Sequence[EntryRun]) -> float:
 
 
 def copy_gigabytes_per_second(runs: Sequence[EntryRun]) -> float:
-    """GB per second of copying the same bytes into memory that is mapped and warm."""
+    """GB per second when copying the same bytes into mapped, warm memory."""
     target = mmap.mmap(-1, 2 * max(len(run.data) for run in runs))
     try:
         target[:] = bytes(len(target))
@@ -137,7 +137,7 @@ def copy_gigabytes_per_second(runs: Sequence[EntryRun]) -> float:
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Rounds of ours and of the bare work, alternating, so that noise hits both."""
+    """Alternating rounds of ours and of the minimum work, so that noise affects both."""
     bodies = random_bodies()
     rounds = range(context.settings.rounds)
     if "store_append" in names:
@@ -162,7 +162,7 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def _repeat(action: Callable[[], object], entries_each: int, seconds: float, entries_max: int | None) -> float:
-    """Entries per second of an action repeated for ``seconds``, or until ``entries_max`` are through."""
+    """Entries per second of an action repeated for ``seconds``, or until ``entries_max`` are done."""
     entries = 0
     started = time.perf_counter()
     deadline = started + seconds

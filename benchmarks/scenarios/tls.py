@@ -1,4 +1,4 @@
-"""What TLS costs: the same load on two groups, one with it and one without."""
+"""The cost of TLS: the same load on two groups, one with it and one without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cluster.local.group import LocalGroup
 
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
-    """Each pair runs side by side and takes turns, so that the machine's moods meet both."""
+    """Each pair runs side by side and alternates, so that the machine's load affects both."""
     if "tls_append_pipelined" in names:
         yield measure_appends(context)
     if "tls_broker_send" in names:

@@ -138,8 +138,8 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
 
 _EPILOG: Final = """
 A latency is the time from sending a record to its acknowledgement. With --rate it counts from when the record was due,
-so that a group that stalls cannot hide how long the records behind had to wait. On a terminal there is a line every
-second. Ctrl-C ends the load and prints what was measured until then, exit code 130.
+so that a stalling group cannot hide the delay of later records. On a terminal there is a line every
+second. Ctrl-C ends the load and prints the results so far, with exit code 130.
 
 Exit codes: 1 if a record was not stored, 3 if some have an unknown outcome."""
 

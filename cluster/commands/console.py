@@ -31,9 +31,9 @@ Examples:
   dledger console --nodes 10.0.0.1:10911 --read-only
   DLEDGER_CONSOLE_TOKEN=… dledger console --nodes n0:10911 --listen 0.0.0.0:8080 --allow-remote
 
-Everybody who reaches the console may look at messages and hand leadership over (unless --read-only). So it listens to
-this machine only, unless told --allow-remote, and then asks for a token: the one in DLEDGER_CONSOLE_TOKEN or
---token-file, or one that it makes up and prints. From another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
+Anyone who can reach the console can read messages and (without --read-only) transfer leadership. So it listens on
+this machine only, unless --allow-remote is given, and then requires a token: the one in DLEDGER_CONSOLE_TOKEN or
+--token-file, or a random one that it prints. From another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
 )
 @click.option(
     "--nodes",

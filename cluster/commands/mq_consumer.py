@@ -38,7 +38,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @broker_options
 def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show what groups have committed, and how much is still to come."""
+    """Show the committed offsets of groups, and how many messages remain."""
     with closing(target.admin()) as admin:
         groups = admin.groups() if group is None else [group]
         found = {}
@@ -83,7 +83,7 @@ Examples:
   dledger consumer reset-offset -g billing -t orders --to 30m              half an hour back
   dledger consumer reset-offset -g billing -t orders --queue 3 --offset 1200
 
-Consumers that run go on from there with their next commit, within 5 seconds by default. Other clients than this
+Running consumers continue from there after their next commit, within 5 seconds by default. Clients other than this
 project's may not: stop them first.""",
 )
 @click.option("-g", "--group", required=True)
@@ -102,7 +102,7 @@ def reset_offset(
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
-    """Set where a group goes on, back or forth."""
+    """Move a group's position back or forward."""
     if (moment is None) == (offset is None):
         raise click.UsageError("give either --to or --offset")
     if offset is not None and queue is None:

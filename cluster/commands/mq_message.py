@@ -220,9 +220,9 @@ Examples:
   dledger message consume -t orders -g billing --follow      what is new for the group, until Ctrl-C
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
 
-Without --group nothing is remembered. With one, what was printed is committed at the end, and the next time goes on
-behind it; --from counts only for a group that has no offset yet. Two consumers of one group do not share its queues:
-each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
+Without --group no position is kept. With one, the printed messages are committed at the end, and the next run
+continues after them; --from applies only to a group without an offset. Two consumers of one group do not share its
+queues: each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
@@ -244,7 +244,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
-    """Print the messages of a topic. Begins with the first one, or with --follow with what is new."""
+    """Print the messages of a topic, from the first one, or with --follow only new ones."""
     from rocketstore.client import ConsumerOptions
 
     begin = start if start is not None else "last" if follow else "first"

@@ -26,9 +26,9 @@ Examples:
   dledger restore-vote /var/lib/dledger/dledger-n0          shows what the node holds, then asks
   dledger restore-vote /var/lib/dledger/dledger-n0 --yes
 
-For a group in which a majority has lost its disks, once you accept that entries which only those held are
-gone: on the node that holds most and on as many others as make a majority with it (docs/operating.md). A
-node that merely has a new disk, or whose memory is in doubt, needs no help while a leader can be elected.""",
+For a group whose majority has lost its disks, once you accept the loss of entries that only those held: run it
+on the node with the longest log and on enough others for a majority (docs/operating.md). A node that merely
+has a new disk, or whose memory is in doubt, needs no help while a leader can be elected.""",
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option(

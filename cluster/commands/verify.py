@@ -51,7 +51,7 @@ Examples:
   dledger verify /var/lib/dledger --json | jq .problems
 
 Reads only; meant for stopped nodes and brokers (of a running one the very end may look torn). What an unclean stop
-left behind the last flush is no damage: the next start cuts it. Exit code 1 when something is damaged or differs; each
+left after the last flush is not damage: the next start cuts it. Exit code 1 when something is damaged or differs; each
 line names the file and the offset.""",
 )
 @click.argument(

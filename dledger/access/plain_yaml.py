@@ -23,6 +23,7 @@ _LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times as f
 _UNPRINTABLE: Final = yaml.reader.Reader.NON_PRINTABLE
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'")
 _LINE_BREAK = re.compile(r"\r\n?|\n")
+_NO_CHARACTER = re.compile(r"\\U(?!000|0010)[0-9A-Fa-f]{8}")
 _HIDDEN_BREAK = re.compile(r"[\x85\u2028\u2029]")
 """Line breaks in YAML, but in few editors: text after one may look like the rest of a comment."""
 
@@ -67,7 +68,7 @@ def parse(text: str) -> Node:
     """The text's single value, for an empty text an empty mapping. Raises ``ConfigError`` naming the bad lines."""
     if hidden := _HIDDEN_BREAK.search(text):
         line = len(_LINE_BREAK.findall(text, 0, hidden.start())) + 1
-        what = f"U+{ord(hidden[0]):04X} looks like no line break, and is one in YAML: remove it"
+        what = f"U+{ord(hidden[0]):04X} is a line break in YAML but not in most editors: remove it"
         raise ConfigError([f"line {line}: {what}"])
     reader = _Reader(text)
     try:
@@ -78,6 +79,9 @@ def parse(text: str) -> Node:
     except yaml.reader.ReaderError:  # its position is in characters or, with libyaml, in bytes
         printable = _UNPRINTABLE.split(text, maxsplit=1)[0]
         reader.problems.append(f"line {len(_LINE_BREAK.findall(printable)) + 1}: unprintable character")
+    except (ValueError, OverflowError):  # from the loader without libyaml, which does not check escapes
+        before = _NO_CHARACTER.split(text, maxsplit=1)[0]
+        reader.problems.append(f"line {len(_LINE_BREAK.findall(before)) + 1}: invalid Unicode escape")
     except _RefusedError as error:
         reader.problems.append(str(error))
     if reader.problems:

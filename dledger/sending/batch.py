@@ -384,5 +384,5 @@ def _front(
     refused, why = next((place, failure) for place, failure in rest if place not in left)
     for place in left:
         if place > refused:
-            outcomes[place] = OutOfOrderSequenceError(f"an earlier item is refused: {why}")
+            outcomes[place] = OutOfOrderSequenceError(f"an earlier item was refused: {why}")
     return [place for place in left if place < refused]

@@ -144,7 +144,7 @@ class _Mapped:
         self.path = path
         self.base = parse_segment_name(path.name) or 0
         if not path.is_file():  # opening a pipe would wait for its writer
-            raise OSError(errno.EINVAL, "no file, or no ordinary one")
+            raise OSError(errno.EINVAL, "not a regular file")
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
             self.written = extents(file.fileno(), 0, whole)
@@ -301,7 +301,7 @@ def problems(directory: Path, data_dirs: tuple[Path, ...] = ()) -> Iterator[Prob
             is_known = True
             wanted = IndexUnit(header.magic, header.position, header.size, header.index, header.term)
             if units.next is None or units.next.unit != wanted:
-                yield ProblemItem(item.path, item.offset, f"the index does not agree about entry {header.index}")
+                yield ProblemItem(item.path, item.offset, f"index and data disagree about entry {header.index}")
             units.pass_by(header.index)
     alone = units.go_to(checkpoint.flushed.index + 1) if checkpoint else None
     if alone is not None and is_known:

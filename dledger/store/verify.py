@@ -120,7 +120,7 @@ def _check_small_files(found: VerifiedNode) -> None:
         if found.identity is None:
             found.add(directory / _IDENTITY_FILE, 0, "the identity is missing")
         elif min(found.identity.segment_bytes, found.identity.index_segment_bytes) < INDEX_UNIT_BYTES:
-            found.add(directory / _IDENTITY_FILE, 0, "no segment can be as small as it says that they are")
+            found.add(directory / _IDENTITY_FILE, 0, "the recorded segment sizes are too small")
             found.identity = None
     except CorruptLogError as error:
         found.blame(error)
@@ -149,7 +149,7 @@ def _segments(found: VerifiedNode, directories: tuple[Path, ...]) -> list[Path]:
             if is_file:
                 paths.append(path)
             else:
-                found.add(path, 0, "no file, or no ordinary one")
+                found.add(path, 0, "not a regular file")
     return sorted(paths, key=lambda path: path.name)
 
 
@@ -245,7 +245,7 @@ class _Units:
             return
         self._wrong += 1
         if self._wrong == 1 and not self._may_be_missing(found, header):
-            found.add(record.path, record.offset, f"the index does not agree about entry {header.index}")
+            found.add(record.path, record.offset, f"index and data disagree about entry {header.index}")
 
     @staticmethod
     def _may_be_missing(found: VerifiedNode, header: EntryHeader) -> bool:

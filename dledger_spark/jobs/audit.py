@@ -359,9 +359,8 @@ def command(
     """Compare the committed logs of two or more replicas, byte for byte.
 
     DIR is a node's directory (dledger-n0), or a broker's that has one in it; the nodes may run meanwhile. With
-    --bootstrap each node of a running group digests its own disk, and only blocks that differ are fetched. What is
-    compared ends where the replica that knows least knows entries to be committed, and begins for each pair where both
-    do.
+    --bootstrap each node of a running group digests its own disk, and only blocks that differ are fetched. Logs are
+    compared up to the lowest known commit index of all replicas; each pair from the first entry that both keep.
     """
     connection: dict[str, str] = {}
     if bootstrap is not None:

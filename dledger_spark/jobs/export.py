@@ -203,7 +203,7 @@ Examples:
   dledger pipeline export /backup/dledger-n0 -o /lake/2026 --from-time 2026-01-01 --columns topic,keys,tags,body
 
 \b
-Run it again, from cron for example: it goes on at the last batch's end. Read it with
+Run it repeatedly, for example from cron: it continues at the last batch's end. Read the result with
   spark.read.parquet("/lake/orders")           or     pyarrow.dataset.dataset("/lake/orders", partitioning="hive")""",
 )
 @source_options
@@ -236,7 +236,7 @@ def command(
 ) -> ExportOptions:
     """Write the committed log as Parquet, by batch, topic and date (UTC).
 
-    Each run adds what is new since the last one; a batch appears at once, and never twice, whatever is killed when.
+    Each run adds the entries since the last one; a batch appears atomically and only once, even after kills.
     """
     names = tuple(one.strip() for one in columns.split(",") if one.strip())
     return ExportOptions(source, out, names, batch_bytes, compression, skip_lost)

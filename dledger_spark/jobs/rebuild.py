@@ -287,10 +287,10 @@ Examples:
 def command(
     root: Path, verify: bool, out: Path | None, parts: tuple[str, ...], conf_file: Path | None
 ) -> RebuildOptions:
-    """Derive consume queues and the key index anew from a broker's log.
+    """Rebuild consume queues and the key index from a broker's log.
 
-    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only what is known to
-    be committed is taken; a broker that is started then builds the rest itself.
+    DIR is the broker's storePathRootDir. The broker must not run, except for --verify and --out. Only entries known to
+    be committed are used; the broker builds the rest itself when started.
     """
     store = settings_for(root, conf_file)
     return RebuildOptions(root, store, out, parts or (PARTS if store.message_index_enable else (QUEUES,)), verify)

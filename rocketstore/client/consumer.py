@@ -84,28 +84,28 @@ class ConsumerSettings(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Queue:
-    """One assigned queue. Its lock is the consumer's."""
+    """One assigned queue, guarded by the consumer's lock."""
 
     fetcher: QueueFetcher
-    delivered: int  # the first offset that was not handed out
-    finished: int  # the first offset that may not be committed yet, because its message is still being worked on
+    delivered: int  # the first offset not yet returned
+    finished: int  # the first offset that may not be committed yet, because its message is still in use
     committed: int | None = None
-    offered: int | None = None  # what the last commit said: it may be stored though no answer came
+    offered: int | None = None  # by the last commit: it may be stored although no response arrived
     rewind: bool = False  # the next commit may go back
     rest: deque[ReceivedMessage] = field(default_factory=deque)
-    rest_next: int = 0  # where the queue goes on behind the rest
+    rest_next: int = 0  # where the queue continues after the rest
 
 
 class Consumer:
     """Pulls ahead in the background; ``poll`` or iteration returns messages, in order within each queue.
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
-    that it is done. Committed offsets never go back, except after ``seek``. Before each commit, and every
-    ``auto_commit_s``, it looks whether somebody else has moved the group's offsets, goes on from there and logs it:
-    they were reset, or a second consumer reads the same queues. Consumers of one group do not share queues by
-    themselves: give each its own (``queues``, ``instance``), or each gets every message. Reads go to the
-    master, and to any living broker while there is none. Without a ``group`` (an empty one) nothing is committed. One
-    thread polls; ``commit``, ``seek`` and ``close`` may be called by others.
+    that it is done. Committed offsets never move back, except after ``seek``. Before each commit, and every
+    ``auto_commit_s``, the consumer checks whether somebody else has moved the group's offsets; if so, it logs that and
+    continues from there: they were reset, or a second consumer reads the same queues. Consumers of one group do not
+    divide queues among themselves: give each its own (``queues``, ``instance``), or each receives every message. Reads
+    go to the master, or to any live broker while there is none. Without a ``group`` (an empty one), nothing is
+    committed. Only one thread may poll; ``commit``, ``seek`` and ``close`` may be called by others.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Consumer:
         self._in_hand: list[_Queue] = []
         self._commit_at = float("inf")
         self._started = False
-        self._news = threading.Event()  # set when a fetcher has something to tell
+        self._news = threading.Event()  # set when a fetcher has news
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._look_after, name=f"rocketstore-consumer-{topic}", daemon=True)
 
@@ -143,7 +143,7 @@ class Consumer:
         if error is None:
             self.close()
             return
-        # What was handed out last may not be done: only what came before it is committed.
+        # The messages returned last may not be done: only earlier ones are committed.
         try:
             self._close(lambda: self._commit(finished_only=True))
         except DLedgerError as failure:
@@ -152,11 +152,11 @@ class Consumer:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def poll(self, max_messages: int = 1024, timeout_s: float = 1.0) -> list[ReceivedMessage]:
-        """Up to ``max_messages`` of one queue, at least one unless none comes within ``timeout_s``; then none.
+        """Up to ``max_messages`` of one queue, at least one unless none arrives within ``timeout_s``.
 
-        What earlier polls gave counts as done. The first call finds the queues and the group's offsets, which takes up
-        to the consumer's own ``timeout_s`` longer. Raises ``NotFoundError`` if the topic does not exist,
-        ``OffsetOutOfRangeError`` and ``BadAnswerError`` as often as it is called, until ``seek`` leads elsewhere.
+        Messages of earlier polls count as done. The first call finds the queues and the group's offsets, which takes up
+        to the consumer's own ``timeout_s`` longer. Raises ``NotFoundError`` if the topic does not exist, and
+        ``OffsetOutOfRangeError`` or ``BadAnswerError`` at every call until ``seek`` moves elsewhere.
         """
         deadline = Deadline(timeout_s)
         self._begin_poll()
@@ -172,7 +172,7 @@ class Consumer:
                 raise UnavailableError("the consumer is closed")
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Every message until the consumer is closed, waiting for more. Asking for the next completes the last one."""
+        """Every message until the consumer is closed, waiting for more. Requesting the next completes the last."""
         while not self._closing.is_set():
             try:
                 yield from self.poll(1, 1.0)
@@ -190,7 +190,7 @@ class Consumer:
         if due:
             try:
                 self._commit(finished_only=True)
-            except DLedgerError as error:  # tried again next time; close() and commit() tell it
+            except DLedgerError as error:  # retried later; close() and commit() report it
                 _log.warning("cannot commit the offsets of group %s: %s", self.group, error)
             self._commit_at = time.monotonic() + (self._options.auto_commit_s or 0)
 
@@ -210,14 +210,14 @@ class Consumer:
             return
         try:
             messages = split_records(chunk.records)
+            if self._tags is not None:  # the broker compares only hashes
+                messages = [message for message in messages if message.tags in self._tags]
         except DLedgerError:
-            queue.fetcher.seek(queue.delivered)  # what was damaged on its way may be whole the next time
+            queue.fetcher.seek(queue.delivered)  # what was damaged in transit may be intact the next time
             raise
         if queue.fetcher.rewound:
             queue.fetcher.rewound = False
             queue.rewind = True
-        if self._tags is not None:  # the broker compares hashes only
-            messages = [message for message in messages if message.tags in self._tags]
         queue.rest.extend(messages)
         queue.rest_next = chunk.next_offset
         if not messages:
@@ -251,7 +251,7 @@ class Consumer:
             return {queue_id: queue.delivered for queue_id, queue in self._queues.items()}
 
     def lag(self) -> dict[int, int]:
-        """For each assigned queue, how many messages follow its position, as of the last answer; -1: not known yet."""
+        """For each assigned queue, how many messages follow its position, as of the last response; -1: unknown."""
         with self._lock:
             self._start()
             return {
@@ -321,7 +321,7 @@ class Consumer:
     def _adopt_changes(self) -> None:
         """Adopt offsets changed elsewhere since the last commit: committing ours would undo a reset.
 
-        An offset that moved forward, but not beyond what was handed out here, changes nothing.
+        An offset that moved forward, but not beyond what was returned here, has no effect.
         """
         stored = self._fetch_offsets()
         moved = []
@@ -375,7 +375,7 @@ class Consumer:
                 self._watch.join()
 
     def _start(self) -> None:
-        """Find the queues and the group's offsets; under the lock."""
+        """Find the queues and the group's offsets; requires the lock."""
         if self._closing.is_set():
             raise UnavailableError("the consumer is closed")
         if self._started:

@@ -1,4 +1,4 @@
-"""Errors of producers, consumers and administrators, one class for each different reaction.
+"""Errors of producers, consumers and administrators, one class per distinct reaction.
 
 All are ``DLedgerError`` (so ``outcome`` says whether the request may have taken effect); network errors are that
 package's ``UnavailableError`` and ``RequestTimeoutError``, full buffers its ``PendingFullError``.
@@ -126,12 +126,12 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
 
 
 def _trailing(error: grpc.RpcError) -> dict[str, str]:
-    pairs: Any = error.trailing_metadata() or ()  # grpc-stubs mistakes the pairs for one
+    pairs: Any = error.trailing_metadata() or ()  # grpc-stubs declares a single pair
     return {str(key): str(value) for key, value in pairs}
 
 
 def hint_of(address: str) -> LeaderHint | None:
-    """The leader as named by brokers: by address only."""
+    """The leader as named by brokers: only an address."""
     return LeaderHint(NodeId(""), address) if address else None
 
 

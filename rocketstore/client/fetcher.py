@@ -1,4 +1,4 @@
-"""One queue's pulling: a thread that keeps a ``PullStream`` busy and answers in stock, at whichever broker lives."""
+"""Pulls one queue: a thread that keeps a ``PullStream`` busy and responses in stock, from whichever broker is live."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _log = logging.getLogger(__name__)
 SLAVE_SESSION_S: Final = 1.0
 """How long to read from a slave before looking for a master again."""
 BEYOND_END_S = 3.0
-"""How long masters must keep saying that a queue ends before the wanted offset until that is believed: one that was
-paused or cut off may not know yet that it has been replaced, nor what has been stored since."""
+"""How long masters must keep reporting that a queue ends before the wanted offset until that is believed: one that was
+paused or disconnected may not know yet that it was replaced, nor what was stored since.
+"""
 IDLE_PAUSE_S: Final = 0.05
-"""The pause after an answer without messages that came at once, although it could have waited for some."""
+"""The pause after an empty response that arrived at once, although the broker could have waited for messages."""
 
 _NOTHING_YET: Final = frozenset(
     (
@@ -54,7 +55,7 @@ _GO_ON: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """What every pull asks for, and how much is kept in stock per queue."""
+    """The parameters of every pull, and how much is kept in stock per queue."""
 
     group: str
     topic: str
@@ -67,14 +68,14 @@ class PullOptions:
 
 
 class Chunk(NamedTuple):
-    """An answer that waits to be polled: whole records, and where the queue goes on behind them."""
+    """A response waiting to be polled: whole records, and where the queue continues after them."""
 
     records: bytes
     next_offset: int
 
 
 class QueueFetcher:
-    """Owned by a consumer, whose lock guards the state; ``arrived`` is told (without the lock) of every change."""
+    """Owned by a consumer, whose lock guards the state; ``arrived`` is called (without the lock) after every change."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class QueueFetcher:
         self.skipped = 0
         """How many offsets were skipped because their messages no longer exist."""
         self.rewound = False
-        """Whether the broker's queue ended before our offset, so that we had to go back."""
+        """Whether the broker's queue ended before our offset, so that we had to move back."""
         self.max_offset = -1
-        """The queue's end as the last answer told it; -1: not yet known."""
+        """The queue's end in the last response; -1 if unknown."""
         self._connection = connection
         self._pulls = pulls
         self._arrived = arrived
@@ -104,10 +105,10 @@ class QueueFetcher:
         self._stop = threading.Event()
         self._call: _Call | None = None
         self._address = ""
-        self._due: float | None = None  # when the answer must be there
-        self._overdue = False  # why the session was ended: no answer in time,
+        self._due: float | None = None  # deadline of the response
+        self._overdue = False  # why the session was ended: no response in time,
         self._moved = False  # or another broker is the master
-        self._beyond_since: float | None = None  # since when the queue is said to end before the wanted offset
+        self._beyond_since: float | None = None  # since when the queue is reported to end before the wanted offset
         self._thread = threading.Thread(
             target=self._run, name=f"rocketstore-pull-{pulls.topic}-{queue_id}", daemon=True
         )
@@ -117,11 +118,11 @@ class QueueFetcher:
 
     @property
     def ready(self) -> bool:
-        """Whether ``take`` gives or raises something."""
+        """Whether ``take`` would return or raise something."""
         return bool(self._stock) or self._error is not None
 
     def take(self) -> Chunk | None:
-        """The next answer, or None. Raises what pulling met if that cannot be repeated; ``seek`` goes on after it."""
+        """The next response, or None. Raises errors that retrying cannot solve; ``seek`` continues after them."""
         with self._lock:
             if self._stock:
                 chunk = self._stock.popleft()
@@ -133,7 +134,7 @@ class QueueFetcher:
         return None
 
     def seek(self, offset: int) -> None:
-        """Forget the stock and go on at ``offset``."""
+        """Drop the stock and continue at ``offset``."""
         with self._lock:
             self._epoch += 1
             self._offset = offset
@@ -147,7 +148,7 @@ class QueueFetcher:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
     def look_after(self, master: str | None) -> None:
-        """End a session that is overdue, or with another broker than the master; called every now and then."""
+        """End a session that is overdue, or with a broker that is no longer the master; called periodically."""
         with self._lock:
             overdue = self._due is not None and time.monotonic() > self._due
             elsewhere = master is not None and self._address not in ("", master)
@@ -157,7 +158,7 @@ class QueueFetcher:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
     def stop(self) -> None:
-        """Tell the thread to end; ``join`` waits for it."""
+        """Make the thread end; ``join`` waits for it."""
         self._stop.set()
         with self._lock:
             self._room.notify()
@@ -187,18 +188,18 @@ class QueueFetcher:
                     self._connection.directory.note_failure(self._address, error)
                 if hopeless:
                     self._give_up(error)
-                elif str(error) != told:  # once, not with every attempt
+                elif str(error) != told:  # once, not for every attempt
                     told = str(error)
                     _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, told)
                 self._stop.wait(backoff.pause())
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
-            return False  # a slave may not have heard of the topic yet
+            return False  # a slave may not know the topic yet
         return not is_retried_read(error)
 
     def _give_up(self, error: DLedgerError) -> None:
-        """Tell ``take``, and wait until ``seek`` asks for more."""
+        """Pass the error to ``take``, and wait until ``seek`` asks for more."""
         with self._lock:
             self._error = error
         self._arrived()
@@ -207,7 +208,7 @@ class QueueFetcher:
                 self._room.wait()
 
     def _session(self) -> bool:
-        """Pull from one broker until there is a reason to leave it; whether it answered at all."""
+        """Pull from one broker until there is a reason to leave it; returns whether it responded at all."""
         self._address = ""
         address = self._connection.seeker.reader(self._connection.deadline())
         at_master = self._connection.directory.leader == address
@@ -245,7 +246,7 @@ class QueueFetcher:
         return answered
 
     def _next_request(self, epoch: int) -> pb.PullRequest | None:
-        """Waits for room; None if the session must end."""
+        """Wait for room in the stock; None if the session must end."""
         pulls = self._pulls
         with self._lock:
             while self._stock_bytes >= pulls.stock_bytes_max and self._epoch == epoch and not self._stop.is_set():
@@ -275,7 +276,7 @@ class QueueFetcher:
         return parse_answer(pb.PullResponse, data, address)
 
     def _take_in(self, response: pb.PullResponse, epoch: int, *, at_master: bool) -> bool:
-        """Note an answer; False if it is not wanted any more."""
+        """Process a response; False if it is no longer wanted."""
         with self._lock:
             if self._epoch != epoch or self._stop.is_set():
                 return False
@@ -303,7 +304,7 @@ class QueueFetcher:
         elif status == GetMessageStatus.OFFSET_OVERFLOW_BADLY or (
             status in _NOTHING_YET and response.max_offset < offset
         ):
-            # A slave may lag; only the master's word says that there never will be such a message.
+            # A slave may lag; only the master knows that such a message will never exist.
             if not at_master:
                 self._beyond_since = None
             elif self._is_long_beyond():

@@ -1,4 +1,4 @@
-"""The broker's unary methods, and what its answers say of who leads."""
+"""The broker's unary methods, and the leader information in its responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[AnswerT]):
-    """A unary method of the broker and what it answers."""
+    """A unary method of the broker and the type of its response."""
 
     name: str
     answer: type[AnswerT]
@@ -54,11 +54,11 @@ def parse_answer(kind: type[AnswerT], data: bytes, address: str) -> AnswerT:
 
 
 def is_master(status: pb.StatusResponse) -> bool:
-    """Whether the broker said that it takes writes."""
+    """Whether the broker accepts writes."""
     return status.broker_role in (BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER)
 
 
 def report_of_broker(status: pb.StatusResponse) -> ServerReport:
-    """A broker's status as a report."""
+    """A broker's status as a ``ServerReport``."""
     leader = LeaderHint(NodeId(status.leader), status.leader_address) if status.leader else None
     return ServerReport(status.node_id, is_master(status), status.term, leader, dict(status.members))

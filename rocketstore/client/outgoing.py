@@ -1,4 +1,4 @@
-"""What a producer makes of a message before it is sent."""
+"""Prepares a producer's messages for sending."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rocketstore.message.tags import java_hash
 
 TOPIC_CHARS_MAX: Final = 127
 _make: Final = tuple.__new__
-"""Makes named tuples without their constructors' detour: two per message."""
+"""Creates named tuples without the overhead of their constructors: two per message."""
 _UNIQUE_KEY_IS: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
 
 
 def check_message(message: Message, queue_id: int | None, body_bytes_max: int) -> None:
-    """Raises ``MessageRefusedError`` for what no broker would take."""
+    """Raises ``MessageRefusedError`` for a message that no broker would accept."""
     topic = message.topic
     if not 0 < len(topic) <= TOPIC_CHARS_MAX:
         raise MessageRefusedError(f"a topic must have 1 to {TOPIC_CHARS_MAX} characters, not {len(topic)}: {topic!r}")
@@ -35,7 +35,7 @@ def check_message(message: Message, queue_id: int | None, body_bytes_max: int) -
 
 
 def encode(message: Message, queue_id: int) -> EncodedMessage:
-    """As it goes to a broker, with what its receipt will say. Raises ``MessageRefusedError``."""
+    """Encode a message for a broker, with the data for its receipt. Raises ``MessageRefusedError``."""
     topic, properties = message.topic, message.properties
     try:
         if properties:
@@ -60,5 +60,5 @@ def encode(message: Message, queue_id: int) -> EncodedMessage:
 
 
 def queue_of_key(key: str, queues: int) -> int:
-    """The queue of a sharding key: the same for ever, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
+    """The queue of a sharding key: always the same, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
     return abs(java_hash(key)) % queues

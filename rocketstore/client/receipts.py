@@ -1,4 +1,4 @@
-"""What a producer gets for a message that is stored."""
+"""The receipt for a stored message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rocketstore.types import PutMessageStatus
 
 @record(frozen=True, slots=True)
 class SendReceipt:
-    """Where a message is stored. ``message_id`` says where in the log, ``unique_key`` is the producer's own id.
+    """Where a message is stored. ``message_id`` contains its position, ``unique_key`` is the producer's own id.
 
     ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time. An empty ``message_id``
-    and numbers of -1: an earlier request had stored the message, and the broker does not remember where.
+    and numbers of -1: an earlier request had stored the message, and the broker no longer remembers where.
     """
 
     topic: str

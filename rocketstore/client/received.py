@@ -1,4 +1,4 @@
-"""A message as a consumer gets it: the stored record, decoded only as far as it is asked for."""
+"""A message as received by a consumer: the stored record, decoded on demand."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
 from rocketstore.message.record import (
-    BODY_LENGTH,
     CRC_MASK,
     HEAD_V4,
     HEAD_V4_BYTES,
     HOST_V6_FLAGS,
     LENGTHS_BYTES,
-    MESSAGE_MAGIC,
     MESSAGE_MAGICS,
     OVERHEAD,
-    body_at,
+    body_behind_v6,
     decode_record,
+    properties_of,
 )
 
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
@@ -30,7 +29,7 @@ _DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
 
 class ReceivedMessage:
-    """One message of a queue; read-only. ``record`` is what the store holds, ``decode`` the whole of it."""
+    """One message of a queue; read-only. ``record`` is the stored record, ``decode`` decodes it completely."""
 
     __slots__ = ("_body_at", "_body_end", "_message", "_sys_flag", "queue_id", "queue_offset", "record")
 
@@ -48,12 +47,12 @@ class ReceivedMessage:
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored, perhaps compressed by the producer."""
+        """The body as stored, possibly compressed by the producer."""
         return self.record[self._body_at : self._body_end]
 
     @property
     def body(self) -> bytes:
-        """The body as the producer's caller gave it. Raises ``BadAnswerError`` for a compression that is not zlib."""
+        """The decompressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
         body = self.record[self._body_at : self._body_end]
         return _decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
 
@@ -79,12 +78,12 @@ class ReceivedMessage:
 
     @property
     def unique_key(self) -> str:
-        """The id that the producer gave it, or the empty string."""
+        """The id assigned by the producer, or the empty string."""
         return self.property(PROPERTY_UNIQUE_KEY)
 
     @property
     def message_id(self) -> str:
-        """The offset message id: the host that stored it, and where in its log."""
+        """The offset message id: the host that stored it, and its position in the log."""
         message = self.decode()
         return offset_message_id(message.store_host, message.offset)
 
@@ -95,29 +94,24 @@ class ReceivedMessage:
 
     @property
     def born_timestamp(self) -> int:
-        """When the producer made it, in milliseconds since 1970."""
+        """When the producer created it, in milliseconds since 1970."""
         return self.decode().born_timestamp
 
     def property(self, name: str) -> str:
-        """One property, or the empty string; cheaper than decoding all."""
+        """One property, or the empty string; cheaper than decoding all. Raises ``CorruptRecordError`` as ``decode``."""
         if self._message is not None:
             return self._message.properties.get(name, "")
-        record, at = self.record, self._body_end
-        if record[7] == MESSAGE_MAGIC & 0xFF:
-            at += 1 + record[at]
-        else:
-            at += 2 + int.from_bytes(record[at : at + 2], "big")
-        return find_property(record[at + 2 :], name) or ""
+        return find_property(properties_of(self.record), name) or ""
 
     def decode(self) -> Message:
-        """The whole message, its body as stored. Raises ``CorruptRecordError`` if the record makes no sense."""
+        """The whole message, its body as stored. Raises ``CorruptRecordError`` for an invalid record."""
         if self._message is None:
             self._message = decode_record(self.record, check_crc=False)  # checked when it was received
         return self._message
 
 
 def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMessage]:
-    """The messages of a pull's answer. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
+    """The messages in a pull response. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
     found: list[ReceivedMessage] = []
     add, unpack, crc32 = found.append, _HEAD.unpack_from, zlib.crc32
     at, end = 0, len(records)
@@ -129,11 +123,9 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
         if size < OVERHEAD or size > end - at or head[1] not in MESSAGE_MAGICS:
             raise BadAnswerError(f"the answer to a pull has no record at byte {at} of {end}")
         record = records[at : at + size]
+        start, body_bytes = HEAD_V4_BYTES, head[6]
         if head[5] & HOST_V6_FLAGS:
-            start = body_at(head[5])
-            body_bytes = BODY_LENGTH.unpack_from(record, start - BODY_LENGTH.size)[0] if size >= start else -1
-        else:
-            start, body_bytes = HEAD_V4_BYTES, head[6]
+            start, body_bytes = body_behind_v6(record, head[5])
         stop = start + body_bytes
         if body_bytes < 0 or stop + LENGTHS_BYTES > size:
             raise BadAnswerError(f"the record at byte {at} of the answer to a pull has an impossible body length")

@@ -1,4 +1,4 @@
-"""Sending: what the broker's ``SendStream`` says and means, for ``dledger.sending``, and what a sender promises."""
+"""The broker's ``SendStream`` protocol for ``dledger.sending``, and a sender's guarantees."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ from rocketstore.types import PutMessageStatus
 
 MESSAGE_OVERHEAD_BYTES: Final = ITEM_OVERHEAD_BYTES
 INFLIGHT_MESSAGES_MAX: Final = 1 << 16
-"""More than all requests under way have."""
+"""More than the messages of all requests in flight."""
 
 
 @record(frozen=True, slots=True)
 class SendOptions:
-    """What a sender promises and how much it holds.
+    """A sender's guarantees and limits.
 
-    A message that was certainly not stored is sent again until ``timeout_s`` after its batch was begun. So is, with
-    ``idempotent``, one whose outcome is unknown: messages are numbered, and the broker stores each number once (see
-    ``dledger.sending.numbering``); only when the time is over without an answer it fails with ``outcome="unknown"``.
-    ``producer_name`` says under which name; then the application gives the numbers as well.
+    A message that was certainly not stored is resent until ``timeout_s`` after its batch was started. With
+    ``idempotent``, so is one of unknown outcome: messages are numbered, and the broker stores each number once (see
+    ``dledger.sending.numbering``); only if there is no response by the deadline does it fail with
+    ``outcome="unknown"``. With ``producer_name``, the application assigns the name and the numbers.
 
-    Without ``idempotent`` a message of unknown outcome fails with ``outcome="unknown"`` at once, or with
-    ``allow_duplicates`` is sent again, so that it may be stored twice (at least once, as RocketMQ's own producers do).
+    Without ``idempotent``, a message of unknown outcome fails with ``outcome="unknown"`` at once, or with
+    ``allow_duplicates`` is resent, so that it may be stored twice (at least once, as with RocketMQ's own producers).
 
-    ``ordered`` keeps the order of the ``send`` calls within each queue, also over retries; without ``idempotent`` at
-    the price of one request in flight. ``send`` blocks while ``pending_bytes_max`` bytes wait, at most ``timeout_s``.
+    ``ordered`` keeps the order of the ``send`` calls within each queue, also across retries; without ``idempotent``, at
+    the cost of only one request in flight. ``send`` blocks while ``pending_bytes_max`` bytes are waiting, at most for
+    ``timeout_s``.
     """
 
     linger_s: Annotated[float, Range(0)] = 0.002
@@ -73,7 +74,7 @@ class SendOptions:
 
 
 class Sent(NamedTuple):
-    """What a message's receipt needs of it."""
+    """The data of a message for its receipt."""
 
     topic: str
     queue_id: int
@@ -81,14 +82,14 @@ class Sent(NamedTuple):
 
 
 class EncodedMessage(NamedTuple):
-    """A message ready to travel: its bytes as a field of a ``SendRequest``."""
+    """A message ready to be sent: its bytes as a field of a ``SendRequest``."""
 
     data: bytes
     sent: Sent
 
 
 class StoredAt(NamedTuple):
-    """One message of a ``StoredBatch``; thousands are made per second, receipts only for who asks."""
+    """One message of a ``StoredBatch``; thousands are created per second, receipts only on request."""
 
     id_prefix: str
     offset: int
@@ -107,20 +108,20 @@ class SendFuture(SentItem[Any]):
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> SendReceipt:
-        """Where the message is; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
+        """The message's receipt; raises its error, or ``TimeoutError`` if there is neither within ``timeout`` seconds.
 
-        Without ``timeout`` it ends all the same: everything that is sent has a deadline.
+        Without ``timeout`` it still ends, because everything sent has a deadline.
         """
         return receipt_of(super().result(timeout), self._batch.items[self._place])
 
 
 class SendManyFuture(SentMany[Any]):
-    """The results of many messages that were given together: one thing to wait for, a receipt for each on request."""
+    """The results of many messages that were queued together: one future, with a receipt for each on request."""
 
     __slots__ = ()
 
     def outcomes(self, timeout: float | None = None) -> Iterator[SendReceipt | DLedgerError]:
-        """A receipt for each, or why it is not stored, in the order in which they were given; waits for all."""
+        """A receipt or an error for each message, in order; waits for all."""
         self.wait(timeout)
         for batch, first, count in self._spans:
             for place in range(first, first + count):
@@ -129,7 +130,7 @@ class SendManyFuture(SentMany[Any]):
 
 
 class StoredResults(Sequence[Result]):
-    """The places in a ``StoredBatch``, made when somebody asks for one. Its lists are equally long."""
+    """The places in a ``StoredBatch``, created on request. Its lists are equally long."""
 
     __slots__ = ("_batch",)
 
@@ -178,7 +179,7 @@ def _queue_of(message: Sent, result: Result | None) -> tuple[str, int]:
 
 
 def window_of(options: SendOptions) -> Window[Sent, Result]:
-    """What decides for a sender."""
+    """The send window of a sender."""
     rules: WindowRules[Sent, Result] = WindowRules(
         is_retried=is_retried,
         bad_answer=BadAnswerError,
@@ -208,7 +209,7 @@ def window_of(options: SendOptions) -> Window[Sent, Result]:
 def _encode(batch: SendBatch, number: int) -> bytes:
     payloads = batch.payloads
     messages = payloads if len(batch.sent) == len(payloads) else [payloads[place] for place in batch.sent]
-    # Fields of a protobuf message may come in any order: the messages are encoded already, the id follows.
+    # Fields of a protobuf message may be in any order: the messages are already encoded, the id follows.
     rest = pb.SendRequest(
         request_id=number, packed_answer=True, producer=batch.producer, sequence=batch.sequence if batch.producer else 0
     )
@@ -247,7 +248,7 @@ WIRE: Final[Wire[Sent, Result]] = Wire(
     bad_answer=BadAnswerError,
     too_large=_too_large,
     unknown=SendOutcomeUnknownError,
-    # Of a broker that is no master: nothing on the stream was stored.
+    # From a broker that is not the master: nothing on the stream was stored.
     concerns_all=lambda failure: isinstance(failure, NotMasterError) and failure.outcome == "not_applied",
     server_memory=_memory,
     request_bytes_max=options.stated_limit,

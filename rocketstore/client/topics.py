@@ -1,4 +1,4 @@
-"""What brokers say of topics."""
+"""Topics as reported by brokers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUEUES_MAX: Final = 65536
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: how many queues may be read and written, and RocketMQ's permission bits (4 read, 2 write)."""
+    """A topic: its numbers of readable and writable queues, and RocketMQ's permission bits (4 read, 2 write)."""
 
     name: str
     read_queues: int = 4
@@ -24,7 +24,7 @@ class TopicInfo:
 
 
 def topic_of(topic: pb.Topic) -> TopicInfo:
-    """Raises ``BadAnswerError`` for a topic that cannot be."""
+    """Raises ``BadAnswerError`` for an invalid topic."""
     if not (topic.name and 0 <= topic.read_queues <= QUEUES_MAX and 0 <= topic.write_queues <= QUEUES_MAX):
         raise BadAnswerError(f"a broker returned an invalid topic: {topic!r}")
     return TopicInfo(topic.name, topic.read_queues, topic.write_queues, topic.permission)

@@ -1,8 +1,7 @@
-"""Messages of a ``SendRequest``, encoded by hand: what ``pb.Message`` would give takes three times as long to build.
+"""Encodes the messages of a ``SendRequest`` by hand, because building ``pb.Message`` takes three times as long.
 
-Every field is its tag, for text and bytes their length, and its value. Most values come again and again (topics, queue
-numbers, the millisecond, lengths), so that encoding all that is before, between and after body and properties is a
-look-up each.
+Every field is its tag, for text and bytes the length, and its value. Most values recur (topics, queue numbers, the
+millisecond, lengths), so encoding everything before, between and after body and properties takes one lookup each.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _FIELD_OF_REQUEST = b"\x0a"
 """``SendRequest.messages``."""
 _TOPIC, _BODY, _QUEUE_ID, _FLAG = b"\x0a", b"\x12", b"\x20", b"\x28"
 _SYS_FLAG, _BORN_TIMESTAMP, _RECONSUME_TIMES, _PROPERTY_STRING = b"\x30", b"\x38", b"\x40", b"\x4a"
-"""The tags of ``Message``'s fields: number * 8, plus 2 where a length follows."""
+"""The tags of ``Message``'s fields: number * 8, plus 2 for fields with a length."""
 _U64 = (1 << 64) - 1
 
 
@@ -33,8 +32,8 @@ def encode_message(  # noqa: PLR0913  # the fields of the message
 ) -> bytes:
     """One message as a field of a ``SendRequest``; ``properties`` is a property string.
 
-    Raises ``InvalidRequestError`` for numbers that do not fit their fields, ``UnicodeEncodeError`` for a topic that is
-    no text.
+    Raises ``InvalidRequestError`` for numbers that do not fit into their fields, ``UnicodeEncodeError`` for an invalid
+    topic.
     """
     last = _last(queue_id, born_timestamp_ms)
     if flag or sys_flag or reconsume_times:
@@ -45,7 +44,7 @@ def encode_message(  # noqa: PLR0913  # the fields of the message
 
 @lru_cache(_CACHED)
 def _before(topic: str, body: int, properties: int, last: int) -> tuple[bytes, bytes]:
-    """What comes before body and properties of these lengths, in a message that has ``last`` more bytes after them."""
+    """The bytes before body and properties of these lengths, in a message with ``last`` more bytes after them."""
     encoded = topic.encode()
     first = _number(_TOPIC, len(encoded)) + encoded + _number(_BODY, body)
     between = _number(_PROPERTY_STRING, properties)
@@ -59,7 +58,7 @@ def _last(queue_id: int, born_timestamp_ms: int) -> bytes:
 
 @lru_cache(_CACHED)
 def _number(tag: bytes, value: int, bits: int = 32) -> bytes:
-    """A tag and a variable-length integer, seven bits per byte, the lowest first; a negative one takes ten bytes."""
+    """A tag and a variable-length integer, seven bits per byte, lowest first; a negative one takes ten bytes."""
     if not -1 << bits - 1 <= value < 1 << bits - 1:
         raise InvalidRequestError(f"{value} does not fit into {bits} bits")
     value &= _U64

@@ -1,1 +1,1 @@
-"""The message store: puts, gets, dispatch, recovery, retention and durability, over any commit log."""
+"""The message store: puts, gets, dispatch, recovery, retention and durability, for any commit log."""

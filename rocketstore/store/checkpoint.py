@@ -44,7 +44,7 @@ _MAGIC: Final = b"RSC1"
 _LATER: Final = Struct(">4sq")
 _LATER_MAGIC: Final = b"RSC2"
 _SLACK_MS: Final = 3000
-"""RocketMQ's allowance for times that are not quite in log order."""
+"""RocketMQ's tolerance for times that are slightly out of log order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class StoreCheckpoint:
 
 
 def decode_checkpoint(content: bytes) -> StoreCheckpoint:
-    """What a file's content says; all zero and unknown, meaning a full replay, if it cannot be trusted."""
+    """Parse a file; all zero and unknown, meaning a full replay, if it is not trustworthy."""
     end = _OWN_AT + _OWN.size
     if len(content) < end + _CRC.size:
         return StoreCheckpoint()
@@ -91,12 +91,12 @@ def decode_checkpoint(content: bytes) -> StoreCheckpoint:
         return known
     magic, index_entries = _LATER.unpack_from(content, start)
     if magic != _LATER_MAGIC or _CRC.unpack_from(content, end)[0] != zlib.crc32(content[:end]):
-        return known  # of an earlier program
+        return known  # written by an earlier version
     return replace(known, index_entries=index_entries)
 
 
 def is_intact(content: bytes) -> bool:
-    """Whether what this store wrote behind RocketMQ's fields checks out, or was never there."""
+    """Whether this store's fields after RocketMQ's are consistent, or were never written."""
     end = _OWN_AT + _OWN.size
     if len(content) < end + _CRC.size:
         return False
@@ -107,13 +107,13 @@ def is_intact(content: bytes) -> bool:
 
 
 def read_checkpoint_file(path: Path) -> bytes:
-    """What is there of the file; behind that nothing counts. Raises ``OSError``."""
+    """The existing bytes of the file, up to the length that matters. Raises ``OSError``."""
     with path.open("rb") as file:
         return file.read(CHECKPOINT_BYTES)
 
 
 class StoreCheckpointFile:
-    """The file of one store. Not thread-safe: the store writes it under its flush lock."""
+    """The checkpoint file of one store. Not thread-safe: the store writes it under its flush lock."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         self._fs = fs
@@ -121,7 +121,7 @@ class StoreCheckpointFile:
         self._written: StoreCheckpoint | None = None
 
     def read(self) -> StoreCheckpoint:
-        """What it says; nothing known if there is no file. Raises ``DiskError``."""
+        """Its contents; unknown if there is no file. Raises ``DiskError``."""
         try:
             return decode_checkpoint(read_checkpoint_file(self._path))
         except FileNotFoundError:
@@ -130,9 +130,9 @@ class StoreCheckpointFile:
             raise DiskError(f"reading {self._path} failed: {error}") from error
 
     def write(self, checkpoint: StoreCheckpoint) -> None:
-        """Replace it; durable on return. Does nothing if that is what was written last.
+        """Replace it durably. Does nothing if the contents are those written last.
 
-        Raises ``DiskFullError``, then the old one stays, and ``DiskError``.
+        Raises ``DiskFullError``, after which the old one stays, and ``DiskError``.
         """
         if checkpoint == self._written:
             return

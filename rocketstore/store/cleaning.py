@@ -1,9 +1,9 @@
-"""Retention: which log files go, the queues and the index follow, and whether the disk is full.
+"""Retention: removes log files, makes queues and index follow, and detects a full disk.
 
-Log files go by age at the hours of ``delete_when``, when a disk is fuller than ``disk_max_used_space_ratio``, or for a
-while after somebody asked for it; above ``disk_space_clean_forcibly_ratio`` the oldest go whatever their age, if that
-is allowed. The log itself never gives up its last file. Above ``disk_space_warning_level_ratio`` the store takes no
-messages, and it takes them again by itself once there is room.
+Log files are removed when they expire: at the hours of ``delete_when``, when a disk is fuller than
+``disk_max_used_space_ratio``, or for a while after a request; above ``disk_space_clean_forcibly_ratio``, the oldest are
+removed at any age, if that is allowed. The log never removes its last file. Above ``disk_space_warning_level_ratio``,
+the store accepts no messages, and resumes by itself once there is room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
 
 MANUAL_ROUNDS: Final = 20
-"""How many rounds delete expired files after somebody asked for it."""
+"""How many rounds delete expired files after a request."""
 _RATIO_UNKNOWN: Final = -1
 
 
@@ -29,12 +29,12 @@ class CleanableFiles(Protocol):
     """The consume queues or the index."""
 
     def delete_expired(self, min_physical_offset: int, /) -> int:
-        """Forget what points before the log's begin; gives how many files went."""
+        """Drop everything that refers to positions before the log's begin; returns how many files were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanDecision:
-    """What one round does."""
+    """The actions of one round."""
 
     delete: bool
     immediately: bool
@@ -42,7 +42,7 @@ class CleanDecision:
 
 
 def decide(ratio_percent: int, local_hour: int, config: MessageStoreConfig, *, manual: bool) -> CleanDecision:
-    """The rules above. ``ratio_percent`` is of the fuller one of log and queues, -1 if it is unknown."""
+    """Apply the rules above. ``ratio_percent`` is that of the fuller of log and queues, -1 if unknown."""
     full = ratio_percent > config.disk_space_warning_level_ratio
     tight = ratio_percent > config.disk_space_clean_forcibly_ratio
     limit = min(95, max(10, config.disk_max_used_space_ratio))
@@ -52,12 +52,12 @@ def decide(ratio_percent: int, local_hour: int, config: MessageStoreConfig, *, m
 
 
 def delete_hours(text: str) -> frozenset[int]:
-    """Hours of the day out of RocketMQ's ``04;16``."""
+    """Parse RocketMQ's hours of the day, ``04;16``."""
     return frozenset(int(part) for part in text.split(";") if part.strip().isdigit())
 
 
 def used_percent(fs: FileSystem, path: Path) -> int:
-    """How full a path's file system is, rounded up; -1 if there is no such path."""
+    """The usage of a path's file system, rounded up; -1 if there is no such path."""
     try:
         usage = fs.usage(path)
     except OSError:
@@ -68,19 +68,19 @@ def used_percent(fs: FileSystem, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DiskRatios:
-    """How full the disks are (percent, -1 unknown). Of several log directories the least full one counts."""
+    """The usage of the disks (percent, -1 if unknown). Of several log directories, the least full one counts."""
 
     log: int
     queues: int
 
     @property
     def worst(self) -> int:
-        """The fuller one; unknown if either is."""
+        """The higher one; unknown if either is."""
         return _RATIO_UNKNOWN if min(self.log, self.queues) < 0 else max(self.log, self.queues)
 
 
 class Cleaner:
-    """Carries the decisions out. One thread."""
+    """Carries out the decisions. Used by one thread."""
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
@@ -94,9 +94,9 @@ class Cleaner:
         on_disk_full: Callable[[bool], None] = lambda _full: None,
         on_held_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` hears every round.
+        """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` is called every round.
 
-        ``on_held_back`` writes down what the log must not lose, so that the file that it is in may go.
+        ``on_held_back`` copies what must survive to the end of the log, so that the file containing it may be removed.
         """
         self._log = log
         self._followers = tuple(followers)
@@ -110,17 +110,17 @@ class Cleaner:
         self._followed_to = -1
 
     def request(self) -> None:
-        """Delete expired files in the next rounds, whatever the hour."""
+        """Delete expired files in the next rounds, regardless of the hour."""
         self._manual_rounds = MANUAL_ROUNDS
 
     def ratios(self) -> DiskRatios:
-        """How full the disks are."""
+        """The current usage of the disks."""
         logs = [used_percent(self._fs, Path(path)) for path in self._log.directories()]
         known = [ratio for ratio in logs if ratio >= 0]
         return DiskRatios(min(known, default=_RATIO_UNKNOWN), used_percent(self._fs, self._config.store_path_root_dir))
 
     def clean(self) -> int:
-        """One round; gives how many log files went. Raises ``DiskError`` after all parts had their turn."""
+        """Run one round; returns how many log files were removed. Raises ``DiskError`` after all steps were tried."""
         manual = self._manual_rounds > 0
         self._manual_rounds -= manual
         decision = decide(self.ratios().worst, self._local_hour(), self._config, manual=manual)
@@ -135,7 +135,7 @@ class Cleaner:
         return removed
 
     def follow(self) -> None:
-        """Let queues and index forget what the log no longer holds. Raises ``DiskError``."""
+        """Make queues and index drop what the log no longer contains. Raises ``DiskError``."""
         begin = self._log.min_offset
         if begin <= self._followed_to:
             return

@@ -1,8 +1,8 @@
-"""Where the numbering of deleted topics' queues ended.
+"""Remembers where the numbering of deleted topics' queues ended.
 
-The messages of a deleted topic stay in the log until they expire. If a topic of that name comes again and its queues
-began at 0, two messages would claim one place in a queue, and whenever the queues are built from the log again the
-later one would be left out. So a queue's numbering goes on where it was, also after a restart and on the next master.
+The messages of a deleted topic stay in the log until they expire. If the topic is created again and its queues start at
+0, two messages would claim the same place in a queue, and whenever the queues are rebuilt from the log, the later one
+would be left out. So a queue's numbering continues where it was, also after a restart and on the next master.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Offsets = dict[QueueKey, int]
 
 
 class DeletedQueues:
-    """The file. One thread changes it at a time: the store's flush lock."""
+    """The file. Changed by one thread at a time, under the store's flush lock."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         self._fs = fs
@@ -31,7 +31,7 @@ class DeletedQueues:
         self._ends: Offsets = {}
 
     def load(self) -> None:
-        """Read the file. Raises ``CorruptLogError`` if it is unreadable, ``DiskError``."""
+        """Read the file. Raises ``CorruptLogError`` if it is invalid, ``DiskError``."""
         try:
             topics = json.loads(read_whole(self._path))
             self._ends = {
@@ -47,7 +47,7 @@ class DeletedQueues:
             raise CorruptLogError(self._path, 0, f"not a list of queues ({error})", _ADVICE) from error
 
     def add(self, ends: Offsets, living: Offsets) -> None:
-        """Note, durably, where queues end that are about to be deleted; forget those that ``living`` ones overtook.
+        """Record, durably, the ends of queues about to be deleted; drop those that ``living`` ones have passed.
 
         Raises ``DiskFullError``, ``DiskError``.
         """
@@ -67,9 +67,9 @@ class DeletedQueues:
 
     @property
     def ends(self) -> Mapping[QueueKey, int]:
-        """Where queues ended that were deleted."""
+        """The ends of deleted queues."""
         return self._ends
 
     def over(self, offsets: Offsets) -> Offsets:
-        """Next queue offsets, with those of deleted queues where they are higher."""
+        """Next queue offsets, replaced by those of deleted queues where these are higher."""
         return offsets | {key: end for key, end in self._ends.items() if offsets.get(key, 0) < end}

@@ -1,9 +1,9 @@
-"""The store's root directory: one process at a time, and whether the last one stopped cleanly.
+"""The store's root directory: locked by one process at a time, and marked while it is not cleanly stopped.
 
-``lock`` is held while a store has the directory open: an ``flock`` for stores of this project, and the POSIX lock on
-its first byte that RocketMQ takes, so that neither opens what the other has open. ``abort`` lies there from the moment
-a store begins to change anything until it has stopped and everything derived from the log is durable. (RocketMQ creates
-it only when its start has ended, so a crash while it recovers passes for a clean stop.)
+``lock`` is held while a store has the directory open: with an ``flock`` for stores of this project, and with the POSIX
+lock on its first byte that RocketMQ uses, so that neither opens what the other has open. ``abort`` exists from the
+moment a store starts to change anything until it has stopped and everything derived from the log is durable. (RocketMQ
+creates it only at the end of its start, so a crash during recovery looks like a clean stop.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StoreDirectory:
     """An open root directory. ``stopped_cleanly`` says how the last store that used it ended."""
 
     def __init__(self, root: Path, fs: FileSystem) -> None:
-        """Lock the directory, creating it if need be. Raises ``DirectoryLockedError``, ``DiskError``."""
+        """Lock the directory, creating it if necessary. Raises ``DirectoryLockedError``, ``DiskError``."""
         self._fs = fs
         self._abort = root / ABORT_FILE
         try:
@@ -44,16 +44,16 @@ class StoreDirectory:
         self.stopped_cleanly = not self._abort.exists()
 
     def mark_running(self) -> None:
-        """Leave the mark of a store that has not stopped cleanly. Durable on return. Raises ``DiskError``."""
+        """Durably mark the store as not cleanly stopped. Raises ``DiskError``."""
         if not self.stopped_cleanly:
-            return  # it is there; and there may be no room for another
+            return  # it exists, and there may be no room for another
         try:
             replace_durably(self._fs, self._abort, b"")
         except OSError as error:
             raise DiskError(f"creating {self._abort} failed: {error}") from error
 
     def mark_clean(self) -> None:
-        """Take the mark away: everything derived from the log is durable. Raises ``DiskError``."""
+        """Remove the mark: everything derived from the log is durable. Raises ``DiskError``."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.unlink(self._abort)
@@ -62,7 +62,7 @@ class StoreDirectory:
             raise DiskError(f"removing {self._abort} failed: {error}") from error
 
     def release(self) -> None:
-        """Let another process open the directory; idempotent."""
+        """Unlock the directory; idempotent."""
         if self._held:
             self._held = False
             self._release()

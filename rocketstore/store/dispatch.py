@@ -1,18 +1,18 @@
-"""Dispatch: what the log holds reaches the consume queues, the index and whoever waits for messages.
+"""Dispatch: passes the log's records to the consume queues, the index and those waiting for messages.
 
-One thread. It is woken when the log grows and scans about a megabyte at a time, so that what one message costs beside
-the others is a few list operations. Order: queues, then index, then the position moves, then the listeners hear of it;
-so whoever is told of a message can read it, and a crash anywhere leads to the same work being done again, which the
-queues and the index recognise.
+One thread. It is woken when the log grows and scans about a megabyte at a time, so that the additional cost of a
+message is a few list operations. Order: queues, then index, then the position moves, then the listeners are notified;
+so anyone notified of a message can read it, and after a crash anywhere the same work is repeated, which the queues and
+the index recognise.
 
-**Waking costs a put nearly nothing.** ``wake`` opens a gate only if the thread sleeps in it. After work the thread
-first takes a nap of a millisecond, eight after many messages and sixteen after very many, in which nobody needs to wake
-it: at high rates it so runs a hundred times a second, each time for many messages; one that comes alone after a pause
-goes on at once.
+**Waking costs a put almost nothing.** ``wake`` opens a gate only if the thread is waiting there. After work, the thread
+first naps for a millisecond, eight after many messages and sixteen after very many, during which nobody needs to wake
+it: so at high rates it runs a hundred times a second, each time for many messages, and a single message after a pause
+is handled at once.
 
-**Bytes that are no record stop it.** RocketMQ skips to the end of the buffer then, and the messages in between never
-reach a consumer although their producers were told that they are stored. Here dispatch stops, the store takes no more
-messages, and the error that names the place is in its status. A full disk is no such case: it is tried again.
+**Bytes that are not a record stop it.** RocketMQ then skips to the end of the buffer, and the messages in between never
+reach a consumer although their producers were told that they are stored. Here dispatch stops, the store accepts no more
+messages, and its status contains the error with the position. A full disk is different: dispatch retries.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rocketstore.types import RecordHead, ScannedRecords
 
 SCAN_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 64 * MIB
-"""More than any record: what is scanned if the record at hand alone is longer than ``SCAN_BYTES``."""
+"""More than any record: scanned if the next record alone is longer than ``SCAN_BYTES``."""
 NAPS_S: Final = ((256, 0.016), (64, 0.008), (0, 0.001))
-"""How long to nap after more messages than that: what many at once cost beside few is mostly the same."""
+"""How long to nap after more messages than that, because many at once cost little more than a few."""
 FULL_RETRY_S: Final = 1.0
-"""How long dispatch waits before it tries again on a full disk."""
+"""How long dispatch waits before it retries on a full disk."""
 
 _log = logging.getLogger("rocketstore")
 
@@ -44,14 +44,14 @@ ArrivalListener = Callable[[Sequence[RecordHead]], None]
 
 
 class RecordSink(Protocol):
-    """The consume queues or the index: takes records in log order, and again those that it has already."""
+    """The consume queues or the index: accepts records in log order, including repeated ones."""
 
     def append(self, heads: Sequence[RecordHead]) -> object:
-        """Take records."""
+        """Add records."""
 
 
 class DispatchService:
-    """Moves ``position`` along the log. ``position`` is where the next scan begins; all before it is dispatched."""
+    """Moves ``position`` along the log: the start of the next scan, before which everything is dispatched."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class DispatchService:
         on_jump: Callable[[], None] = lambda: None,
         name: str = "rocketstore-dispatch",
     ) -> None:
-        """``on_batch`` gets what was dispatched and how long it took (ms), ``on_failure`` the error that ended it.
+        """``on_batch`` gets what was dispatched and how long that took (ms), ``on_failure`` the error that ended
+        dispatch.
 
-        ``on_jump`` is called before a part of the log is left out that is gone without having been dispatched.
+        ``on_jump`` is called before skipping a part of the log that is gone without having been dispatched.
         """
         self._on_jump = on_jump
         self._log = log
@@ -76,7 +77,7 @@ class DispatchService:
         self._listeners: tuple[ArrivalListener, ...] = ()
         self._turn = (
             threading.Lock()
-        )  # held by who waits for the step lock: a busy thread would take that again at once
+        )  # held while waiting for the step lock, which a busy thread would otherwise reacquire at once
         self._step_lock = threading.Lock()  # one stepper at a time; guards position's changes
         self._moved = threading.Condition()  # position moved, or dispatch ended
         self._waiters = 0
@@ -89,14 +90,14 @@ class DispatchService:
         """Store timestamp of the last dispatched message."""
         self.failure: BaseException | None = None
         self.damage: CorruptLogError | None = None
-        """What it waits for the group to repair."""
+        """The damage that the group must repair before dispatch continues."""
 
     def add_listener(self, listener: ArrivalListener) -> None:
         """Call ``listener`` with each batch of records from now on, on this thread; an exception ends dispatch."""
         self._listeners = (*self._listeners, listener)
 
     def begin_at(self, position: int) -> None:
-        """Set where to begin; before ``start``."""
+        """Set the start position; before ``start``."""
         self.position = position
 
     def start(self) -> None:
@@ -110,7 +111,7 @@ class DispatchService:
             self._gate.open()
 
     def stop(self, timeout_s: float) -> bool:
-        """Dispatch what is there, for at most ``timeout_s``, then end the thread; False if something is left."""
+        """Dispatch the rest, for at most ``timeout_s``, then end the thread; False if something is left."""
         drained = self.wait_dispatched(timeout_s) if self._thread.is_alive() else self.behind_bytes() == 0
         self._stopping = True
         self._gate.open()
@@ -123,7 +124,7 @@ class DispatchService:
         return max(0, self._log.max_offset - self.position)
 
     def wait_dispatched(self, timeout_s: float) -> bool:
-        """Wait until all that the log holds now is dispatched; False if not in time, or if dispatch has failed."""
+        """Wait until everything now in the log is dispatched; False on timeout, or if dispatch has failed."""
         target = self._log.max_offset
         deadline = time.monotonic() + timeout_s
         with self._moved:
@@ -139,15 +140,15 @@ class DispatchService:
         return self.position >= target
 
     def catch_up(self, deadline: float | None = None) -> None:
-        """Dispatch all there is on the calling thread, without telling listeners; for recovery, before ``start``.
+        """Dispatch everything on the calling thread, without notifying listeners; for recovery, before ``start``.
 
-        ``deadline`` is of ``time.monotonic``. Raises ``CorruptLogError``, ``DiskError``, ``DiskFullError``.
+        ``deadline`` is a ``time.monotonic`` value. Raises ``CorruptLogError``, ``DiskError``, ``DiskFullError``.
         """
         while self._step(notify=False) and (deadline is None or time.monotonic() < deadline):
             pass
 
     def standstill(self, look: Callable[[], _T]) -> _T:
-        """What ``look`` gives while nothing is being dispatched; it must be fast."""
+        """Call ``look`` while nothing is being dispatched; it must be fast."""
         with self._turn, self._step_lock:
             return look()
 
@@ -159,7 +160,7 @@ class DispatchService:
             heads: Sequence[RecordHead] = ()
             if start > self.position:
                 self._on_jump()
-                self.position = start  # also where nothing follows yet, or it would be looked for without a pause
+                self.position = start  # even if nothing follows yet; otherwise this would repeat without a pause
             elif start >= self._log.max_offset:
                 return False
             else:
@@ -173,7 +174,7 @@ class DispatchService:
         return True
 
     def _dispatch(self, start: int) -> Sequence[RecordHead]:
-        """Scan from ``start`` on, and take what is there to all sinks. Under the step lock."""
+        """Scan from ``start`` on, and pass the records to all sinks. Requires the step lock."""
         began = time.monotonic()
         scanned = self._scan(start)
         heads = scanned.heads
@@ -206,7 +207,7 @@ class DispatchService:
                 self._moved.notify_all()
 
     def _step_patiently(self) -> float:
-        """Step; gives how long to nap before the next one, 0 to sleep until woken."""
+        """Run a step; returns how long to nap before the next one, 0 to sleep until woken."""
         try:
             moved = self._step(notify=True)
             self.damage = None
@@ -216,7 +217,7 @@ class DispatchService:
             _log.warning("dispatch waits: %s", error)
             return FULL_RETRY_S
         except CorruptLogError as error:
-            if error.index is None:  # only entries are repaired by a group
+            if error.index is None:  # a group repairs only entries
                 raise
             if self.damage is None:
                 _log.error("dispatch is waiting until the log is repaired: %s", error)
@@ -232,7 +233,7 @@ class DispatchService:
             self._gate.wait(nap_s)
             return
         self._asleep = True
-        # A put that came before the line above saw a thread awake and did not wake it: look again.
+        # A put before the line above saw an awake thread and did not wake it: check again.
         if self.position < self._log.max_offset or self._stopping:
             self._asleep = False
             return

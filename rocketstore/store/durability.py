@@ -1,8 +1,7 @@
-"""Making a store durable: log, queues and index first, then the checkpoint that relies on them.
+"""Makes a store durable: first log, queues and index, then the checkpoint that relies on them.
 
-The order matters: the position that a checkpoint names is taken before anything is flushed, so everything before it is
-durable once all flushes have ended. If one of them fails, the checkpoint stays as it was, and the others are flushed
-all the same.
+The order matters: the position in a checkpoint is taken before anything is flushed, so everything before it is durable
+once all flushes have ended. If one of them fails, the checkpoint stays unchanged, and the others are still flushed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Attempts:
         self.failures = 0
 
     def run(self, step: Callable[[], _T]) -> _T | None:
-        """What ``step`` gives, or None if it failed."""
+        """The result of ``step``, or None if it failed."""
         try:
             return step()
         except (DLedgerError, OSError) as error:
@@ -65,8 +64,8 @@ class Durability:
         self._dispatch = dispatch
         self._checkpoint, self._deleted = files
         self.position = 0
-        """Everything derived from the log before it is durable: it is not needed for that any more."""
-        self._lock = threading.Lock()  # one flush of everything, or one deletion of a topic, at a time
+        """Everything derived from the log before it is durable, so the log is no longer needed for that."""
+        self._lock = threading.Lock()  # one complete flush, or one deletion of a topic, at a time
 
     def flush(self) -> None:
         """Make everything durable and write the checkpoint. Raises ``DiskError``, ``DiskFullError``."""
@@ -75,7 +74,7 @@ class Durability:
         attempts.conclude()
 
     def flush_all(self, attempts: Attempts) -> None:
-        """The same as one of several attempts."""
+        """The same, as one of several attempts."""
         with self._lock:
             before = attempts.failures
             position, last_ms, units, indexed_to, entries = self._dispatch.standstill(self._mark)
@@ -91,27 +90,29 @@ class Durability:
         self.position = marked.replay_from
 
     def flush_pages(self, least_pages: int) -> None:
-        """Flush queues of which so many pages wait; what cannot be now, is later. Raises ``DiskError``."""
+        """Flush queues with at least this many waiting pages; skip those that cannot be flushed now. Raises
+        ``DiskError``.
+        """
         try:
             self._queues.flush(least_pages)
         except DiskFullError as error:
             _log.warning("flushing consume queues is waiting: %s", error)
 
     def flush_if_room(self) -> None:
-        """As ``flush``; if the disk is too full for a checkpoint, the old one stays. Raises ``DiskError``."""
+        """Like ``flush``; if the disk is too full for a checkpoint, the old one stays. Raises ``DiskError``."""
         try:
             self.flush()
         except DiskFullError as error:
             _log.warning("the checkpoint is waiting: %s", error)
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues, noting where their numbering ends. Raises ``DiskError``, ``DiskFullError``."""
+        """Remove a topic's queues, recording their ends. Raises ``DiskError``, ``DiskFullError``."""
         with self._lock:
             living, given = self._queues.next_offsets(), self._log.queue_offsets
             ends = {key: max(end, given.get(key, 0)) for key, end in living.items() if key[0] == topic}
             self._deleted.add(ends, living)
             self._queues.delete_topic(topic)
-        self.flush()  # else the next start takes the queues for lost and builds them again
+        self.flush()  # otherwise the next start takes the queues for lost and rebuilds them
 
     def _mark(self) -> tuple[int, int, int, int, int]:
         dispatch, index = self._dispatch, self._index

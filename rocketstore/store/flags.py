@@ -1,4 +1,4 @@
-"""Why a store takes no messages just now: one answer, prepared when a reason changes, read on every put."""
+"""Why a store currently refuses messages: one result, prepared when a reason changes and read by every put."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 
 class Obstacle(StrEnum):
-    """What closes a store to puts besides its role; RocketMQ's running flags, in words."""
+    """Reasons besides the role that close a store to puts; RocketMQ's running flags, in words."""
 
     NOT_RUNNING = "the store is not running"
     MAINTENANCE = "writing is disabled"
@@ -25,7 +25,7 @@ _ORDER: Final = tuple(Obstacle)
 class PutGate:
     """Open while there is no obstacle and the role is a master's.
 
-    ``refusal`` is what every put gets while the gate is closed, None while it is open. The order of the reasons is
+    ``refusal`` is the result of every put while the gate is closed, None while it is open. The priority of reasons is
     RocketMQ's: not running, slave, not writable.
     """
 
@@ -37,7 +37,7 @@ class PutGate:
         self._renew()
 
     def close(self, obstacle: Obstacle, detail: str = "") -> bool:
-        """Add a reason; False if it stood already."""
+        """Add a reason; False if it already existed."""
         with self._lock:
             new = obstacle not in self._obstacles
             if new:
@@ -46,7 +46,7 @@ class PutGate:
             return new
 
     def open(self, obstacle: Obstacle) -> bool:
-        """Take a reason away; False if it did not stand."""
+        """Remove a reason; False if it did not exist."""
         with self._lock:
             found = self._obstacles.pop(obstacle, None) is not None
             if found:
@@ -60,7 +60,7 @@ class PutGate:
             self._renew()
 
     def has(self, obstacle: Obstacle) -> bool:
-        """Whether a reason stands."""
+        """Whether this reason exists."""
         return obstacle in self._obstacles
 
     def _renew(self) -> None:

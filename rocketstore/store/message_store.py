@@ -1,14 +1,14 @@
-"""The message store: a commit log, the consume queues and the index built from it, and all that keeps them together.
+"""The message store: a commit log, the consume queues and the index built from it, and their coordination.
 
-Life: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. Puts are taken in between, by a master.
+Life cycle: ``load`` (open, recover, build what is missing), ``start``, ``shutdown``. In between, a master accepts puts.
 
-Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.store.dispatch``), *flush* (queues and index to the
-disk, then the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.store.upkeep``), *stats* (a sample a
-second), and the log's own. None of them ends quietly: what stops one closes the store to puts and is named in
-``failure`` and in the reason that puts are refused with.
+Threads, all named ``rocketstore-…``: *dispatch* (see ``rocketstore.store.dispatch``), *flush* (queues and index, then
+the checkpoint), *clean* (retention), *upkeep* (see ``rocketstore.store.upkeep``), *stats* (a sample per second), and
+the log's own. None of them ends silently: an error that stops one closes the store to puts, and appears in ``failure``
+and in the reason for refusing puts.
 
-**What is durable when.** A put is answered as the log says (after its flush, after a quorum's, or at once); queues and
-index may lag behind the log on the disk, because they are built again from the checkpoint's ``replay_from`` on. The
+**What is durable when.** The log decides when a put is answered (after its flush, after a quorum's, or at once). Queues
+and index on disk may lag behind the log, because they are rebuilt from the checkpoint's ``replay_from`` on. The
 checkpoint is written only after queues and index were flushed beyond it.
 """
 
@@ -61,7 +61,7 @@ _SAMPLE_INTERVAL_MS: Final = 1000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 
 LogKeeper = Callable[[int], int]
-"""From where on it needs the log, at most the offset given, before which everything that is derived is durable."""
+"""Returns the offset from which it needs the log, at most the given one, before which all derived data are durable."""
 
 _log = logging.getLogger("rocketstore")
 
@@ -74,7 +74,7 @@ class IndexEnd(NamedTuple):
 
 
 class MessageStore:
-    """One store over one log. Thread-safe; ``load``, ``start`` and ``shutdown`` are one owner's."""
+    """One store for one log. Thread-safe; ``load``, ``start`` and ``shutdown`` belong to one owner."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MessageStore:
         fs: FileSystem | None = None,
         conditions: Conditions | None = None,
     ) -> None:
-        """``log`` is loaded, started and shut down by the store. A store over a replicated log begins as a slave."""
+        """The store loads, starts and shuts down ``log``. A store with a replicated log starts as a slave."""
         self.config: Final = config
         self.log: Final = log
         self._clock = clock or Clock()
@@ -170,16 +170,16 @@ class MessageStore:
         self._loaded = False
         self._running = False
         self.failure: BaseException | None = None
-        """What stopped a part of the store, if something did."""
+        """The error that stopped a part of the store, if any."""
         log.listen(self._dispatch.wake)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def load(self) -> RecoveryPlan:
-        """Open the directory, recover, and dispatch what queues and index lack; says what had to be done.
+        """Open the directory, recover, and dispatch what queues and index lack; returns what had to be done.
 
-        Raises ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``, ``DiskFullError``, ``ConfigError``; then
-        ``shutdown`` lets the directory go.
+        After ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``, ``DiskFullError`` or ``ConfigError``,
+        ``shutdown`` releases the directory.
         """
         self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
         clean_stop = directory.stopped_cleanly
@@ -214,14 +214,14 @@ class MessageStore:
         if not self.log.is_replicated:
             self.rebuild_queue_offsets()
         self._loaded = True
-        # From now on there is a checkpoint, so that the log can tell what a crash may have torn from damage.
+        # From now on there is a checkpoint, so the log can distinguish what a crash may have torn from damage.
         self._durability.flush_if_room()
         return decided
 
     def _or_later(self, step: Callable[[], object]) -> bool:
-        """Do it now, or, where the log is damaged, once the running node has repaired it; whether it is done.
+        """Do it now or, if the log is damaged, once the running node has repaired it; returns whether it is done.
 
-        Until then dispatch stands there, so nothing behind it is served, and this member does not become master.
+        Until then dispatch waits there, so nothing after it is served, and this member does not become master.
         """
         try:
             return step() is not False
@@ -232,20 +232,20 @@ class MessageStore:
             return False
 
     def start(self) -> None:
-        """Start the log and the threads; from now on a master takes messages. Raises what the log's start raises."""
+        """Start the log and the threads; from now on a master accepts messages. Raises errors of the log's start."""
         self.log.start()
         self._dispatch.start()
         for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
             worker.start()
         self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
-        self._clean_worker.request()  # the disk may be full already
+        self._clean_worker.request()  # the disk may already be full
 
     def shutdown(self) -> None:
-        """Refuse puts, dispatch what is there, flush everything, close. Idempotent.
+        """Refuse puts, dispatch the rest, flush everything, close. Idempotent.
 
-        Every part is flushed and closed whatever happens to the others. Only if nothing went wrong and dispatch was
-        done in time, the next start takes this for a clean stop. Raises the first error at the end.
+        Every part is flushed and closed whatever happens to the others. Only if nothing failed and dispatch finished in
+        time does the next start treat this as a clean stop. Raises the first error at the end.
         """
         self._gate.close(Obstacle.NOT_RUNNING)
         directory, self._directory = self._directory, None
@@ -259,7 +259,7 @@ class MessageStore:
         if self._loaded:
             attempts.run(self.log.flush)
         drained = self._dispatch.stop(DRAIN_TIMEOUT_S)
-        self._running = False  # not before: who is told of a message reads it
+        self._running = False  # not earlier: listeners notified of a message read it
         if self._loaded:
             self._durability.flush_all(attempts)
         attempts.run(self.log.shutdown)
@@ -286,11 +286,11 @@ class MessageStore:
 
     @property
     def role(self) -> BrokerRole:
-        """Masters take puts."""
+        """Masters accept puts."""
         return self._gate.role
 
     def become_master(self, role: BrokerRole) -> None:
-        """Take puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
+        """Accept puts from now on. In a replicated log only after ``wait_dispatched`` and ``rebuild_queue_offsets``."""
         self._gate.become(role)
         self._numbers.look()
 
@@ -307,13 +307,13 @@ class MessageStore:
 
     @property
     def refusal(self) -> PutResult | None:
-        """What puts are refused with just now; None if they are taken."""
+        """The result of puts while they are refused; None if they are accepted."""
         return self._gate.refusal
 
     def rebuild_queue_offsets(self) -> None:
-        """Give the log the next offset of every queue. Only while no puts are taken and dispatch has caught up.
+        """Set the log's next offset of every queue. Only while no puts are accepted and dispatch has caught up.
 
-        Raises ``CorruptLogError``: what the log says of it cannot be read here.
+        Raises ``CorruptLogError`` if the log's own record of them is unreadable here.
         """
         begin = self.log.min_offset
         self._queues.correct_min_offsets(begin)
@@ -333,9 +333,9 @@ class MessageStore:
     ) -> None:
         """Store messages; ``done`` gets one result for each (see ``PutDone``).
 
-        All are refused if the store takes none now, if queues and index are too far behind, or if one of them is not
-        allowed. ``own``: the broker's own messages may be twice as far behind, so that clients do not shut them out.
-        ``wait``, ``producer``: see the port.
+        All are refused if the store accepts none now, if queues and index are too far behind, or if one of them is
+        invalid. ``own``: the broker's own messages, for which queues and index may be twice as far behind, so that
+        clients do not shut them out. ``wait``, ``producer``: see the port.
         """
         log = self.log
         refusal = self._gate.refusal
@@ -371,7 +371,7 @@ class MessageStore:
         log.submit(messages, answered, wait=wait, producer=producer)
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        """The number of a producer's next message; see the port."""
+        """The next sequence number of a producer; see the port."""
         refusal = self._gate.refusal
         if refusal is not None:
             done(ShutdownError(refusal.reason))
@@ -379,18 +379,18 @@ class MessageStore:
             self.log.submit_producer(name, done)
 
     def _answered(self, results: Sequence[PutResult], took_s: float, done: PutDone) -> None:
-        """Count and pass on what is not a single message well stored."""
+        """Count and pass on results other than that of a single stored message."""
         failed = self.stats.put_done(results, took_s)
         if failed and any(result.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED for result in results):
             self._clean_worker.request()  # perhaps there is something to delete
         done(results)
 
     def put(self, message: Message) -> PutResult:
-        """Store a message and wait until it is; ``UNKNOWN_ERROR`` of unknown outcome if nothing answers in time."""
+        """Store a message and wait for the result; ``UNKNOWN_ERROR`` with unknown outcome on timeout."""
         return self.put_many((message,))[0]
 
     def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Store messages and wait, as ``put`` does; one result for each."""
+        """Store messages and wait, like ``put``; one result for each."""
         waiter = PutWaiter()
         self.submit(messages, waiter.done)
         config = self.config
@@ -411,9 +411,9 @@ class MessageStore:
         matches_record: RecordFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages of a queue from ``offset`` on, at most ``max_count`` and the settings' limits, at least one.
+        """Messages of a queue from ``offset`` on, at least one, at most ``max_count`` and the configured limits.
 
-        Filters: the tags code first, then the record. On a slave an offset outside the queue is left as it is (unless
+        Filters: the tags code first, then the record. On a slave, an offset outside the queue is not corrected (unless
         ``offset_check_in_slave``). Raises ``ShutdownError``, ``CorruptLogError``.
         """
         self._check_running()
@@ -435,7 +435,7 @@ class MessageStore:
         return result
 
     def read_record(self, offset: int) -> bytes | None:
-        """The record that starts at physical ``offset``; None if none does. Raises ``ShutdownError``."""
+        """The record that starts at physical ``offset``; None if there is none. Raises ``ShutdownError``."""
         self._check_running()
         return self._reader.read_record(offset)
 
@@ -450,7 +450,7 @@ class MessageStore:
         unique: bool = False,
         max_bytes: int = 0,
     ) -> list[bytes]:
-        """The newest messages of ``topic`` with ``key`` stored within the time given, in log order; see ``reads``."""
+        """The newest messages of ``topic`` with ``key`` stored within the given time, in log order; see ``reads``."""
         self._check_running()
         return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
 
@@ -474,18 +474,18 @@ class MessageStore:
         return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:
-        """The offset of the first message whose record begins at or after physical ``position``; the queue's end if
-        none does, 0 if the queue is unknown. Raises ``DiskError``.
+        """The offset of the first message whose record starts at or after physical ``position``; the queue's end if
+        there is none, 0 if the queue is unknown. Raises ``DiskError``.
         """
         queue = self._queues.find(topic, queue_id)
         return queue.offset_by_position(position) if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """When a message was stored; -1 if it is not there."""
+        """When a message was stored; -1 if it does not exist."""
         return self._reader.store_time(topic, queue_id, queue_offset)
 
     def disk_used_ratio(self) -> float:
-        """How full the fuller one of log and queues is, from 0 to 1; -1 if that is unknown. Asks the file system."""
+        """The usage of the fuller of log and queues, from 0 to 1; -1 if unknown. Queries the file system."""
         worst = self._cleaner.ratios().worst
         return worst / 100 if worst >= 0 else -1.0
 
@@ -499,7 +499,7 @@ class MessageStore:
 
     @property
     def numbers_known(self) -> bool:
-        """Whether what is dispatched gives every queue's next offset; not yet, on a member with a new disk."""
+        """Whether the dispatched log determines every queue's next offset; not yet true on a member with a new disk."""
         return self._numbering.is_known
 
     # -- dispatch, upkeep ----------------------------------------------------------------------------------------
@@ -511,31 +511,31 @@ class MessageStore:
 
     @property
     def dispatch_damage(self) -> CorruptLogError | None:
-        """What has to be repaired before more of the log reaches queues and index."""
+        """The damage to be repaired before dispatch continues."""
         return self._dispatch.damage
 
     @property
     def dispatch_position(self) -> int:
-        """Up to where the log is in queues and index."""
+        """The position up to which the log is in queues and index."""
         return self._dispatch.position
 
     def wait_dispatched(self, timeout: float) -> bool:
-        """Wait until all that the log holds now is in queues and index; False if not within ``timeout`` seconds."""
+        """Wait until everything now in the log is in queues and index; False on timeout (``timeout`` seconds)."""
         return self._dispatch.wait_dispatched(timeout)
 
     def add_arrival_listener(self, listener: ArrivalListener) -> None:
-        """Call ``listener``, on the dispatch thread, with messages that can be read now; it must be fast."""
+        """Call ``listener``, on the dispatch thread, with messages that have become readable; it must be fast."""
         self._dispatch.add_listener(listener)
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
-        Should it come again, its queues' numbering goes on where it was (see ``rocketstore.store.deleted``).
+        If it is created again, its queues' numbering continues where it was (see ``rocketstore.store.deleted``).
         """
         self._durability.delete_topic(topic)
 
     def keep_for(self, keeper: LogKeeper) -> None:
-        """Keep the log from where ``keeper`` still needs it; it is called by who removes files, and must be fast."""
+        """Keep the log from where ``keeper`` still needs it; called when files are removed, so it must be fast."""
         self._keepers = (*self._keepers, keeper)
 
     @property
@@ -544,12 +544,12 @@ class MessageStore:
         return self._reader.memory_bytes_max
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where a message is in the log; -1 if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        """A message's position in the log; -1 if it does not exist. Raises ``CorruptLogError``, ``DiskError``."""
         unit = self._reader.unit(topic, queue_id, offset)
         return -1 if unit is None else unit.offset
 
     def request_clean(self) -> None:
-        """Delete expired files now and in the next rounds, whatever the hour."""
+        """Delete expired files now and in the next rounds, regardless of the hour."""
         self._cleaner.request()
         self._clean_worker.request()
 
@@ -579,9 +579,9 @@ class MessageStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _flush_round(self) -> None:
-        """Some pages now and then, everything once a minute or when retention waits for that.
+        """Some pages periodically, everything once a minute or when retention waits for that.
 
-        A failed flush is final: the store takes no more puts.
+        A failed flush is final: the store accepts no more puts.
         """
         now_ms = self._clock.monotonic_ms()
         due_ms = self._last_thorough_ms + self.config.flush_consume_queue_thorough_interval
@@ -604,14 +604,14 @@ class MessageStore:
             _log.warning("cleaning failed, retrying later: %s", error)
 
     def _keep_from(self) -> int:
-        """Nothing is removed from here on: what was derived from it must be durable elsewhere first."""
+        """The offset from which nothing may be removed: data derived from it are not durable elsewhere yet."""
         durable = self._durability.position
         wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
         numbered = self._numbering.keep_from(self._dispatch.position, disk_full=self._gate.has(Obstacle.DISK_FULL))
         return min(wanted if numbered is None else [*wanted, numbered])
 
     def _held_back(self, end: int) -> None:
-        """A replicated log would remove more. On its own thread, which must not wait for thousands of queues."""
+        """A replicated log would remove more. Called on its own thread, which must not wait for thousands of queues."""
         if self._durability.position < min(end, self._dispatch.position):
             self._checkpoint_wanted = True
             self._flusher.request()
@@ -648,7 +648,7 @@ class MessageStore:
 
 
 _DISK_OF_STORE: Final = "store"
-"""Not the log's, of which a node tells."""
+"""Not the log's disk, which the node reports."""
 _NO_ANSWER: Final = PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason="no answer in time")
 
 

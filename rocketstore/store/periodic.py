@@ -1,4 +1,4 @@
-"""Something done at intervals, or at once when asked for, on a thread of its own."""
+"""Runs an action at intervals, or at once on request, on a separate thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dledger.runtime.worker import Worker
 
 
 class Periodic:
-    """Calls ``action`` every ``interval_ms``, for the first time one interval after ``start``."""
+    """Calls ``action`` every ``interval_ms``, first one interval after ``start``."""
 
     def __init__(
         self, name: str, interval_ms: int, action: Callable[[], None], *, clock: Clock, supervisor: Supervisor
@@ -27,7 +27,7 @@ class Periodic:
         self._worker.start()
 
     def request(self) -> None:
-        """Act as soon as possible."""
+        """Run the action as soon as possible."""
         self._requested = True
         self._worker.wake()
 

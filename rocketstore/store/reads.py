@@ -1,12 +1,12 @@
-"""Reading messages: from a queue, by key, by physical offset, by time.
+"""Reads messages: from a queue, by key, by physical offset, by time.
 
-Where RocketMQ would skip or guess, this does not:
+Unlike RocketMQ, this never skips or guesses:
 
-- A queue may know more than may be read: a restarted member of a replicated log has units behind the commit position.
-  Such a unit ends the read, it is not skipped as if its record were gone.
-- A unit whose record lies inside the log but is no such record is damage: an error, not the next message.
-- An index knows only hashes, so what it finds is compared with the key that was asked for.
-- A physical offset that comes from a client is believed only if a record starts there that says so itself.
+- A queue may extend beyond what may be read: a restarted member of a replicated log has units after the commit
+  position. Such a unit ends the read; it is not skipped as if its record were gone.
+- A unit whose record lies inside the log but is invalid is damage: an error, not the next message.
+- The index contains only hashes, so its results are compared with the requested key.
+- A physical offset from a client is accepted only if a record that contains that offset starts there.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
 UNITS_PER_GET_MIN: Final = 800
-"""How many units a get looks at, at most, for messages that pass its filter; more if it may give more messages."""
+"""The number of units a get examines for messages that pass its filter; more if it may return more messages."""
 PASSED_BYTES_MAX: Final = 16 * MIB
-"""Records that a get reads, at most, only to find that they do not pass its filter."""
+"""The maximum bytes of records that a get reads only to find that they do not pass its filter."""
 QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
@@ -46,14 +46,14 @@ RecordFilter = Callable[[bytes], bool]
 
 
 class GetLimits(NamedTuple):
-    """How much one get may give, whether its messages are probably in memory or not."""
+    """How much one get may return, depending on whether its messages are probably in memory."""
 
     messages: int
     size_bytes: int
 
 
 class StoreReader:
-    """Reads of one store; stateless, any number of threads."""
+    """Reads one store; stateless, for any number of threads."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class StoreReader:
     ) -> GetResult:
         """Messages of a queue from ``offset`` on (RocketMQ's getMessage; its statuses and next offsets).
 
-        ``correct_offset`` False: an offset outside the queue is not put right, the caller shall ask another node.
+        ``correct_offset`` False: an offset outside the queue is not corrected, and the caller should ask another node.
         Raises ``CorruptLogError``.
         """
         queue = self._find_queue(topic, queue_id)
@@ -105,7 +105,7 @@ class StoreReader:
         if outside is not None:
             status, proper = outside
             return GetResult(status, proper if correct_offset else offset, low, high)
-        log_end = self._log.max_offset  # after the queue's end, so that all that was dispatched up to there is readable
+        log_end = self._log.max_offset  # read after the queue's end, so everything dispatched up to there is readable
         max_count = min(max_count, max(self._in_memory.messages, self._in_disk.messages))
         read = _Get(self, queue, offset, log_end, GetLimits(max_count, max_bytes), matches_tags, matches_record)
         status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
@@ -113,7 +113,7 @@ class StoreReader:
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
 
     def read_record(self, offset: int) -> bytes | None:
-        """The record at a physical offset that anybody may have made up; None unless one really starts there."""
+        """The record at an untrusted physical offset; None unless one really starts there."""
         if not self._log.min_offset <= offset < self._log.max_offset:
             return None
         record = self._log.read_record(offset)
@@ -133,7 +133,7 @@ class StoreReader:
         """The newest ``max_num`` messages with ``key`` stored within ``[begin_ms, end_ms]``, in log order.
 
         ``unique``: the key is a producer's unique id; then at most ``default_query_max_num``. ``max_bytes`` (0: no
-        limit): fewer, but one at least, so that they are no longer together.
+        limit): fewer, but at least one, so that they fit together.
         """
         if self._index is None or not key:
             return []
@@ -142,7 +142,7 @@ class StoreReader:
         found: dict[int, bytes] = {}
         until_ms, found_bytes, passed_bytes = end_ms, 0, 0
         for _ in range(QUERY_ROUNDS_MAX):
-            # The index keeps whole seconds, rounded down: what it places before begin_ms may lie behind it.
+            # The index stores whole seconds, rounded down: an entry before begin_ms may belong to a later message.
             hits = self._index.query(topic, key, self._config.max_msgs_num_batch, begin_ms - _INDEX_STEP_MS, until_ms)
             fresh = [offset for offset in hits.offsets if offset not in seen]
             seen.update(fresh)
@@ -177,12 +177,12 @@ class StoreReader:
         return queue.offset_by_time(timestamp_ms, self.record_time) if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at a queue offset was stored; -1 if it is not there. Raises ``CorruptLogError``."""
+        """When the message at a queue offset was stored; -1 if it does not exist. Raises ``CorruptLogError``."""
         unit = self.unit(topic, queue_id, offset)
         return -1 if unit is None else self.record_time(unit.offset, unit.size)
 
     def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
-        """Where the log has the message at a queue offset; None if it is not there. Raises ``CorruptLogError``."""
+        """The unit of the message at a queue offset; None if there is none. Raises ``CorruptLogError``."""
         queue = self._find_queue(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return None
@@ -197,11 +197,11 @@ class StoreReader:
         return -1 if record is None else store_timestamp(record)
 
     def limits(self, behind_bytes: int) -> GetLimits:
-        """What a get may give if it stands that far behind the log's end."""
+        """The limits of a get that far behind the log's end."""
         return self._in_disk if behind_bytes > self.memory_bytes_max else self._in_memory
 
     def record_of(self, queue: ConsumeQueue, number: int, unit: QueueUnit, log_end: int) -> bytes | GetMessageStatus:
-        """The message at a queue offset, or why there is none; a wrong unit is written again.
+        """The message at a queue offset, or the status if there is none; a wrong unit is rewritten.
 
         Raises ``CorruptLogError``.
         """
@@ -217,7 +217,7 @@ class StoreReader:
                 return GetMessageStatus.OFFSET_OVERFLOW_ONE
             if unit.offset < self._log.min_offset:
                 return GetMessageStatus.MESSAGE_WAS_REMOVING
-        elif true.offset + true.size > log_end:  # it became readable meanwhile
+        elif true.offset + true.size > log_end:  # it became readable in the meantime
             return GetMessageStatus.OFFSET_OVERFLOW_ONE
         elif true != unit:
             record = self.truth.record_at(queue, number, true)
@@ -227,7 +227,7 @@ class StoreReader:
         raise self._damage(unit, in_log=true is not None)
 
     def records_of(self, queue: ConsumeQueue, numbers: Sequence[int], units: Sequence[QueueUnit]) -> dict[int, bytes]:
-        """Messages by their queue offsets, read together; those that are missing are for ``record_of``."""
+        """Messages by their queue offsets, read together; missing ones must be read by ``record_of``."""
         return self.truth.records_at(queue, numbers, units)
 
     def _damage(self, unit: QueueUnit, *, in_log: bool) -> CorruptLogError:
@@ -246,17 +246,17 @@ class StoreReader:
     def units_of(
         self, queue: ConsumeQueue, number: int, count: int, log_end: int, *, tagged: bool
     ) -> Sequence[QueueUnit]:
-        """Units from ``number`` on; ``tagged``: their tags codes are their records'."""
+        """Units from ``number`` on; ``tagged``: with tags codes verified against their records."""
         if tagged:
             units = self.truth.tagged_units(queue, number, log_end, PASSED_BYTES_MAX)[:count]
         else:
             units = queue.units(number, count)
-        if not units and self.truth.restore(queue, number) is not None:  # it was as if never written
+        if not units and self.truth.restore(queue, number) is not None:  # the unit looked never written
             units = queue.units(number, 1)
         return units
 
     def next_file_offset(self, offset: int) -> int:
-        """Where the log's next file begins."""
+        """The start of the log's next file."""
         return self._log.next_file_offset(offset)
 
     def next_queue_file(self, queue_offset: int) -> int:
@@ -265,7 +265,7 @@ class StoreReader:
 
 
 class _Get:
-    """One get on its way along a queue."""
+    """One get's progress along a queue."""
 
     def __init__(
         self,
@@ -291,10 +291,10 @@ class _Get:
         self._ahead: dict[int, bytes] = {}
         self.records: list[bytes] = []
         self.last_offset = -1
-        """Physical offset of the last unit looked at."""
+        """Physical offset of the last unit examined."""
 
     def run(self, last: int) -> tuple[GetMessageStatus, int]:
-        """Look at units before ``last``; gives the status and the next offset."""
+        """Examine units before ``last``; returns the status and the next offset."""
         begin = self._at
         while self._at < last:
             count, tagged = min(last - self._at, max(self._max_count, 32)), self._matches_tags is not None
@@ -308,7 +308,7 @@ class _Get:
         return (GetMessageStatus.FOUND if self.records else self._outcome), self._at
 
     def _take(self, units: Sequence[QueueUnit]) -> bool:
-        """Go through units; False: the get ends before the unit at ``_at``."""
+        """Process units; False if the get ends before the unit at ``_at``."""
         self._read_ahead(units)
         for unit in units[self._take_ahead(units) :]:
             if unit.size != _FILLER_SIZE and unit.offset >= self._skip_below:
@@ -322,7 +322,7 @@ class _Get:
         return True
 
     def _read_ahead(self, units: Sequence[QueueUnit]) -> None:
-        """Read the records that ``_take`` will ask for together, as far as the get may take them."""
+        """Read ahead the records that ``_take`` will request, as far as the get's limits allow."""
         self._ahead = {}
         limits = self._reader.limits(self._log_end - units[0].offset)
         room = min(limits.size_bytes, self._max_bytes if self._max_bytes > 0 else limits.size_bytes) - self._bytes
@@ -343,7 +343,7 @@ class _Get:
             self._ahead = self._reader.records_of(self._queue, numbers, wanted)
 
     def _take_ahead(self, units: Sequence[QueueUnit]) -> int:
-        """Take what was read ahead from the first unit on, up to the first gap; gives how many."""
+        """Use the records read ahead, from the first unit up to the first gap; returns how many."""
         begin, ahead = self._at, self._ahead
         if self._matches_record is not None or begin not in ahead:
             return 0
@@ -361,7 +361,7 @@ class _Get:
                 self._queue, self._at, unit, self._log_end
             )
         except CorruptLogError:
-            if self.records:  # they are sound; whoever goes on behind them is told
+            if self.records:  # they are sound; the error is raised when reading continues after them
                 return False
             raise
         if isinstance(record, bytes):
@@ -406,7 +406,7 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetMessageStatus, int] |
 
 
 def is_record_at(record: bytes, offset: int) -> bool:
-    """Whether these bytes begin with a message that was stored at physical ``offset``."""
+    """Whether these bytes start with a message that was stored at physical ``offset``."""
     if len(record) < _HEAD.size:
         return False
     length, magic, stored_at = _HEAD.unpack_from(record)
@@ -418,7 +418,7 @@ def _has_key(message: Message, topic: str, key: str, *, unique: bool) -> bool:
 
 
 def _has_hash(message: Message, topic: str, key: str) -> bool:
-    """Whether the index has the message rightly under what it has ``key`` under."""
+    """Whether the message is correctly indexed under the hash of ``key``."""
     hash_ = key_hash(topic, key)
     return any(key_hash(message.topic, one) == hash_ for one in (message.unique_key, *message.keys) if one)
 

@@ -1,20 +1,20 @@
-"""Start-up: bringing the consume queues and the index to where the log is.
+"""Startup: brings the consume queues and the index up to the log.
 
-The log recovers itself; the queues and the index are derived from it, so the only question is from where to build them
-again. ``plan`` answers it out of facts, ``recover`` carries it out. What can have happened:
+The log recovers itself; the queues and the index are derived from it, so the only question is from where to rebuild
+them. ``plan`` answers it from facts, ``recover`` carries it out. The possible cases:
 
-1. *Clean stop.* All is durable up to ``replay_from``, the end. Nothing to do.
-2. *Crash.* What was appended to queues and index after the checkpoint may be there wholly, partly, torn, or not at all,
-   and one queue's tail may be there while another's is lost. So queues and index are cut at what the checkpoint knows
-   to be durable, and built from there. RocketMQ, in its DLedger mode, goes on at the end of the queue that came
-   furthest; tails that the others lost are never built (its issues 1397, 7355).
-3. *The log lost its tail* with the power. Queues and index are cut at its end, so that the messages that come to lie
-   there are found. In a replicated log this is the end of what the member has, not the commit position, which it may
-   have forgotten: what its queues know was committed once, and still is.
-4. *Somebody removed a queue's files, or all.* Fewer messages are counted than at the checkpoint: all is built again.
-   The same goes for the index.
-5. *RocketMQ used the directory.* It leaves no exact position: after its clean stop building goes on at the end of the
-   queue that came furthest, as it would itself; after its crash at the first file whose times say that it is new.
+1. *Clean stop.* Everything is durable up to ``replay_from``, the end. Nothing to do.
+2. *Crash.* What was appended to queues and index after the checkpoint may exist completely, partly, torn, or not at
+   all, and one queue's tail may exist while another's is lost. So queues and index are cut at what the checkpoint knows
+   to be durable, and rebuilt from there. RocketMQ, in its DLedger mode, continues at the end of the most advanced
+   queue; lost tails of the others are never rebuilt (its issues 1397, 7355).
+3. *The log lost its tail* in a power cut. Queues and index are cut at its end, so that messages stored there later are
+   found. In a replicated log this is the end of what the member has, not the commit position, which it may have
+   forgotten: what its queues contain was committed once, and still is.
+4. *Some or all of the queue files were removed.* Fewer messages are counted than at the checkpoint: everything is
+   rebuilt. The same goes for the index.
+5. *RocketMQ used the directory.* It leaves no exact position: after its clean stop, rebuilding continues at the end of
+   the most advanced queue, as RocketMQ itself would; after its crash, at the first file whose times say that it is new.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _PROBE_BYTES: Final = 64 * KIB
 
 
 class QueueFacts(NamedTuple):
-    """What the consume queues hold after they have recovered each by itself."""
+    """The state of the consume queues after each has recovered by itself."""
 
     units: int
     max_physical: int
-    """End of the last record that any of them has; -1 if there is none."""
+    """The end of the last record that any of them has; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFacts:
     """Everything the plan depends on.
 
-    ``queues`` are as they are once cut (``cut_of``): what is behind the cut, and may be torn, counts for nothing.
-    ``file_by_time`` is where RocketMQ's checkpoint says to begin.
+    ``queues`` are as they are once cut (``cut_of``): anything after the cut may be torn, and is ignored.
+    ``file_by_time`` is the start according to RocketMQ's checkpoint.
     """
 
     clean_stop: bool
@@ -63,17 +63,17 @@ class RecoveryFacts:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Queues were cut at ``cut_queues``; dispatch from ``replay_from`` on."""
+    """Queues were cut at ``cut_queues``; dispatch starts at ``replay_from``."""
 
     cut_queues: int
     replay_from: int
     reason: str
     queues_are_whole: bool = True
-    """What the queues have goes on to where the log begins: they have missed nothing that the log no longer holds."""
+    """The queues' contents reach the log's begin: they have missed nothing that the log no longer contains."""
 
 
 def plan(facts: RecoveryFacts, *, index_safe: bool) -> RecoveryPlan:
-    """Decide what must be built again. ``index_safe``: also what only the index lacks."""
+    """Decide what must be rebuilt. ``index_safe``: including what only the index lacks."""
     checkpoint, end = facts.checkpoint, facts.log_end
     start, reason = _queues_from(facts)
     whole = facts.queues.units >= checkpoint.queue_units
@@ -90,7 +90,7 @@ def plan(facts: RecoveryFacts, *, index_safe: bool) -> RecoveryPlan:
 
 
 def cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
-    """Where the queues are cut: at the log's end, and after a crash at what is known to be whole, if that is before."""
+    """Where the queues are cut: at the log's end, or after a crash at the end of what is known to be whole."""
     if clean_stop:
         return log_end
     known = file_by_time if checkpoint.replay_from == UNKNOWN else checkpoint.replay_from
@@ -105,7 +105,7 @@ def _queues_from(facts: RecoveryFacts) -> tuple[int, str]:
         return facts.queues.max_physical, "the last clean stop was RocketMQ's"
     if facts.clean_stop:
         return facts.log_min, "there are no consume queues"
-    start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap behind what the queues have
+    start = min(facts.file_by_time, max(facts.queues.max_physical, facts.log_min))  # no gap after the queues' contents
     return start, "the last stop was not clean, and there is no checkpoint of this store"
 
 
@@ -119,12 +119,12 @@ def _index_from(facts: RecoveryFacts) -> int | None:
 
 
 def file_by_time(log: CommitLog, before_ms: int) -> int:
-    """The start of the newest file whose first message was stored by ``before_ms``; the log's begin if none was."""
+    """The start of the newest file whose first message was stored by ``before_ms``; otherwise the log's begin."""
     found = at = log.min_offset
     while at < log.max_offset:
         try:
             heads: Sequence[RecordHead] = log.scan(at, _PROBE_BYTES).heads
-        except CorruptLogError:  # dispatch will tell; to begin before it is never wrong
+        except CorruptLogError:  # dispatch will report it; starting earlier is never wrong
             break
         if heads and heads[0].store_timestamp > before_ms:
             break
@@ -135,7 +135,7 @@ def file_by_time(log: CommitLog, before_ms: int) -> int:
 
 
 def queue_units(queues: ConsumeQueueTable) -> int:
-    """How many messages the queues count; it only grows, but for topics that are deleted."""
+    """How many messages the queues count; it only grows, except when topics are deleted."""
     return sum(queue.stored_end for queue in queues.all())
 
 
@@ -148,7 +148,7 @@ def recover(
     clean_stop: bool,
     index_safe: bool,
 ) -> RecoveryPlan:
-    """Recover the queues, load the index, cut both, and say from where to dispatch. Log and queues have been loaded.
+    """Recover the queues, load the index, cut both, and return from where to dispatch. Log and queues must be loaded.
 
     Raises ``CorruptLogError``, ``DiskError``.
     """
@@ -159,7 +159,7 @@ def recover(
     queues.recover(cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
     found = None
     if index is not None:
-        # Without an end, but with a time, the checkpoint was written while no index was kept: files may be older.
+        # A time without an end: the checkpoint was written without an index, so files may be older.
         known = checkpoint.replay_from != UNKNOWN and (checkpoint.index_end != UNKNOWN or checkpoint.index_ms == 0)
         found = index.load(
             clean_stop=clean_stop,

@@ -1,8 +1,8 @@
-"""What a store counts: puts, gets, how long they took, and rates over the last 10, 60 and 600 seconds.
+"""A store's counters: puts, gets, their durations, and rates over the last 10, 60 and 600 seconds.
 
-Puts are counted when they are answered: failed is whatever is no ``PUT_OK`` or a soft time-out, so also a quorum that
-did not answer (RocketMQ counts that as success, because the message was appended). What arrived per topic is counted
-at dispatch, in bulk, hence on slaves too, and only what is really in the log.
+Puts are counted when they are answered: everything but ``PUT_OK`` and soft time-outs is a failure, including a quorum
+that did not respond (which RocketMQ counts as success, because the message was appended). Messages per topic are
+counted at dispatch, in bulk, so also on slaves, and only those really in the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketstore.message.columns import sizes_of, topics_of
 from rocketstore.types import PutMessageStatus, PutResult, RecordHead
 
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
-"""Upper bounds of the put latency histogram; one more bucket holds what took longer."""
+"""Upper bounds of the put latency histogram; one more bucket counts longer times."""
 _BUCKET_NAMES: Final = (
     "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]", "[1~2s]", "[2~3s]",
     "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
@@ -28,9 +28,9 @@ WINDOWS_S: Final = (10, 60, 600)
 _ALL_OK: Final = {PutMessageStatus.PUT_OK}
 _SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
 GROUPS_MAX: Final = 10_000
-"""Pairs of a group and a topic that are counted by themselves: a group's name is whatever a client says it is."""
+"""Pairs of group and topic that are counted separately: clients choose the group names."""
 OTHERS: Final = "(others)"
-"""Stands for all topics or groups beyond a limit; no topic can be called so."""
+"""Stands for all topics or groups beyond a limit; not a valid topic name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ _Rate = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class TopicTotals:
-    """What arrived in a topic since the store started."""
+    """Messages that arrived in a topic since the store started."""
 
     messages: int
     size_bytes: int
@@ -56,14 +56,14 @@ class TopicTotals:
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """What a group got of a topic since the store started."""
+    """Messages of a topic delivered to a group since the store started."""
 
     messages: int
     size_bytes: int
 
 
 class StoreStats:
-    """Counters of one store. Thread-safe. ``sample`` is called once a second by the store's housekeeping."""
+    """Counters of one store. Thread-safe. The store's housekeeping calls ``sample`` once a second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,17 +71,17 @@ class StoreStats:
         self._started_ms = clock.monotonic_ms()
         self.boot_ms: Final = clock.wall_ms()
         self._fresh: deque[float] = deque()
-        """How long single messages took that were put since somebody looked (s): appending needs no lock."""
+        """Durations (s) of single puts since they were last counted: appending needs no lock."""
         self.note_put: Final = self._fresh.append
-        """Count one stored message that took so many seconds; for the put path, where microseconds count."""
+        """Count one stored message that took so many seconds; for the put path, where microseconds matter."""
         self._puts = 0
         self._failed_puts = 0
         self._put_ms_max = 0
         self.gets_found = 0
-        """Gets that gave messages."""
+        """Gets that returned messages."""
         self.gets_missed = 0
         self.transferred = 0
-        """Messages given to gets."""
+        """Messages returned by gets."""
         self.get_ms_max = 0
         self.dispatch_ms_max = 0
         self._latency = [0] * (len(LATENCY_BOUNDS_MS) + 1)
@@ -102,12 +102,12 @@ class StoreStats:
 
     @property
     def failed_puts(self) -> int:
-        """Messages whose producers must take them as not sent."""
+        """Messages whose producers must treat them as not sent."""
         return self._failed_puts
 
     @property
     def put_ms_max(self) -> int:
-        """The longest that a put took."""
+        """The longest put."""
         with self._lock:
             self._take_fresh()
             return self._put_ms_max
@@ -115,7 +115,7 @@ class StoreStats:
     def put_done(self, results: Sequence[PutResult], took_s: float) -> int:
         """Count an answered put; returns how many of its messages are not stored."""
         count = len(results)
-        # By number, not by name, and by kind: this looks at every result there is.
+        # Fields by number instead of name, and by kind: this runs for every result.
         failed = 0 if {result[0] for result in results} == _ALL_OK else sum(not result.ok for result in results)
         with self._lock:
             self._puts += count - failed
@@ -124,7 +124,7 @@ class StoreStats:
         return failed
 
     def _take_fresh(self) -> None:
-        """Count what ``note_put`` was told. Under the lock."""
+        """Count what was passed to ``note_put``. Requires the lock."""
         fresh = self._fresh
         for _ in range(len(fresh)):
             self._puts += 1
@@ -138,7 +138,7 @@ class StoreStats:
             self._put_ms_max = took_ms
 
     def got(self, messages: int, took_ms: int, *, size_bytes: int = 0, group: str = "", topic: str = "") -> None:
-        """Count a get of ``group`` that gave ``messages``."""
+        """Count a get of ``group`` that returned ``messages``."""
         with self._lock:
             if messages:
                 self.gets_found += 1
@@ -153,7 +153,7 @@ class StoreStats:
             self.get_ms_max = max(self.get_ms_max, took_ms)
 
     def dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
-        """Count what arrived in the log."""
+        """Count messages that arrived in the log."""
         topics = topics_of(heads)
         messages = Counter(topics)
         sizes: Counter[str] = Counter()
@@ -168,7 +168,7 @@ class StoreStats:
             self.dispatch_ms_max = max(self.dispatch_ms_max, took_ms)
 
     def sample(self) -> None:
-        """Note the counters, for the rates."""
+        """Record the counters, for the rates."""
         with self._lock:
             self._take_fresh()
             self._samples.append(
@@ -176,14 +176,14 @@ class StoreStats:
             )
 
     def topics(self) -> dict[str, TopicTotals]:
-        """What arrived per topic."""
+        """Messages that arrived, by topic."""
         with self._lock:
             return {
                 topic: TopicTotals(count, self._topic_bytes[topic]) for topic, count in self._topic_messages.items()
             }
 
     def groups(self) -> dict[tuple[str, str], GroupTotals]:
-        """What was given out, by group and topic."""
+        """Messages delivered, by group and topic."""
         with self._lock:
             return {pair: GroupTotals(count, self._group_bytes[pair]) for pair, count in self._group_messages.items()}
 
@@ -192,19 +192,19 @@ class StoreStats:
         return self._rate(window_s, lambda sample: sample.puts)
 
     def get_tps(self, window_s: int = 10) -> float:
-        """Gets per second, found or not."""
+        """Gets per second, successful or not."""
         return self._rate(window_s, lambda sample: sample.found + sample.missed)
 
     def found_tps(self, window_s: int = 10) -> float:
-        """Gets per second that gave messages."""
+        """Gets per second that returned messages."""
         return self._rate(window_s, lambda sample: sample.found)
 
     def missed_tps(self, window_s: int = 10) -> float:
-        """Gets per second that gave none."""
+        """Gets per second that returned none."""
         return self._rate(window_s, lambda sample: sample.missed)
 
     def transferred_tps(self, window_s: int = 10) -> float:
-        """Messages given to gets per second."""
+        """Messages returned by gets per second."""
         return self._rate(window_s, lambda sample: sample.transferred)
 
     def latency_text(self) -> str:
@@ -213,13 +213,13 @@ class StoreStats:
         return " ".join(f"{name}:{count}" for name, count in zip(_BUCKET_NAMES, counts, strict=True))
 
     def latency(self) -> tuple[int, ...]:
-        """The put latency histogram: counts per bucket of ``LATENCY_BOUNDS_MS``, and of what took longer."""
+        """The put latency histogram: counts per bucket of ``LATENCY_BOUNDS_MS``, and of longer times."""
         with self._lock:
             self._take_fresh()
             return tuple(self._latency)
 
     def latency_sum_s(self) -> float:
-        """How long all puts took together."""
+        """The total duration of all puts."""
         with self._lock:
             self._take_fresh()
             return self._latency_sum_s

@@ -1,9 +1,9 @@
-"""Consume queues and key index held against what they must be while a store runs, and mended.
+"""Verifies consume queues and key index continuously while a store runs, and repairs them.
 
-One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s`` it goes through the blocks of all index files, and
-through the units of all queues, each with the record that it leads to, again and again. What it, or a query, finds
-damaged in the index is built again from the log. Queues are mended where they are looked at
-(``rocketstore.consume_queue.truth``). Damage of the log itself is told, and passed over.
+One thread (``rocketstore-upkeep``). At ``derived_scrub_bytes_per_s``, it goes through the blocks of all index files,
+and through the units of all queues with the records they refer to, over and over. Damage in the index, found by it or
+by a query, is repaired from the log. Queues are repaired where they are checked (``rocketstore.consume_queue.truth``).
+Damage of the log itself is reported and skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_BYTES: Final = 64 * KIB
 RETRY_MS: Final = 5_000
 TOLD_MS: Final = 60_000
 _MESSAGE_BYTES: Final = KIB
-"""What a message counts for at least: small ones cost as much."""
+"""Minimum charge per message, because small ones cost as much."""
 
 
 class Upkeep:
@@ -53,21 +53,21 @@ class Upkeep:
         self._conditions = conditions
         self._clock = clock
         self._rate = bytes_per_s
-        self._left: list[ConsumeQueue] = []  # queues of this round
+        self._left: list[ConsumeQueue] = []  # queues left in this round
         self._next_offset = 0
         self._in_index = False
         self._scrub_due_ms = clock.monotonic_ms()
         self._rebuild_due_ms = 0
         self._stopping = threading.Event()
         self.repaired = 0
-        """How many index files were built again."""
+        """How many index files were rebuilt."""
 
     def stop(self) -> None:
-        """End what is under way soon."""
+        """Abort work in progress soon."""
         self._stopping.set()
 
     def step(self) -> int | None:
-        """Do what is due; gives when there is more to do."""
+        """Do what is due; returns when the next step is."""
         try:
             due = [self._rebuild(), self._scrub()]
         except ShutdownError:
@@ -121,7 +121,7 @@ class Upkeep:
         return self._scrub_due_ms
 
     def _verify(self, bytes_max: int) -> int:
-        """The next bytes of an endless walk; gives how many, at least what an idle step costs."""
+        """Verify the next bytes of an endless walk; returns how many, at least the cost of an idle step."""
         try:
             if self._in_index and self._index is not None:
                 done, finished = self._index.verify(bytes_max)
@@ -135,7 +135,7 @@ class Upkeep:
             return bytes_max
 
     def _verify_queue(self, bytes_max: int) -> int:
-        """Units of one queue, with their records; then the next one, and after all of them the index."""
+        """Verify units of one queue, with their records; then the next queue, and after all of them the index."""
         if not self._left:
             self._left, self._next_offset = list(self._queues()), 0
             if not self._left:
@@ -145,7 +145,7 @@ class Upkeep:
         at = max(self._next_offset, queue.min_offset)
         end, log_end = queue.max_offset, self._log.max_offset
         units = self._truth.tagged_units(queue, at, log_end, bytes_max) if at < end else ()
-        if not units and at < end and self._truth.restore(queue, at) is not None:  # it was as if never written
+        if not units and at < end and self._truth.restore(queue, at) is not None:  # the unit looked never written
             units = queue.units(at, 1)
         real = [unit for unit in units if unit != FILLER]
         uncommitted = bool(real) and real[-1].offset + real[-1].size > log_end

@@ -1,1 +1,1 @@
-"""Holding a stopped broker's directory against its log."""
+"""Verifies a stopped broker's directory against its log."""

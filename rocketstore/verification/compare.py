@@ -1,8 +1,9 @@
-"""Whether the files that a broker has are those that its log makes: every unit and every entry compared.
+"""Compares a broker's derived files with those that its log yields: every unit and every entry.
 
-What may differ, and is counted, not reported: units and entries of records that retention has removed since
-(*expired*), of records behind what was read of the log (*newer*), of records that a running or killed broker has yet to
-dispatch (*pending*), and units of a deleted topic's messages (*deleted*). Everything else is a ``Difference``.
+Expected differences are counted, but not reported: units and entries of records that retention has removed since
+(*expired*), of records after the part of the log that was read (*newer*), of records that a running or killed broker
+has yet to dispatch (*pending*), and units of a deleted topic's messages (*deleted*). Everything else is a
+``Difference``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from rocketstore.index.file import HEADER_BYTES, IndexShape
 Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")
 _ENTRIES_AT_ONCE: Final = 1 << 20
-_RAW_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")
+_RAW_UNIT: Final = f"V{UNIT_BYTES}"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place of a file that is not what the log makes of it. ``number`` is a unit's or an entry's."""
+    """The first place where a file differs from what the log yields. ``number`` is that of a unit or entry."""
 
     file: str
     number: int
@@ -39,15 +40,15 @@ class Difference:
     found: str
 
     def sentence(self) -> str:
-        """All of it."""
+        """The difference as a sentence."""
         return f"{self.file}, number {self.number}: {self.found}; the log says {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the log that was read tells about. Physical offsets, ``end`` exclusive.
+    """The range of the log that was read. Physical offsets, ``end`` exclusive.
 
-    Records before ``dispatched`` must be in queues and index; ``deleted`` is where queues of deleted topics ended.
+    Records before ``dispatched`` must be in queues and index; ``deleted`` contains the ends of deleted topics' queues.
     """
 
     begin: int
@@ -69,7 +70,7 @@ class Tally:
 
 
 def read_deleted(path: Path) -> dict[tuple[str, int], int]:
-    """Where queues of deleted topics ended, by the broker's ``deletedQueues.json``; nothing without it."""
+    """The ends of deleted topics' queues, from the broker's ``deletedQueues.json``; empty without it."""
     try:
         topics = json.loads(read_whole(path))
     except FileNotFoundError:
@@ -81,12 +82,12 @@ def read_deleted(path: Path) -> dict[tuple[str, int], int]:
 
 
 def compare_queues(built: Path, found: Path, file_bytes: int, bounds: Bounds) -> Tally:
-    """All queues of two ``consumequeue`` directories: those made of the log, and the broker's."""
+    """Compare all queues in two ``consumequeue`` directories: those derived from the log, and the broker's."""
     tally = Tally()
     for topic, queue in sorted(_queues(built) | _queues(found)):
         before = len(tally.differences)
         _compare_queue(built / topic / queue, found / topic / queue, file_bytes, bounds, tally)
-        del tally.differences[before + 1 :]  # one is enough to know that a queue must be built again
+        del tally.differences[before + 1 :]  # one is enough to know that a queue must be rebuilt
     return tally
 
 
@@ -122,7 +123,7 @@ def _units(path: Path | None, file_bytes: int) -> NDArray[np.void]:
 
 
 def _real(units: NDArray[np.void]) -> Mask:
-    """Which places hold a message: neither a filler nor never written."""
+    """Which places hold a message, not a filler or unwritten space."""
     real: Mask = (units["size"] > 0) & ((units["offset"] != FILLER.offset) | (units["size"] != FILLER.size))
     return real
 
@@ -135,7 +136,7 @@ def _compare_units(
     limits: tuple[Bounds, int],
     tally: Tally,
 ) -> None:
-    """One file; ``first`` is the number of its first unit in the queue."""
+    """Compare one file; ``first`` is the number of its first unit in the queue."""
     bounds, deleted_end = limits
     made_real, there_real = _real(made), _real(there)
     differs = made.view(_RAW_UNIT) != there.view(_RAW_UNIT)
@@ -160,7 +161,7 @@ def _compare_units(
 
 
 def _beside(made_real: Mask, there_real: Mask) -> Mask:
-    """Places before the first message or behind the last one: whether they hold fillers or zeros says nothing."""
+    """Places before the first message or after the last one: fillers and zeros are equivalent there."""
     either = np.flatnonzero(made_real & there_real)
     beside = np.ones(len(made_real), np.bool_)
     if len(either):
@@ -181,7 +182,7 @@ def _unit_text(unit: np.void) -> str:
 
 
 def compare_index(keys: NDArray[np.void], found: Path, shape: IndexShape, bounds: Bounds) -> Tally:
-    """The index files in a directory, against all keys of the log in order."""
+    """Compare the index files in a directory with all keys of the log in order."""
     tally = Tally()
     files = sorted(one for one in found.glob("*") if _INDEX_NAME.fullmatch(one.name)) if found.is_dir() else []
     cursor = 0
@@ -209,7 +210,7 @@ class _IndexFile:
         self._used = 0
 
     def compare(self, keys: NDArray[np.void], cursor: int, *, is_last: bool) -> int:
-        """Compare the file with ``keys[cursor:]``; gives where the next file must go on."""
+        """Compare the file with ``keys[cursor:]``; returns where the next file must continue."""
         size = self._path.stat().st_size
         if size != self._shape.file_bytes:
             self._differs(0, f"a file of {self._shape.file_bytes} bytes", f"a file of {size}")
@@ -240,10 +241,10 @@ class _IndexFile:
     def _entries(
         self, block: NDArray[np.void], first: int, keys: NDArray[np.void], cursor: int, header: IndexHeader
     ) -> tuple[int, bool]:
-        """Compare entries from number ``first`` on; gives how far keys were used, and whether all is well."""
+        """Compare entries from number ``first`` on; returns how many keys were used, and whether all is well."""
         offsets = block["offset"].astype(np.int64)
         descents = np.flatnonzero(np.diff(offsets) < 0)
-        if len(descents):  # one of the two before and behind is wrong: the keys tell which
+        if len(descents):  # either neighbour may be wrong: the keys show which
             at = int(descents[0]) + 1
             cursor, good = self._entries(block[:at], first, keys, cursor, header)
             if good:
@@ -299,7 +300,7 @@ class _IndexFile:
 
 
 def read_keys(path: Path) -> NDArray[np.void]:
-    """Keys that were written in log order; mapped, not read."""
+    """Keys written in log order, mapped instead of read."""
     if not path.is_file() or not path.stat().st_size:
         return np.empty(0, KEY)
     return np.memmap(path, KEY, "r")

@@ -1,7 +1,7 @@
-"""Verifying a stopped broker's directory: its log (if it is plain), and what is derived from the log.
+"""Verifies a stopped broker's directory: its log (if it is plain), and everything derived from the log.
 
-Consume queues and keys are derived once more into a temporary directory, 20 bytes per message and key, and compared
-with the files there (``compare`` says what may differ). Changes nothing below the broker's root.
+Consume queues and keys are derived again into a temporary directory, at 20 bytes per message and key, and compared with
+the existing files (``compare`` defines expected differences). Nothing below the broker's root is changed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rocketstore.index.chains import ENTRIES, KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes, key_hashes
 from rocketstore.message.delay import DelayLevels
+from rocketstore.message.record import CRC, CRC_AT
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import MalformedStateError
@@ -42,12 +43,12 @@ from rocketstore.verification.compare import Bounds, Difference, compare_index, 
 _CHUNK_BYTES: Final = 8 * MIB
 _PROBE_BYTES: Final = MIB
 _SMALLEST: Final = 8
-"""Less than that is left of a plain file only behind its last record."""
+"""Less space than this is left in a plain file only after its last record."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """What of a replicated log is known to be committed and sound: its segments by base, and from where to where."""
+    """The part of a replicated log known to be committed and sound: its segments by base, and its bounds."""
 
     segments: Mapping[int, Path]
     segment_bytes: int
@@ -57,7 +58,7 @@ class LogPart:
 
 @dataclass(slots=True)
 class VerifiedBroker:
-    """What was found. ``end``: up to where the log was read; derived files were compared up to there."""
+    """The results. ``end``: how far the log was read; derived files were compared up to there."""
 
     root: Path
     replicated: bool
@@ -66,16 +67,17 @@ class VerifiedBroker:
     begin: int = 0
     end: int = 0
     torn: ProblemItem | None = None
-    """What an unclean stop left at the end of a plain log."""
+    """The torn tail that an unclean stop left in a plain log."""
     problems: list[ProblemItem] = field(default_factory=list)
 
     def add(self, path: Path, offset: int, reason: str) -> None:
-        """Note a problem."""
+        """Record a problem."""
         self.problems.append(ProblemItem(path, offset, reason))
 
 
 def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
-    """The store's settings: of the conf file, else RocketMQ's defaults, with the size that queue files there have.
+    """The store's settings: those of the conf file, otherwise RocketMQ's defaults, with the size of the existing queue
+    files.
 
     Raises ``ConfigError``.
     """
@@ -98,9 +100,9 @@ def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
 
 
 def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bool = True) -> VerifiedBroker:
-    """Look at everything below a broker's root; ``log`` is a node's, None for a plain broker, whose own is read.
+    """Verify everything below a broker's root; ``log`` is a node's, None for a plain broker, whose own log is read.
 
-    Without ``derived`` only the log is looked at. Raises ``OSError`` if the temporary directory has no room.
+    Without ``derived``, only the log is verified. Raises ``OSError`` if the temporary directory has no room.
     """
     found = VerifiedBroker(store.store_path_root_dir, log is not None)
     part = log if log is not None else _plain_part(store, found)
@@ -151,7 +153,7 @@ def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
 
 
 def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[RecordScanOutcome]:
-    """The log's records in order, up to its end or to what is damaged, of which is told."""
+    """The log's records in order, up to its end or to damage, which is reported."""
     levels = DelayLevels.parse(store.message_delay_level)
     scan: Callable[[bytes, int], RecordScanOutcome] = (
         (lambda data, at: scan_entries(data, at, check_crc=True, delay_levels=levels))
@@ -163,7 +165,7 @@ def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -
         base = position - position % part.segment_bytes
         path = part.segments.get(base)
         if path is None:
-            return  # told already
+            return  # already reported
         room = min(base + part.segment_bytes, part.end) - position
         asked = min(wanted, room)
         outcome = scan(_read(path, position - base, asked), position)
@@ -176,7 +178,7 @@ def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -
             wanted = max(_CHUNK_BYTES, outcome.needed)
         elif outcome.end == "more" and asked < min(max(outcome.needed, RECORD_BYTES_MAX), room):
             wanted = max(outcome.needed, RECORD_BYTES_MAX)
-        elif outcome.end == "more" and room < _SMALLEST:  # of a plain file that was filled to the last byte
+        elif outcome.end == "more" and room < _SMALLEST:  # a plain file that was filled to the last byte
             position = base + part.segment_bytes
         else:
             _stopped(part, path, position, outcome.reason, found)
@@ -189,7 +191,7 @@ def _read(path: Path, offset: int, size: int) -> bytes:
 
 
 def _stopped(part: LogPart, path: Path, position: int, reason: str, found: VerifiedBroker) -> None:
-    """The end of a plain log, a torn end, or damage."""
+    """Report the end of a plain log, a torn end, or damage."""
     offset = position % part.segment_bytes
     later = [one for base, one in sorted(part.segments.items()) if base > position]
     in_use = [one for one in later if not _is_zero(one, 0)]
@@ -212,7 +214,7 @@ def _is_zero(path: Path, offset: int) -> bool:
 
 
 class _Derived:
-    """Queues and keys, made of the log as dispatch makes them."""
+    """Queues and keys, derived from the log as dispatch does."""
 
     def __init__(self, directory: Path, store: MessageStoreConfig) -> None:
         self.queues_dir, self.keys_path = directory / "consumequeue", directory / "keys"
@@ -224,7 +226,7 @@ class _Derived:
         self._file: BinaryIO = self.keys_path.open("wb")
 
     def take(self, heads: Sequence[RecordHead]) -> None:
-        """The next records. Raises ``DLedgerError`` if dispatch could make nothing of them."""
+        """Add the next records. Raises ``DLedgerError`` if dispatch could not process them."""
         if not heads:
             return
         self._queues.append(heads)
@@ -241,12 +243,14 @@ class _Derived:
             self.keys += len(keys)
 
     def close(self) -> None:
-        """No more will come."""
+        """Finish."""
         self._file.close()
 
 
 def _bounds(store: MessageStoreConfig, found: VerifiedBroker) -> Bounds:
-    """What the broker says it has dispatched: all of the log if it stopped in order. Its small files are checked."""
+    """What the broker has dispatched according to its files: the whole log, if it was stopped cleanly. Verifies its
+    small files.
+    """
     root = found.root
     checkpoint = root / CHECKPOINT_FILE
     if checkpoint.exists() and not is_intact(read_checkpoint_file(checkpoint)):
@@ -280,7 +284,7 @@ def _told(difference: Difference) -> str:
 
 
 def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBroker) -> None:
-    """The state's snapshot must check out, and the record that it says it ends with must be where it says."""
+    """Verify the state's snapshot, and that the record it ends with is where it says."""
     path = store.config_dir / SNAPSHOT_FILE
     try:
         snapshot = decode_snapshot(read_whole(path))
@@ -293,6 +297,6 @@ def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBro
         return
     offset, crc = snapshot.last_record
     base = offset - offset % part.segment_bytes
-    head = _read(part.segments[base], offset - base, 12)
-    if int.from_bytes(head[8:12], "big") != crc:
+    stored = _read(part.segments[base], offset - base + CRC_AT, CRC.size)
+    if len(stored) < CRC.size or CRC.unpack(stored)[0] != crc:
         found.add(path, 0, f"the record at {offset}, named as its last, differs from the one in the log")

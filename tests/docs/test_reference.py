@@ -116,7 +116,9 @@ def test_a_name_that_changes_nothing_and_has_no_reason_is_an_error() -> None:
         by_reason(["namesrvDomain", "madeUpName"])
 
     assert dict(by_reason(["namesrvDomain"])) == {
-        "There is no name server: clients discover all brokers from any of them.": ["namesrvDomain"]
+        "A broker registers with the name servers that `namesrv_addr` lists, always, and uncompressed.": [
+            "namesrvDomain"
+        ]
     }
 
 

@@ -2,106 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from enum import IntEnum
-from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.remoting import headers
 from rocketstore.remoting.acl import is_signed, signed
-from rocketstore.remoting.bodies import clients, groups, queues, routes, stats, topics
+from rocketstore.remoting.bodies import topics
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import Language
 from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.fastjson import dumps, loads
 from rocketstore.remoting.frame import Frame, HeaderForm, cut, decode, encode
-from rocketstore.remoting.headers import Bits, read_header, write_header
+from rocketstore.remoting.headers import read_header, write_header
+from tests.fuzz.remoting_shapes import BODIES, HEADERS, INT32, TEXTS, frames_of, made
 from tests.fuzz.shapes import changed_json, fuzzed, mutilated
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 
-def _records(modules: tuple[Any, ...], base: type[Any]) -> dict[str, type[Any]]:
-    return {
-        name: kind
-        for module in modules
-        for name, kind in vars(module).items()
-        if inspect.isclass(kind)
-        and dataclasses.is_dataclass(kind)
-        and issubclass(kind, base)
-        and kind.__module__ == module.__name__
-    }
-
-
-HEADERS = _records((headers,), object)
-BODIES = _records((clients, groups, queues, routes, stats, topics), Body)
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
-
-
-def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401  # whatever type a field has
-    """Any value that a field may have."""
-    if get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        for note in notes:
-            if isinstance(note, Bits):
-                limit = 1 << (note.width - 1)
-                return st.integers(-limit, limit - 1) | st.sampled_from((-limit, -1, 0, 1, limit - 1))
-    if isinstance(hint, UnionType):
-        return st.none() | _values(get_args(hint)[0])
-    if get_origin(hint) is tuple:
-        return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
-    if get_origin(hint) is Mapping:
-        key, value = get_args(hint)
-        return st.dictionaries(_values(key), _values(value), max_size=3)
-    if hint is str:
-        return TEXTS
-    if hint is bool:
-        return st.booleans()
-    if hint is float:
-        return st.floats(allow_nan=False, allow_infinity=False)
-    if issubclass(hint, IntEnum):
-        return st.sampled_from(list(hint))
-    return _made(hint)
-
-
-def _made(kind: type[Any]) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{one.name: _values(hints[one.name]) for one in dataclasses.fields(kind)})
-
-
-INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
-INT16 = st.integers(-(1 << 15), (1 << 15) - 1)
-
-
-def _frames(form: HeaderForm) -> st.SearchStrategy[Frame]:
-    """A binary header has shorter numbers, and takes an empty value for none."""
-    binary = form is HeaderForm.BINARY
-    short = INT16 if binary else INT32
-    values = TEXTS.filter(bool) if binary else TEXTS
-    return st.builds(
-        Frame,
-        short,
-        INT32,
-        st.dictionaries(TEXTS, values, max_size=5),
-        st.binary(max_size=30),
-        INT32,
-        TEXTS,
-        short,
-        st.sampled_from(Language),
-        st.just(form),
-    )
-
-
 @fuzzed(200)
-@given(st.lists(_frames(HeaderForm.JSON) | _frames(HeaderForm.BINARY), max_size=4), st.data())
+@given(st.lists(frames_of(HeaderForm.JSON) | frames_of(HeaderForm.BINARY), max_size=4), st.data())
 def test_frames_read_as_they_were_written(frames: list[Frame], data: st.DataObject) -> None:
     """In one buffer, cut anywhere."""
     stream = b"".join(map(encode, frames))
@@ -157,7 +82,7 @@ def test_headers_read_as_they_were_written(name: str) -> None:
     """In both forms of names."""
 
     @fuzzed(20)
-    @given(_made(HEADERS[name]), st.booleans())
+    @given(made(HEADERS[name]), st.booleans())
     def run(header: Any, short: bool) -> None:  # noqa: ANN401  # of the class
         assert read_header(HEADERS[name], write_header(header, short=short), short=short) == header
 
@@ -170,7 +95,7 @@ def test_bodies_read_as_they_were_written(name: str) -> None:
     kind = BODIES[name]
 
     @fuzzed(30)
-    @given(_made(kind), st.data())
+    @given(made(kind), st.data())
     def run(body: Body, data: st.DataObject) -> None:
         written = body.encode()
         assert kind.decode(written) == body
@@ -206,6 +131,22 @@ def test_any_bytes_are_a_value_or_one_kind_of_error(data: bytes) -> None:
     """Also those that are no text."""
     with suppress(RequestError):
         dumps(loads(data))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@fuzzed(200)
+@given(JSON_VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_both_parsers_read_json_alike(value: object, ascii_only: bool, indent: int | str | None) -> None:
+    """Digits as a key bring in the second one."""
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).replace("-Infinity", "NaN")
+    data = text.encode("utf-8", "replace")
+    assert loads(b"{0:" + data + b"}") == {"0": loads(data)}
 
 
 NAMES = st.text(st.sampled_from("abcXYZ_%-0"), min_size=1, max_size=12)

@@ -49,6 +49,11 @@ def run_state(command: str, directory: Path) -> list[str]:
     return _run("state", "interop.StateMain", command, directory)
 
 
+def run_remoting(command: str, directory: Path) -> list[str]:
+    """Run the program of RocketMQ's remoting classes; gives the lines that it printed."""
+    return _run("state", "interop.RemotingMain", command, directory)
+
+
 def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
     target = SOURCES / module / "target"
     class_path = f"{target / 'classes'}:{(target / 'class-path').read_text().strip()}"

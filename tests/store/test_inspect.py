@@ -98,7 +98,7 @@ def test_a_wrong_unit_is_found(directory: Path) -> None:
     found = list(problems(directory))
 
     assert (path, 96) in [(item.path, item.offset) for item in found]
-    assert any("the index does not agree about entry 23" in item.reason for item in found)
+    assert any("index and data disagree about entry 23" in item.reason for item in found)
 
 
 def test_a_log_that_begins_later_is_whole(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_wrong_index_unit_is_named(directory: Path) -> None:
 
     turn(segments(directory, "index")[1], 64 + 15)
     segments(directory, "index")[2].write_bytes(bytes(320))
-    assert [reason for _, _, reason in told(verify_node(directory))] == ["the index does not agree about entry 20"]
+    assert [reason for _, _, reason in told(verify_node(directory))] == ["index and data disagree about entry 20"]
 
 
 @pytest.mark.parametrize("name", ["identity", "hard_state", "checkpoint"])
@@ -142,7 +142,7 @@ def test_a_unit_that_was_durable_is_missing_also_after_an_unclean_stop(tmp_path:
 
     assert told(verify_node(directory)) == []
     durable.write_bytes(durable.read_bytes()[:-32] + bytes(32))
-    assert [reason for _, _, reason in told(verify_node(directory))] == ["the index does not agree about entry 59"]
+    assert [reason for _, _, reason in told(verify_node(directory))] == ["index and data disagree about entry 59"]
 
 
 def test_what_an_unclean_stop_leaves_behind_the_durable_mark_is_no_damage(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_what_is_no_ordinary_file_is_named(directory: Path) -> None:
 
     found = told(verify_node(directory))
 
-    assert (one.name, 0, "no file, or no ordinary one") in found
-    assert (other.name, 0, "no file, or no ordinary one") in found
+    assert (one.name, 0, "not a regular file") in found
+    assert (other.name, 0, "not a regular file") in found
 
 
 @pytest.mark.parametrize("size", [-4096, 0, 1, 32])

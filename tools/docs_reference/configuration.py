@@ -112,7 +112,8 @@ _GROUPS: Final = (
         "Broker: identity and addresses",
         "A broker's name, where it listens, and the address it gives to clients.",
         ("BrokerConfig", "MessageStoreConfig"),
-        r"cluster_name|broker_.*|listen_.*|namesrv_addr|ha_listen_port|advertised.*|enable_dledger.*",
+        r"cluster_name|broker_.*|listen_.*|(grpc|vip)_port|namesrv_addr|ha_listen_port|advertised.*"
+        r"|enable_dledger.*",
     ),
     _Group(
         "Broker: topics, sending and pulling",
@@ -269,6 +270,7 @@ _KINDS: Final = {
     "str": "text",
     "NodeId": "text",
     "bytes": "text",
+    "TlsServerMode | None": "`disabled`, `permissive` or `enforcing`",
     "Path": "directory",
     "Path | None": "file",
     "tuple[Path, ...]": "directories",

@@ -52,7 +52,7 @@ process metrics of the Prometheus client library.
 _REASONS: Final = {
     RoleReason.ELECTION_TIMEOUT: "it heard no leader for an election timeout, or is alone in its group",
     RoleReason.PRE_VOTE_WON: "a quorum would vote for it, so it campaigns in a new term",
-    RoleReason.LEADERSHIP_OFFERED: "the leader hands over to it",
+    RoleReason.LEADERSHIP_OFFERED: "the leader transfers leadership to it",
     RoleReason.ELECTED: "a quorum voted for it",
     RoleReason.LEADER_HEARD: "it received a message from a leader of its term or of a later one",
     RoleReason.HIGHER_TERM: "it received a message of a later term",

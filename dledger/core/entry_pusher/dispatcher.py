@@ -3,8 +3,8 @@
 COMPARE finds the last common entry, going back a whole term per answer (§5.3's optimisation). TRUNCATE is sent only if
 the follower holds more, and the follower itself decides whether its next entry really conflicts. APPEND pipelines runs
 within a bounded window; each of them has a deadline, after which the dispatcher compares again, so that no lost request
-or answer can stop replication for good (dledger #331). INSTALL restarts a follower that needs
-entries which have expired here.
+or answer can stop replication for good (dledger #331). INSTALL restarts a follower that needs entries which have
+expired here.
 
 ``epoch`` numbers the dispatcher's attempts; an answer to an earlier attempt changes no state. Watermarks are taken from
 every answer of the current term and the follower's current process (``boot_id``): what was once durable stays durable.

@@ -1,9 +1,9 @@
 """The follower's side of replication: orders, checks and applies its leader's pushes.
 
 Pushes are queued on arrival and judged when they are executed, under the lock: a push of a deposed leader, of another
-term or of an earlier attempt must not touch the log. Nothing at or below the commit index is ever
-removed. Only durable entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides
-whose pushes are accepted at all.
+term or of an earlier attempt must not touch the log. Nothing at or below the commit index is ever removed. Only durable
+entries are acknowledged; the flusher's ``on_flushed`` releases the answers. ``belief`` decides whose pushes are
+accepted at all.
 
 A push that contradicts this log is no reason to stop, nor to drop anything: a mismatch first makes the member verify
 its own record. If that is damaged, the damage is reported (``Outbox.damage``) and the push refused; if it is intact,

@@ -35,7 +35,7 @@ class AppendStream:
         on_refusal: Callable[[DLedgerError], None],
         request_bytes_max: int,
     ) -> None:
-        """``on_refusal`` is told of every append that failed."""
+        """``on_refusal`` is called for every failed append."""
         self._context = call.context
         self._quota = call.quota
         self._connection = call.connection

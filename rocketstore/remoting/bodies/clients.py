@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.body import AtMost, Body, NullableText
+from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.codes import Language
 from rocketstore.remoting.headers import Int32, Int64, Named
 
@@ -98,7 +98,6 @@ class CheckClientBody(Body):
     client_id: str
     group: str
     subscription_data: SubscriptionData
-    namespace: NullableText = ""
 
 
 @record(frozen=True, slots=True)

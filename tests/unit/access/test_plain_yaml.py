@@ -129,13 +129,15 @@ def test_lists_may_stand_in_brackets_and_texts_take_several_lines() -> None:
         ("a: 1\n  b: 2", 2, "mapping values are not allowed"),
         ("a:\n  b: 1\n c: 2", 3, "expected"),
         ("a: 1\nb: \a", 2, "unprintable character"),
+        ('a: 1\nb: "\\U00110000"', 2, "Unicode"),
+        ('a: 1\nb: "\\UFFFFFFFF"', 2, "Unicode"),
         ("a: üüüüüüüü\nb: \a\nc: 1\nd: 2\n", 2, "unprintable character"),
         ("&x a: 1", 1, "anchors and aliases are not supported"),
         ("a:\n  &x b: 1", 2, "anchors and aliases are not supported"),
         ("a: 1\n!!str b: 2", 2, "tags are not supported"),
-        ("a: 1\n# b\u2028c: 1", 2, "U+2028 looks like no line break"),
-        ("a: 1\n# b\u2029c: 1", 2, "U+2029 looks like no line break"),
-        ("a: 1\n# b\x85c: 1", 2, "U+0085 looks like no line break"),
+        ("a: 1\n# b\u2028c: 1", 2, "U+2028 is a line break in YAML"),
+        ("a: 1\n# b\u2029c: 1", 2, "U+2029 is a line break in YAML"),
+        ("a: 1\n# b\x85c: 1", 2, "U+0085 is a line break in YAML"),
     ],
 )
 @pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
