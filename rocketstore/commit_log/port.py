@@ -93,7 +93,7 @@ class CommitLog(Protocol):
         """
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        """A producer's next sequence number, 0 if unknown, once everything counted by it is committed."""
+        """A producer's next sequence number, 0 if unknown, once everything counted by it is stored for good."""
 
     def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
         """Store the next offsets of all queues as messages of ``QUEUE_NUMBERS_TOPIC``, if puts are accepted.
