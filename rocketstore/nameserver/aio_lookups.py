@@ -1,7 +1,7 @@
-"""Asking name servers, ours or Java's: where a topic is, and which brokers there are.
+"""A client of name servers, ours or Java's: looks up the routes of topics, and the brokers.
 
-They do not know of each other, and one that was restarted knows nothing for half a minute. So the one that answered
-last is asked first, and the others if it does not answer, or does not know.
+Name servers do not know each other, and a restarted one knows nothing for half a minute. So the one that responded last
+is asked first, and the others if it does not respond, or does not know.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import RouteHeader, write_header
 
 REFRESH_S: Final = 30.0
-"""RocketMQ's ``pollNameServerInterval``: a route is asked for again when it is older."""
+"""RocketMQ's ``pollNameServerInterval``: older routes are looked up again."""
 TIMEOUT_S: Final = 3.0
 ROUTES_MAX: Final = 4096
-"""Routes that are remembered; the one that was asked for longest ago goes first."""
+"""How many routes are cached; the least recently requested one is dropped first."""
 
 
 class AsyncFrames(Protocol):
-    """What carries requests."""
+    """Sends requests."""
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The answer. Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``."""
+        """The response. Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``."""
 
 
 class AsyncNameServers:
-    """Asks over ``frames``, which stay the caller's to close; ``timeout_s`` is for each name server."""
+    """Sends its requests through ``frames``, which the caller closes; ``timeout_s`` applies to each name server."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class AsyncNameServers:
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
 
     async def route(self, topic: str, *, refresh: bool = False) -> TopicRouteData | None:
-        """Where a topic is, None if nobody knows. What is known is given for a while, unless it is to be refreshed.
+        """A topic's route, None if no name server knows it. Routes are cached for a while, unless ``refresh`` is set.
 
-        Without an answer, what was known before goes on counting. Raises ``NameServerError`` if nothing was.
+        Without a response, the cached route is used. Raises ``NameServerError`` if there is none.
         """
         asked_at = time.monotonic()
         known = self._routes.get(topic)
@@ -80,7 +80,7 @@ class AsyncNameServers:
         return found
 
     async def clusters(self) -> ClusterInfo:
-        """All brokers that one name server knows. Raises ``NameServerError``."""
+        """All brokers known to one name server. Raises ``NameServerError``."""
         body = await self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
         try:
             return ClusterInfo.decode(body or b"{}")
@@ -96,7 +96,7 @@ class AsyncNameServers:
             raise NameServerError(f"topics: {error}") from error
 
     async def _ask(self, request: Frame, unknown: int | None = None) -> bytes | None:
-        """The body of an answer; None if all that answer say ``unknown``. Raises ``NameServerError``."""
+        """The body of a response; None if all that respond return the code ``unknown``. Raises ``NameServerError``."""
         reasons: list[str] = []
         is_unknown = False
         first = self._first

@@ -1,4 +1,4 @@
-"""What goes wrong when a name server is asked."""
+"""Errors of name server lookups."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from dledger.errors import DLedgerError, ResponseCode
 
 
 class NameServerError(DLedgerError):
-    """Raised when no name server answered, or one refused; the message says which and why. May be tried again."""
+    """Raised when no name server responded, or one refused; the message says which and why. May be retried."""
 
     code = ResponseCode.NETWORK_ERROR

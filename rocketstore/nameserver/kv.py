@@ -1,4 +1,4 @@
-"""What administrators have set, by namespace and key, in RocketMQ's ``kvConfig.json``."""
+"""Values set by administrators, by namespace and key, in RocketMQ's ``kvConfig.json``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class KvFile(Body):
 
 
 class KvConfig:
-    """Reads from memory, and writes the file before a change is seen. One thread changes, any may read.
+    """Reads from memory; the file is written before a change becomes visible. One thread changes, any may read.
 
-    Raises ``ConfigError`` from the constructor if there is a file that cannot be read.
+    The constructor raises ``ConfigError`` if the existing file is unreadable.
     """
 
     def __init__(self, path: Path, *, entries_max: int, bytes_max: int, fs: FileSystem | None = None) -> None:
@@ -48,15 +48,15 @@ class KvConfig:
             raise ConfigError([f"{path}: cannot be used: {error.strerror}"]) from error
 
     def get(self, namespace: str, key: str) -> str | None:
-        """A value, if it is set."""
+        """A value, or None."""
         return self._table.get(namespace, {}).get(key)
 
     def table(self, namespace: str) -> Mapping[str, str] | None:
-        """All of a namespace, if there is one."""
+        """All values of a namespace, or None."""
         return self._table.get(namespace)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value, durably. Raises ``RequestError``: it is too much, or the disk does not take it."""
+        """Set a value, durably. Raises ``RequestError`` if a limit is exceeded or the disk fails."""
         for what, text, limit in (
             ("namespace", namespace, NAME_CHARS_MAX),
             ("key", key, NAME_CHARS_MAX),
@@ -67,7 +67,7 @@ class KvConfig:
         self._write({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Take a value away, durably; nothing if there is none. Raises ``RequestError``."""
+        """Delete a value, durably; does nothing if there is none. Raises ``RequestError``."""
         if self.get(namespace, key) is None:
             return
         left = {one: value for one, value in self._table[namespace].items() if one != key}

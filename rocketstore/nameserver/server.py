@@ -1,4 +1,4 @@
-"""One name server, wired: settings, values, tables, port. It has one thread, and one more that writes values."""
+"""Wires up one name server: settings, values, tables, port. It has one thread, and one more that writes values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 2.0
 SCAN_INTERVAL_S: Final = 10.0
-"""RocketMQ's: how often silent brokers are looked for."""
+"""RocketMQ's interval for dropping silent brokers."""
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 1024
-"""Of values that are being written; everything else is answered at once."""
+"""Limit for requests that write values; all others are answered at once."""
 REQUEST_S_MAX: Final = 30.0
 
 
 class NameServer:
-    """Use ``start``, ``wait`` and ``stop``. Raises ``ConfigError`` from the constructor."""
+    """Use ``start``, ``wait`` and ``stop``. The constructor raises ``ConfigError``."""
 
     def __init__(self, config: NameServerConfig) -> None:
         problems = config.problems()
@@ -44,9 +44,9 @@ class NameServer:
         self._tls = TlsKeeper(security, name="name server", member=None) if security.has_tls else None
         kv = KvConfig(config.kv_config_path, entries_max=config.kv_entries_max, bytes_max=config.kv_bytes_max)
         self.tables: Final = Tables(config.table_limits)
-        """For the loop's thread only."""
+        """Only for the loop's thread."""
         self._service = NameService(config, self.tables, kv)
-        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
+        self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
         self._stopped = threading.Event()
         self._threads = Supervisor(self._fail)
         self._loop = LoopThread("dledger-nameserver", self._threads.report)
@@ -57,7 +57,7 @@ class NameServer:
         self._port = config.listen_port
 
     def start(self) -> NameServer:
-        """Serve; nothing if it was stopped. Raises ``ConfigError``: the port is taken."""
+        """Serve; does nothing after a stop. Raises ``ConfigError`` if the port is in use."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
@@ -72,7 +72,7 @@ class NameServer:
             return self
 
     def stop(self) -> None:
-        """Answer what was asked, and end. Idempotent."""
+        """Answer the requests in progress, and stop. Idempotent."""
         with self._life_lock:
             if self._stopped.is_set():
                 return
@@ -83,19 +83,19 @@ class NameServer:
             self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Block until it has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
+        """Wait until it has stopped; returns its exit status (0, or 70 after a fatal error), or None on timeout."""
         if not self._stopped.wait(timeout_s):
             return None
         return EXIT_FATAL if self.fatal is not None else 0
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why it stopped itself."""
+        """The error that made it stop itself."""
         return self._threads.fatal
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address it listens on."""
         return address_text(self.config.listen_host, self._port)
 
     async def _serve(self, listening: list[socket.socket]) -> None:
@@ -115,7 +115,7 @@ class NameServer:
         self._look()
 
     def _look(self) -> None:
-        """Drop silent brokers, now and then."""
+        """Drop silent brokers periodically."""
         self._service.expire()
         self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
 

@@ -1,4 +1,4 @@
-"""A name server's requests: who may make them, what they do to the tables, and how they are answered."""
+"""A name server's requests: access checks, changes of the tables, and responses."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ from rocketstore.remoting.server import Handlers
 _LOG = logging.getLogger(__name__)
 
 NAME_CHARS_MAX: Final = 255
-"""Of names of clusters, brokers and topics; RocketMQ's topics have at most 127, those of retries 255."""
+"""For names of clusters, brokers and topics; RocketMQ's topics have at most 127, retry topics 255."""
 VERSION_BYTES_MAX: Final = 4096
-"""Of the body that asks for a version."""
+"""For the body of a version query."""
 TOLD_MAX: Final = 1024
-"""Refused registrations that are remembered, to be logged once."""
+"""How many refused registrations are remembered, so that each is logged once."""
 _BROKER_ID_MIN: Final = -1
-"""What a member of a Java group without a leader says."""
+"""Sent by a member of a Java group without a leader."""
 _CHANGEABLE: Final = "orderMessageEnable"
 
 _Answering = Callable[[RemotingConnection, Frame], Frame]
 
 
 class NameService:
-    """The handlers of one name server. Everything on the loop's thread, but the writing of values."""
+    """The handlers of one name server. Everything runs on the loop's thread, except writing values."""
 
     def __init__(self, config: NameServerConfig, tables: Tables, kv: KvConfig) -> None:
         self._config = config
@@ -71,11 +71,11 @@ class NameService:
         self._brokers = config.brokers
         self._admins = config.admins
         self._orders = config.order_message_enable
-        self._writer = ThreadPoolExecutor(1, "dledger-nameserver-kv")  # one: changes have an order
+        self._writer = ThreadPoolExecutor(1, "dledger-nameserver-kv")  # a single thread, so that changes are ordered
         self._told: set[tuple[str, str, int | None]] = set()
 
     def handlers(self) -> Handlers:
-        """For the server."""
+        """The handlers, for the server."""
         direct: Mapping[int, _Answering] = {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
@@ -106,14 +106,14 @@ class NameService:
         )
 
     def expire(self) -> None:
-        """Drop the brokers that have been silent for too long, and hang up on them."""
+        """Drop brokers that have been silent for too long, and close their connections."""
         for address, link in self._tables.expire(_now_ms()):
             _LOG.warning("broker address %s was silent for too long and is dropped", address)
             if isinstance(link, RemotingConnection):
                 link.close(f"broker address {address} was silent for too long")
 
     def close(self) -> None:
-        """Wait for values that are being written. Idempotent."""
+        """Wait for values being written. Idempotent."""
         self._writer.shutdown()
 
     # -- brokers -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class NameService:
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
     def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> Registration:
-        """Nearly all repeat the one before, and to decode 10,000 topics takes a tenth of a second."""
+        """Decode the topics only if they changed: most are repeated, and 10,000 topics take a tenth of a second."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
         if version is not None:
@@ -209,7 +209,7 @@ class NameService:
         return _topic_list(frame, self._tables.topics_with(sys_flag, without))
 
     def _system_topics(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """Clusters and brokers have topics of their names; and the address of some broker to ask for the others."""
+        """Clusters and brokers have topics with their names; the response also contains the address of some broker."""
         brokers = self._tables.brokers()
         names = {one.cluster for one in brokers} | {one.broker_name for one in brokers}
         address = next((one for broker in brokers for one in broker.broker_addrs.values()), "")
@@ -274,7 +274,7 @@ class NameService:
         return frame.answer(body="".join(f"{name}={value}\n" for name, value in lines).encode())
 
     def _update_config(self, connection: RemotingConnection, frame: Frame) -> Frame:
-        """One setting may change meanwhile; the others are read at the start."""
+        """One setting can be changed at runtime; the others are read at startup."""
         self._allow_admin(connection)
         try:
             given = {one.key: one.value for one in properties.parse(properties.decode(frame.body))}
@@ -321,7 +321,7 @@ def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Fra
 def _registration(
     header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
 ) -> Registration:
-    """Raises ``RequestError`` if a name or an address cannot be one."""
+    """Raises ``RequestError`` for an invalid name or address."""
     for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
         _check_name(what, name)
     try:

@@ -1,13 +1,14 @@
-"""What a name server knows: which brokers there are, and which queues of each topic they have. Pure: it gets the time.
+"""A name server's tables: the brokers, and each topic's queues on them. Pure: the time is passed in.
 
 A broker's *name* stands for a master (id 0) and its slaves, or for the members of a DLedger group. The rules are
-RocketMQ's, but that
+RocketMQ's, except that
 
-- an address has one place, and a place one address: whoever unregisters, falls silent or hangs up takes nobody else's;
-- a registration may carry the Raft term in which it was made. Then a deposed leader, which has not noticed yet, cannot
-  take the master's place back. The term of a name is known for as long as its master registers, and is forgotten once
-  that has been silent for ``SILENCE_MS``: the terms of a group that was rebuilt from nothing start again;
-- a registration of all topics brings those that came in earlier ones which were lost, also if the version is not new.
+- an address has one place, and a place one address: unregistering, falling silent or disconnecting affects no other
+  address's place;
+- a registration may contain the Raft term in which it was made. Then a deposed leader that has not noticed yet cannot
+  take back the master's place. A name's term is remembered as long as its master registers, and forgotten once the
+  master has been silent for ``SILENCE_MS``, because the terms of a group rebuilt from nothing start again;
+- a registration of all topics adds those of earlier registrations that were lost, even if the version is not new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.errors import RequestError
 
 SILENCE_MS: Final = 120_000
-"""RocketMQ's: a broker that has not registered for so long is dropped."""
+"""RocketMQ's: a broker that has not registered for this long is dropped."""
 MASTER_ID: Final = 0
 PERMISSION_WRITE: Final = 2
 SYS_FLAG_UNIT: Final = 1
@@ -31,10 +32,10 @@ SYS_FLAG_UNIT_SUB: Final = 2
 
 @record(frozen=True, slots=True)
 class TableLimits:
-    """How much may be registered."""
+    """Limits for registrations."""
 
     brokers_max: int
-    """Names."""
+    """Broker names."""
     addresses_max: int
     topics_max: int
     places_max: int
@@ -43,7 +44,7 @@ class TableLimits:
 
 @record(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself."""
+    """A broker's registration."""
 
     cluster: str
     broker: str
@@ -52,37 +53,37 @@ class Registration:
     ha_address: str
     version: DataVersion
     topics: Mapping[str, QueueData]
-    """Some or all of them: what is not among them stays as it is."""
+    """Some or all topics: those missing are unchanged."""
     term: int | None = None
-    """The Raft term in which it has this id; None: Java's brokers do not say."""
+    """The Raft term in which it has this id; None for Java's brokers, which do not send it."""
     digest: bytes = b""
-    """Of what it says about its topics, see ``repeated``; empty if none was made."""
+    """Digest of its topics, see ``repeated``; empty if there is none."""
 
 
 class Registered(NamedTuple):
-    """What became of a registration."""
+    """The result of a registration."""
 
     is_taken: bool
     """False: there is a newer master, and nothing was changed."""
     master: str
-    """Its address, for everybody else; empty if there is none."""
+    """The master's address, for all other members; empty if there is none."""
     master_ha: str
 
 
 class _Applied(NamedTuple):
-    """The registration whose topics count."""
+    """The registration whose topics are in use."""
 
     address: str
     version: DataVersion
     topics: int
 
     def is_of(self, one: Registration) -> bool:
-        """Whether it was made by the same address, of the same version."""
+        """Whether it came from the same address, with the same version."""
         return (self.address, self.version) == (one.address, one.version)
 
 
 class _Broker:
-    """All of one name."""
+    """All brokers of one name."""
 
     __slots__ = ("addresses", "applied", "cluster", "led_ms", "name", "term", "topics")
 
@@ -93,11 +94,11 @@ class _Broker:
         self.topics: set[str] = set()
         self.applied: _Applied | None = None
         self.term: int | None = None
-        self.led_ms = 0  # when the master of that term was last heard of
+        self.led_ms = 0  # when the master of that term was last seen
 
 
 class _Live:
-    """One address that has registered."""
+    """One registered address."""
 
     __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
 
@@ -112,7 +113,7 @@ class _Live:
 
 
 class Tables:
-    """Everything that is registered. ``link`` stands for the connection over which a broker registers."""
+    """All registrations. ``link`` stands for the connection over which a broker registers."""
 
     def __init__(self, limits: TableLimits) -> None:
         self._limits = limits
@@ -125,7 +126,7 @@ class Tables:
     # -- what brokers say ----------------------------------------------------------------------------------------------
 
     def register(self, one: Registration, link: object, now_ms: int) -> Registered:
-        """Take a registration, or leave everything as it is if there is a newer master. Raises ``RequestError``."""
+        """Apply a registration, or change nothing if there is a newer master. Raises ``RequestError``."""
         broker = self._brokers.get(one.broker)
         if broker is not None and _is_outdated(one, broker, now_ms):
             return Registered(False, *self._master_of(broker))
@@ -141,9 +142,9 @@ class Tables:
         return Registered(True, *(("", "") if is_master else self._master_of(broker)))
 
     def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
-        """The version of an address that said the same of its topics when it registered last, None if it did not.
+        """The version of an address whose last registration had the same topics, otherwise None.
 
-        Then its registration may have no topics: they would change nothing.
+        Its registration then needs no topics, because they would change nothing.
         """
         live = self._live.get(address)
         if live is None or not digest or (live.broker, live.broker_id, live.digest) != (name, broker_id, digest):
@@ -151,7 +152,7 @@ class Tables:
         return live.version
 
     def renew(self, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
-        """A broker asks whether it must register: whether its topics have changed, and which version is known here."""
+        """Answer whether a broker must register, because its topics have changed, and which version is known here."""
         live = self._live.get(address)
         if live is None:
             return True, None
@@ -163,7 +164,7 @@ class Tables:
         return False, live.version
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
-        """A broker goes. False if the address has another place by now, or none: then nothing is changed."""
+        """Remove a broker. False, without effect, if the address now has another place, or none."""
         live = self._live.get(address)
         if live is None or (live.broker, live.broker_id) != (name, broker_id):
             return False
@@ -187,18 +188,18 @@ class Tables:
     # -- what administrators change ------------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str, cluster: str = "") -> None:
-        """Forget a topic, or its queues at the brokers of one cluster, until a changed registration has it again."""
+        """Delete a topic, or its queues on one cluster's brokers, until a changed registration contains it again."""
         for name in tuple(self._topics.get(topic, ())):
             broker = self._brokers[name]
             if not cluster or broker.cluster == cluster:
                 self._take_queues(broker, topic)
 
     def wipe_write(self, name: str) -> int:
-        """Take the write permission from all topics of a broker, until a changed registration; gives their number."""
+        """Remove the write permission from all topics of a broker, until a changed registration; returns how many."""
         return self._permit(name, take=PERMISSION_WRITE)
 
     def add_write(self, name: str) -> int:
-        """Give it back; gives the number of topics."""
+        """Restore it; returns the number of topics."""
         return self._permit(name, give=PERMISSION_WRITE)
 
     def _permit(self, name: str, *, take: int = 0, give: int = 0) -> int:
@@ -213,7 +214,7 @@ class Tables:
     # -- what clients ask ----------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic is; None: nowhere."""
+        """A topic's route; None if it is unknown."""
         at = self._topics.get(topic)
         if at is None:
             return None
@@ -221,24 +222,24 @@ class Tables:
         return TopicRouteData(tuple([at[one] for one in names]), tuple([self._data_of(one) for one in names]))
 
     def brokers(self) -> tuple[BrokerData, ...]:
-        """All of them, in the order of their names."""
+        """All brokers, ordered by name."""
         return tuple([self._data_of(name) for name in sorted(self._brokers)])
 
     def topics(self) -> tuple[str, ...]:
-        """The names of all topics, in their order."""
+        """The names of all topics, in order."""
         return tuple(sorted(self._topics))
 
     def topics_of_cluster(self, cluster: str) -> tuple[str, ...]:
-        """Those with queues at a broker of that cluster."""
+        """The topics with queues on a broker of that cluster."""
         found = {topic for one in self._brokers.values() if one.cluster == cluster for topic in one.topics}
         return tuple(sorted(found))
 
     def topics_with(self, sys_flag: int, without: int = 0) -> tuple[str, ...]:
-        """Those whose system flag has all of some bits, and none of others."""
+        """The topics whose system flag has all of some bits, and none of others."""
         return tuple(topic for topic, flag in self._sys_flags() if flag & sys_flag == sys_flag and not flag & without)
 
     def _sys_flags(self) -> Iterator[tuple[str, int]]:
-        """Of every topic, at the first of its brokers."""
+        """Every topic's flag, from the first of its brokers."""
         for topic in sorted(self._topics):
             at = self._topics[topic]
             yield topic, at[min(at)].topic_sys_flag
@@ -249,12 +250,12 @@ class Tables:
         return "" if broker is None else broker.addresses.get(MASTER_ID, "")
 
     def term_of(self, name: str, now_ms: int) -> int | None:
-        """The term of a name's master, if it counts."""
+        """The term of a name's master, if it is valid."""
         broker = self._brokers.get(name)
         return None if broker is None else _known_term(broker, now_ms)
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """How many names, addresses, topics, and pairs of topic and name there are."""
+        """The numbers of names, addresses, topics, and pairs of topic and name."""
         return len(self._brokers), len(self._live), len(self._topics), self._places
 
     # -- the parts of a change -----------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Tables:
     def _check_room(
         self, one: Registration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
     ) -> None:
-        """Raises ``RequestError`` if it would be too much; a broker that is known stays so."""
+        """Raises ``RequestError`` if a limit would be exceeded; a known broker is always accepted."""
         limits = self._limits
         live = self._live.get(one.address)
         if broker is None and len(self._brokers) >= limits.brokers_max:
@@ -293,7 +294,7 @@ class Tables:
         )
 
     def _take_place(self, one: Registration, broker: _Broker | None) -> _Broker:
-        """Give the address its place, and take it from whoever had it."""
+        """Give the address its place, and take the place from its previous holder."""
         live = self._live.get(one.address)
         if live is not None and live.broker != one.broker:
             self._drop(one.address)
@@ -330,7 +331,7 @@ class Tables:
         return live
 
     def _drop(self, address: str) -> None:
-        """An address goes; with the last one of a name, all that is known of the name goes."""
+        """Remove an address; with the last one of a name, everything known about the name."""
         live = self._forget(address)
         broker = self._brokers[live.broker]
         del broker.addresses[live.broker_id]
@@ -359,11 +360,11 @@ def _known_term(broker: _Broker, now_ms: int) -> int | None:
 
 
 def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
-    """Which topics of a master's registration change something.
+    """The topics of a master's registration that change something.
 
-    Of a version that is known already those that are not known, if an earlier registration of it had fewer: it was of
-    the last change only, and what was sent before it may not have arrived. Permissions that an administrator has taken
-    away stay so.
+    For a known version, these are the unknown topics, if an earlier registration with that version had fewer: it
+    contained only the last change, and earlier ones may have been lost. Permissions removed by an administrator stay
+    removed.
     """
     applied = None if broker is None else broker.applied
     if broker is None or applied is None or not applied.is_of(one):
@@ -374,9 +375,10 @@ def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
 
 
 def _is_outdated(one: Registration, broker: _Broker, now_ms: int) -> bool:
-    """Whether a newer master is known than the one that a registration comes from, or speaks of.
+    """Whether a newer master is known than the one that sent a registration, or that it refers to.
 
-    Two masters in one term cannot be: they are of two groups with the same name, and the first keeps its place.
+    There cannot be two masters in one term: they belong to two groups with the same name, and the first keeps its
+    place.
     """
     known = _known_term(broker, now_ms)
     if one.term is None or known is None:

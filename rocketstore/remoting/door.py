@@ -1,4 +1,4 @@
-"""Takes over accepted remoting connections, with TLS or without, as the setting ``tls.server.mode`` says."""
+"""Takes over accepted remoting connections, with or without TLS according to ``tls.server.mode``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOG = logging.getLogger(__name__)
 
 TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
-"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+"""Distinct reasons for refused connections that are logged: anyone may connect, and must not fill the log."""
 REMOTING_FRAME: Final = 0x00
-"""A remoting connection's first byte: a frame begins with its length, which is below 16 MiB."""
+"""A remoting connection's first byte: a frame starts with its length, which is below 16 MiB."""
 
 
 class RemotingDoor:
-    """For a ``FrontDoor``: ``look`` at a port that has nothing but remoting, ``take_plain`` and ``take_sealed``."""
+    """For a ``FrontDoor``: ``look`` for a port with only remoting, ``take_plain`` and ``take_sealed``."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RemotingDoor:
         self._reasons: set[str] = set()
 
     def look(self, head: bytes) -> Verdict | Take | int:
-        """What a connection is; see ``Look``."""
+        """Determine the kind of a connection; see ``Look``."""
         if not head:
             return 1
         if head[0] == REMOTING_FRAME:
@@ -52,14 +52,14 @@ class RemotingDoor:
         return self.take_sealed if head[0] == HANDSHAKE_RECORD else Verdict.CLOSE
 
     async def take_plain(self, link: socket.socket) -> None:
-        """Without TLS."""
+        """Take over a connection without TLS."""
         if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
             self._refuse(link, f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)")
         else:
             await self._take(link, None)
 
     async def take_sealed(self, link: socket.socket) -> None:
-        """With TLS."""
+        """Take over a connection with TLS."""
         if self._tls is None:
             self._refuse(link, f"it uses TLS, and this {self._whose} does not: set tls_cert_path and the others")
         elif self._mode is TlsServerMode.DISABLED:
@@ -79,7 +79,7 @@ class RemotingDoor:
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # whatever happens, the socket is asyncio's from now on
+        try:  # from now on, asyncio owns the socket in any case
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, whom))
