@@ -36,6 +36,7 @@ from dledger.types import LogIndex
 from dledger.values import host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.door import BrokerDoor, RemotingFactory
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.other_mode import refuse_other_mode
@@ -66,6 +67,7 @@ class BrokerServer:
 
     The constructor raises, before opening a port: ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``,
     ``IdentityError``, ``DiskError``. ``repair``: set a damaged replicated log aside and fetch it from the others.
+    ``remoting`` creates the protocol object of each remoting connection, on the broker's event loop.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class BrokerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
+        remoting: RemotingFactory | None = None,
     ) -> None:
         problems = config.problems()
         if problems:
@@ -105,6 +108,8 @@ class BrokerServer:
         self._bridge: LoopBridge | None = None
         self._connections: Connections | None = None  # for a plain broker; a node has its own
         self._port = config.listen_port
+        self._remoting = remoting
+        self._door: BrokerDoor | None = None
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
         self._health: health.aio.HealthServicer | None = None  # type: ignore[name-defined]  # missing in grpc-stubs
@@ -284,8 +289,8 @@ class BrokerServer:
         guard = self.guard
         if guard is None:  # tools that use reflection cannot sign requests; health stays open for monitoring
             standard.add_reflection(names)
-        credentials = self._tls.client_server_credentials() if self._tls is not None else None
-        self._port = rpc_options.bind(server, config.bind_host, config.listen_port, "broker's", credentials)
+        self._door = door = BrokerDoor(config, self._tls, self._remoting)
+        self._port = door.bind(server)
         self._service = BrokerService(
             config,
             self.store,
@@ -302,7 +307,8 @@ class BrokerServer:
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         await server.start()
-        connections.watch(self._port, calls_max)
+        door.open()
+        connections.watch(door.ports, calls_max)
 
     def _watched_connections(self) -> Connections:
         if self.node is not None:
@@ -330,10 +336,14 @@ class BrokerServer:
             await self._health.enter_graceful_shutdown()
         if self._service is not None:
             self._service.stop_waiting()
+        if self._door is not None:
+            self._door.stop_listening()
         if self._server is not None:
             await self._server.stop(grace_s or None)
         if self._service is not None:
             await self._service.drain()
+        if self._door is not None:
+            await self._door.close()
 
     def _close_service(self, grace_s: float) -> None:
         if self._bridge is not None:

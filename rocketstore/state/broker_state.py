@@ -225,7 +225,7 @@ class BrokerState:
 
     @property
     def fatal(self) -> BaseException | None:
-        """The error that ended the thread: the broker must stop. With a shared supervisor, that one reports it."""
+        """The error that ended the thread, after which the broker must stop."""
         return self._supervisor.fatal
 
     # Reading

@@ -116,7 +116,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
         node = _rows("Of a node")
         always |= {name for name, there in node.items() if there == "always" and "PEER" not in name}
         possible |= set(node)
-    settings = {"listen_port": "0", "store_path_root_dir": str(tmp_path), **_SMALL, **flags}
+    settings = {"listen_port": "0", "vip_port": "0", "store_path_root_dir": str(tmp_path), **_SMALL, **flags}
     config, _ = load_broker_settings(None, {}, settings)
     with ExitStack() as stack:
         broker = BrokerServer(config)

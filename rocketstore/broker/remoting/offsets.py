@@ -131,9 +131,10 @@ class Offsets:
         self._parts.check_caught_up()
         if not self._is_readable(topic, queue_id):
             return 0, 0
-        return await self._parts.readers.run(self._range_now, topic, queue_id)
+        return await self._parts.readers.run(self.range_of, topic, queue_id)
 
-    def _range_now(self, topic: str, queue_id: int) -> tuple[int, int]:
+    def range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Where a queue begins and ends. May wait for a disk."""
         parts = self._parts
         low = max(parts.store.min_offset(topic, queue_id), parts.topics.begin_offset(topic, queue_id), 0)
         return low, max(parts.store.max_offset(topic, queue_id), low)

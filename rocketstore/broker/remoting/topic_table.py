@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
+from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.remoting.bodies.topics import TopicConfigData
+from rocketstore.remoting.bodies.topics import DataVersion, TopicConfigData, TopicConfigTable
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.errors import RequestError
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC
 
@@ -42,9 +46,48 @@ def topic_table(config: BrokerConfig, stored: list[TopicConfig]) -> dict[str, To
     table = system_topics(config)
     for one in stored:
         if one.name not in HIDDEN_TOPICS:
-            permission = one.permission & (config.broker_permission | INHERIT)
-            table[one.name] = TopicConfigData(one.name, one.read_queues, one.write_queues, permission)
+            table[one.name] = _data_of(config, one)
     return dict(sorted(table.items()))
+
+
+def find_topic(parts: BrokerParts, name: str) -> TopicConfigData | None:
+    """A topic that others may know of, stored or not."""
+    stored = parts.state.topic(name) if name not in HIDDEN_TOPICS else None
+    return system_topics(parts.config).get(name) if stored is None else _data_of(parts.config, stored)
+
+
+def known_topic(parts: BrokerParts, name: str) -> TopicConfigData:
+    """The same. Raises ``RequestError``."""
+    topic = find_topic(parts, name)
+    if topic is None:
+        raise RequestError(f"topic[{name}] not exist", AnswerCode.TOPIC_NOT_EXIST)
+    return topic
+
+
+class TopicTable:
+    """All topics that others may know of, with a version that is another one whenever they are."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()  # guards the last answer
+        self._last = TopicConfigTable()
+
+    def now(self) -> TopicConfigTable:
+        """On any thread."""
+        parts = self._parts
+        with self._lock:
+            table = topic_table(parts.config, parts.state.topics())
+            if table != self._last.topic_config_table:  # of two versions others only see whether they differ
+                version = DataVersion(self._last.data_version.counter + 1, parts.clock.wall_ms())
+                self._last = TopicConfigTable(version, table)
+            return self._last
+
+
+def _data_of(config: BrokerConfig, one: TopicConfig) -> TopicConfigData:
+    permission = one.permission & (config.broker_permission | INHERIT)
+    return TopicConfigData(
+        one.name, one.read_queues, one.write_queues, permission, topic_sys_flag=one.sys_flag, order=one.order
+    )
 
 
 def _topic(name: str, queues: int, permission: int = _READ_WRITE) -> TopicConfigData:
