@@ -1,4 +1,4 @@
-"""Wires up one name server: settings, values, tables, port. It has one thread, and one more that writes values."""
+"""One name server, wired: settings, values, tables, port. One thread serves, a second one writes values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 2.0
 SCAN_INTERVAL_S: Final = 10.0
-"""RocketMQ's interval for dropping silent brokers."""
+"""RocketMQ's interval of looking for brokers that have not registered in time."""
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 1024
-"""Limit for requests that write values; all others are answered at once."""
+"""The limit of changes of values under way; all other requests are answered immediately."""
 REQUEST_S_MAX: Final = 30.0
 
 
 class NameServer:
-    """Use ``start``, ``wait`` and ``stop``. The constructor raises ``ConfigError``."""
+    """A name server. Use ``start``, ``wait`` and ``stop``. The constructor raises ``ConfigError``."""
 
     def __init__(self, config: NameServerConfig) -> None:
         problems = config.problems()
@@ -44,9 +44,9 @@ class NameServer:
         self._tls = TlsKeeper(security, name="name server", member=None) if security.has_tls else None
         kv = KvConfig(config.kv_config_path, entries_max=config.kv_entries_max, bytes_max=config.kv_bytes_max)
         self.tables: Final = Tables(config.table_limits)
-        """Only for the loop's thread."""
+        """For the loop's thread only."""
         self._service = NameService(config, self.tables, kv)
-        self._life_lock = threading.RLock()  # one start or stop at a time; a failed start stops
+        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
         self._stopped = threading.Event()
         self._threads = Supervisor(self._fail)
         self._loop = LoopThread("dledger-nameserver", self._threads.report)
@@ -57,7 +57,7 @@ class NameServer:
         self._port = config.listen_port
 
     def start(self) -> NameServer:
-        """Serve; does nothing after a stop. Raises ``ConfigError`` if the port is in use."""
+        """Serve, unless it was stopped. Raises ``ConfigError``: the port is in use."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
@@ -72,7 +72,7 @@ class NameServer:
             return self
 
     def stop(self) -> None:
-        """Answer the requests in progress, and stop. Idempotent."""
+        """Answer the requests under way and stop. Idempotent."""
         with self._life_lock:
             if self._stopped.is_set():
                 return
@@ -83,19 +83,19 @@ class NameServer:
             self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it has stopped; returns its exit status (0, or 70 after a fatal error), or None on timeout."""
+        """Block until it has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
         if not self._stopped.wait(timeout_s):
             return None
         return EXIT_FATAL if self.fatal is not None else 0
 
     @property
     def fatal(self) -> BaseException | None:
-        """The error that made it stop itself."""
+        """Why it stopped by itself."""
         return self._threads.fatal
 
     @property
     def address(self) -> str:
-        """The address it listens on."""
+        """The address listened on."""
         return address_text(self.config.listen_host, self._port)
 
     async def _serve(self, listening: list[socket.socket]) -> None:
@@ -115,7 +115,7 @@ class NameServer:
         self._look()
 
     def _look(self) -> None:
-        """Drop silent brokers periodically."""
+        """Remove brokers that have not registered in time, and again later."""
         self._service.expire()
         self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
 
@@ -128,6 +128,6 @@ class NameServer:
             await self._server.close(STOP_GRACE_S)
 
     def _fail(self, error: BaseException) -> None:
-        """The loop has ended: nothing is served any more."""
+        """Stop after a failure of the loop."""
         _LOG.critical("the name server stops: %s", error)
         self._stopped.set()

@@ -1,4 +1,4 @@
-"""Remoting requests without an event loop: one connection per address, with one request at a time. Thread-safe."""
+"""Remoting requests without an event loop: one connection per address, one request on it at a time. Thread-safe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPAQUE_MASK: Final = (1 << 31) - 1
 
 
 class BlockingRemotingClient:
-    """Sends requests to other programs, like ``RemotingClient`` without asyncio. ``tls`` connects with TLS."""
+    """Sends requests to other programs, as ``RemotingClient`` does with asyncio. With ``tls``, over TLS."""
 
     def __init__(self, *, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         self._tls = tls
@@ -31,22 +31,22 @@ class BlockingRemotingClient:
         self._is_closed = False
 
     def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The response of ``address``, whatever its code; the timeout includes connecting.
+        """Return the answer of ``address``, whatever its code; the time includes connecting.
 
-        Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two, the request may
-        have been carried out.
+        Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two the request may have
+        been executed.
         """
         with self._lock:
             if self._is_closed:
                 raise UnreachableError("this client is closed")
             link = self._links.pop(address, None) or _Link(address, self._tls)
-            self._links[address] = link  # move it to the end, as the most recently used
+            self._links[address] = link  # the last used is the last
             if len(self._links) > ADDRESSES_MAX:
                 self._links.pop(next(iter(self._links))).close()
         return link.call(request, time.monotonic() + timeout_s)
 
     def close(self) -> None:
-        """Close all connections; requests in progress fail. Idempotent."""
+        """Close all connections; requests under way fail. Idempotent."""
         with self._lock:
             self._is_closed = True
             links = tuple(self._links.values())
@@ -66,7 +66,7 @@ class _Link:
         self._opaques = count(1)
 
     def call(self, request: Frame, deadline: float) -> Frame:
-        """See above; a connection that did not respond is not used again."""
+        """Return the answer; a connection without one is closed."""
         if not self._turn.acquire(timeout=_left(deadline)):
             raise UnreachableError(f"{self._address} did not answer an earlier request in time")
         try:
@@ -83,7 +83,7 @@ class _Link:
             self._turn.release()
 
     def close(self) -> None:
-        """Close the connection; a request in progress fails."""
+        """Close the connection; a request under way fails."""
         if (link := self._socket) is not None:
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
@@ -134,5 +134,5 @@ def _fill(link: socket.socket, data: bytearray, length: int, deadline: float) ->
 
 
 def _left(deadline: float) -> float:
-    """Never 0, which would mean not to wait at all."""
+    """Return the remaining time, and never 0, which would mean not to block."""
     return max(deadline - time.monotonic(), 0.001)

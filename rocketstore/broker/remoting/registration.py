@@ -1,7 +1,7 @@
-"""Registers this broker with the name servers: at startup, every half minute, and at once after changes.
+"""Tells the name servers about this broker: at the start, every half a minute, and at once when something changes.
 
-A master registers as broker id 0 only once it accepts writes, with the Raft term in which it does: our name servers can
-then distinguish a deposed master from its successor. RocketMQ's ignore the term.
+A master registers as broker id 0 only once it takes writes, and with the Raft term in which it does: a name server of
+ours then knows a deposed one from its successor. RocketMQ's own ignores the term.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from rocketstore.types import BrokerRole
 
 _LOG: Final = logging.getLogger("rocketstore")
 TERM_FIELD: Final = "dledgerTerm"
-"""Our field in REGISTER_BROKER: the Raft term in which the broker has its id."""
+"""Ours, in REGISTER_BROKER: the Raft term in which the broker has its id."""
 FAILURES: Final = (UnreachableError, DisconnectedError, TooManyCallsError, TimeoutError, RequestError)
 ANNOUNCE_S_MAX: Final = 1.0
-"""How long a change of a topic waits for the name servers."""
+"""How long who changed a topic waits for the name servers."""
 UNREGISTER_TIMEOUT_S: Final = 2.0
+TOPICS_INTERVAL_S: Final = 0.2
+"""How often it is looked whether a topic has changed."""
 RETRY_S: Final = 1.0
-"""After a registration that failed with some name server."""
+"""After a registration that failed somewhere."""
 MASTER_ID: Final = 0
+HA_PORT_OFFSET: Final = 1
+"""From ``listenPort`` to the port of classic replication."""
 
 
 class NameServerRegistration:
-    """On the loop. Call ``wake`` when the role, the topics or their permissions change."""
+    """On the loop. ``wake`` when the role, the topics or their permissions change."""
 
     def __init__(self, parts: BrokerParts, client: RemotingClient, address: str, ha_address: str) -> None:
         config = parts.config
@@ -47,13 +51,14 @@ class NameServerRegistration:
         self._ha_address = ha_address
         self._name_servers = config.name_servers
         self._wanted = asyncio.Event()
-        self._announced: list[asyncio.Future[None]] = []  # waiting for a round that starts after them
+        self._announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
         self._topics = TopicTable(parts)
-        self._reached: dict[str, str] = {}  # name server to the last error, empty if there was none
+        self._reached: dict[str, str] = {}  # name server to the last failure, empty if there was none
+        self._topic_changes = -1
         self._rounds: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start, if name servers are configured."""
+        """Begin, if there are name servers."""
         if self._name_servers and self._rounds is None:
             self._rounds = asyncio.get_running_loop().create_task(self._run())
 
@@ -62,7 +67,7 @@ class NameServerRegistration:
         self._wanted.set()
 
     async def announce(self) -> None:
-        """Register at once. Returns when all name servers have responded or failed, or after a second."""
+        """Register at once. Returns when all name servers have been told, or have failed, or after a second."""
         if self._rounds is None:
             return
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,7 +78,7 @@ class NameServerRegistration:
                 await told
 
     async def close(self) -> None:
-        """Unregister this broker's address from the name servers that have it in its place, and stop. Idempotent."""
+        """Take this broker's address back from the name servers that have it in its place, and end. Idempotent."""
         rounds, self._rounds = self._rounds, None
         if rounds is None:
             return
@@ -82,7 +87,7 @@ class NameServerRegistration:
         await asyncio.gather(*(self._unregister(one) for one in self._name_servers))
 
     def failures(self) -> dict[str, str]:
-        """Name servers with which registering failed, and why."""
+        """Name servers that could not be told, and why."""
         return {address: reason for address, reason in self._reached.items() if reason}
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -96,14 +101,19 @@ class NameServerRegistration:
                 all_well = await self._register()
             finally:
                 for told in waiting:
-                    if not told.done():  # otherwise nobody is waiting any more
+                    if not told.done():  # else nobody waits any more
                         told.set_result(None)
-            pause_s = config.register_name_server_period / 1000 if all_well else RETRY_S
-            try:
-                async with asyncio.timeout(pause_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.register_name_server_period / 1000 if all_well else RETRY_S):
+                    await self._changed()
+
+    async def _changed(self) -> None:
+        """Return once somebody wants it, or a topic has changed."""
+        state, known = self._parts.state, self._topic_changes
+        while state.topic_changes == known and not self._wanted.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOPICS_INTERVAL_S):
                     await self._wanted.wait()
-            except TimeoutError:
-                continue
 
     async def _register(self) -> bool:
         request = self._request()
@@ -112,6 +122,7 @@ class NameServerRegistration:
 
     def _request(self) -> Frame:
         config, view, store = self._parts.config, self._parts.view(), self._parts.store
+        self._topic_changes = self._parts.state.topic_changes
         body = RegisterBrokerBody(self._topics.now()).encode()
         header = RegisterBrokerHeader(
             config.name,
@@ -127,7 +138,7 @@ class NameServerRegistration:
         return Frame(RequestCode.REGISTER_BROKER, 0, fields, body)
 
     async def _tell(self, name_server: str, request: Frame) -> bool:
-        """Register with one name server; returns whether that succeeded."""
+        """Register at one. Whether it knows now."""
         timeout_s = self._parts.config.register_broker_timeout_mills / 1000
         try:
             answer = await self._client.call(name_server, request, timeout_s)
@@ -145,7 +156,7 @@ class NameServerRegistration:
         return not failure
 
     async def _unregister(self, name_server: str) -> None:
-        """Not by id alone: RocketMQ's name servers remove whatever address has the id, even the next master's."""
+        """Not by id alone: RocketMQ's name servers remove whatever address has the id, also the next master's."""
         config = self._parts.config
         try:
             asked = Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0)
@@ -162,5 +173,5 @@ class NameServerRegistration:
 
 
 def _places_of(address: str, places: Mapping[int, str]) -> list[int]:
-    """The broker ids under which an address is registered."""
+    """Broker ids under which an address is registered."""
     return [place for place, one in places.items() if one == address]
