@@ -14,7 +14,7 @@ from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_ra
 from dledger.values import address_text, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.types import BrokerRole
+from rocketstore.types import BrokerRole, TlsServerMode
 
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2
@@ -50,7 +50,17 @@ class BrokerConfig:
     broker_id: int = 0
     """For a plain broker. In a DLedger broker the role decides: the leader is 0; as followers, n0 to n2 are 1 to 3."""
     listen_port: Port = 10911
-    """Port for clients; 0: any free port (plain broker only)."""
+    """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
+    grpc_port: Port = 0
+    """Further port for gRPC alone, a little faster than ``listen_port``; 0: none."""
+    vip_port: Annotated[int | None, Range(0, 65535)] = None
+    """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
+    0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
+    """
+    tls_server_mode: TlsServerMode | None = None
+    """Whether remoting clients use TLS if certificates are configured: ``enforcing`` (they must, like gRPC clients; the
+    default), ``permissive`` (they may; others send plaintext over the network), ``disabled`` (they must not).
+    """
     listen_host: str = ""
     """Address to listen on for clients; empty: in a DLedger broker, ``bind_host`` or the member's host; in a plain one,
     all addresses if other machines can reach ``broker_ip1``, otherwise loopback.
@@ -144,6 +154,11 @@ class BrokerConfig:
         """The security settings of the broker's port."""
         return self.security if self.dledger is None else self.dledger.security
 
+    @property
+    def effective_limits(self) -> ConnectionLimits:
+        """How much of the broker its clients may use."""
+        return self.limits if self.dledger is None else self.dledger.limits
+
     def address(self, port: int) -> str:
         """The address for clients, given the port it listens on."""
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
@@ -152,6 +167,9 @@ class BrokerConfig:
     def problems(self) -> list[str]:
         """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self.store) + out_of_range(self) + _delay_problems(self.store)
+        found += self._further_port_problems()
+        if self.tls_server_mode is TlsServerMode.ENFORCING and not self.effective_security.has_tls:
+            found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")
         try:
             _ = self.name_servers
         except ValueError as error:
@@ -190,6 +208,25 @@ class BrokerConfig:
             return []
         return dledger.security.problems([self.listen_host])
 
+    def _further_port_problems(self) -> list[str]:
+        others = {self.listen_port: "listen_port"} if self.listen_port else {}
+        if self.dledger is not None and self.dledger.node_id in [one.node_id for one in self.dledger.members]:
+            others[self.dledger.self_member.port] = f"the peer port of {self.dledger.node_id}"
+            others[self._log_port(self.dledger)] = "dledger's client port"
+        found = []
+        for name, port in (("grpc_port", self.grpc_port), ("vip_port", self.vip_port)):
+            if port and port in others:
+                found.append(f"{name}={port} is also {others[port]}: change one of them")
+            elif port:
+                others[port] = name
+        return found
+
+    @staticmethod
+    def _log_port(dledger: ServerConfig) -> int:
+        if dledger.client_port is not None:
+            return dledger.client_port
+        return dledger.self_member.port + CLIENT_PORT_OFFSET
+
     def _port_problems(self, dledger: ServerConfig) -> list[str]:
         if dledger.node_id not in [member.node_id for member in dledger.members]:
             return []  # already reported
@@ -199,7 +236,7 @@ class BrokerConfig:
                 "each other"
             ]
         peer_port = dledger.self_member.port
-        client_port = dledger.client_port if dledger.client_port is not None else peer_port + CLIENT_PORT_OFFSET
+        client_port = self._log_port(dledger)
         if self.listen_port == peer_port:
             return [f"listen_port={self.listen_port} is also the peer port of {dledger.node_id}: change one of them"]
         if self.listen_port == client_port:

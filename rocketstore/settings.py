@@ -24,7 +24,7 @@ from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.types import BrokerRole, FlushDiskType
+from rocketstore.types import BrokerRole, FlushDiskType, TlsServerMode
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
@@ -63,6 +63,7 @@ _IRREGULAR_NAMES: Final = {
     "warm_mapped_file_enable": "warmMapedFileEnable",
     "metrics_port": "metricsPromExporterPort",
     "metrics_host": "metricsPromExporterHost",
+    "tls_server_mode": "tls.server.mode",
 }
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -89,13 +90,22 @@ def _hours_text(text: str) -> str:
     return text
 
 
+def _tls_server_mode(text: str) -> TlsServerMode:
+    try:
+        return TlsServerMode(text.lower())
+    except ValueError:
+        raise ValueError(f"invalid value {text!r}: use one of {', '.join(TlsServerMode)}") from None
+
+
 _PARSERS: Final[dict[object, Callable[[str], object]]] = {
     int: parse_integer,
+    int | None: parse_integer,
     bool: parse_boolean,
     str: str,
     Path: lambda text: Path(text).expanduser(),
     BrokerRole: _role,
     FlushDiskType: _flush_type,
+    TlsServerMode | None: _tls_server_mode,
 }
 
 

@@ -130,6 +130,7 @@ class LocalBrokers(LocalGroup):
             "brokerClusterName": "RaftCluster",
             "brokerName": self.name,
             "listenPort": str(self.nodes[node].client_port),
+            "vipPort": "0",
             "namesrvAddr": f"{HOST}:9876",
             "storePathRootDir": str(root),
             "storePathCommitLog": str(root / "commitlog"),

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -72,6 +72,7 @@ class _InUse:
     client_ca: bytes
     server_context: ssl.SSLContext
     client_context: ssl.SSLContext
+    client_facing_context: ssl.SSLContext
     expires_at: datetime | None
 
 
@@ -131,6 +132,11 @@ class TlsKeeper:
         """For a connection from a peer."""
         self.refresh()
         return self._in_use.server_context
+
+    def accepting_clients(self) -> ssl.SSLContext:
+        """For a connection that a client begins."""
+        self.refresh()
+        return self._in_use.client_facing_context
 
     def connecting(self) -> ssl.SSLContext:
         """For a connection to a peer; the caller must check the peer's name."""
@@ -205,8 +211,17 @@ class TlsKeeper:
             if str(error) != self._complaint:  # a public certificate, with a private CA for those of clients
                 self._complaint = str(error)
                 _LOG.warning("%s: clients may reject its TLS certificate: %s", self._name, error)
+        client_facing = tls.server_context(replace(material, ca=client_ca))
+        if self._client_auth is ClientAuth.NONE:
+            client_facing.verify_mode = ssl.CERT_NONE
         return _InUse(
-            version, material, client_ca, tls.server_context(material), tls.client_context(material), expires_at
+            version,
+            material,
+            client_ca,
+            tls.server_context(material),
+            tls.client_context(material),
+            client_facing,
+            expires_at,
         )
 
     @property

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
@@ -64,6 +64,13 @@ LogKeeper = Callable[[int], int]
 """Returns the offset from which it needs the log, at most the given one, before which all derived data are durable."""
 
 _log = logging.getLogger("rocketstore")
+
+
+class IndexEnd(NamedTuple):
+    """The newest message with a key: when it was stored, and its physical offset; 0 if there is none."""
+
+    store_ms: int
+    offset: int
 
 
 class MessageStore:
@@ -447,6 +454,11 @@ class MessageStore:
         self._check_running()
         return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
 
+    def index_end(self) -> IndexEnd:
+        """Where the index of keys ends."""
+        index = self._index
+        return IndexEnd(0, 0) if index is None else IndexEnd(index.end_timestamp, max(index.indexed_to, 0))
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue; -1 if it is unknown."""
         queue = self._queues.find(topic, queue_id)
@@ -528,7 +540,7 @@ class MessageStore:
 
     @property
     def memory_bytes_max(self) -> int:
-        """What is less than this behind the end of the log counts as being in memory."""
+        """Messages less than this far from the end of the log are assumed to be in memory."""
         return self._reader.memory_bytes_max
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
@@ -621,7 +633,7 @@ class MessageStore:
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
 
     def _index_is_damaged(self, error: CorruptLogError) -> None:
-        """From any thread."""
+        """Callable from any thread."""
         self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
         self._upkeep_worker.wake()
 

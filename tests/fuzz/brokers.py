@@ -18,6 +18,7 @@ SETTINGS = {
     "diskMaxUsedSpaceRatio": "100",
     "diskSpaceWarningLevelRatio": "100",
     "diskSpaceCleanForciblyRatio": "100",
+    "vipPort": "0",
 }
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from cluster.local.group import HOST
 from dledger.rpc import options, tls
-from dledger.rpc.peers.listener import RELAYED_MAX, UNKNOWN_MAX
+from dledger.rpc.front_door import UNKNOWN_MAX
+from dledger.rpc.peers.listener import RELAYED_MAX
 from dledger.rpc.peers.push_frames import TLS_PREAMBLE
 from dledger.types import NodeId
 from tests.integration.harness import Group, undisturbed

@@ -90,6 +90,7 @@ class BrokerNode:
             "dLegerSelfId": "n0",
             "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
             "listenPort": str(listen_port),
+            "vipPort": "0",
             "client_port": str(client_port),
             "index_segment_bytes": "32000",
             "warm_bytes": "0",

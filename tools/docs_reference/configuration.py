@@ -21,7 +21,7 @@ from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
-from tools.docs_reference import commands
+from tools.docs_reference import commands, name_server
 from tools.docs_reference.records import Field, default_text, fields_of
 from tools.docs_reference.unused import by_reason
 
@@ -112,7 +112,8 @@ _GROUPS: Final = (
         "Broker: identity and addresses",
         "A broker's name, where it listens, and the address it gives to clients.",
         ("BrokerConfig", "MessageStoreConfig"),
-        r"cluster_name|broker_.*|listen_.*|namesrv_addr|ha_listen_port|advertised.*|enable_dledger.*",
+        r"cluster_name|broker_.*|listen_.*|(grpc|vip)_port|namesrv_addr|ha_listen_port|advertised.*"
+        r"|enable_dledger.*",
     ),
     _Group(
         "Broker: topics, sending and pulling",
@@ -196,7 +197,7 @@ def text() -> str:
     parts = [_HEAD, *_index(groups)]
     for group, chosen in groups:
         parts += [f"\n## {group.title}\n\n{group.words}\n", *map(_section, chosen)]
-    parts += [_variables(), _unused()]
+    parts += [name_server.section(), _variables(), _unused()]
     return "".join(parts)
 
 
@@ -211,6 +212,7 @@ def _index(groups: Iterable[tuple[_Group, list[SettingEntry]]]) -> Iterator[str]
         links = " ".join(f"[{one.name}](#{one.name})" for one in chosen)
         anchor = re.sub(r"[^\w-]", "", group.title.lower().replace(" ", "-"))
         yield f"| [{group.title}](#{anchor}) | {links} |\n"
+    yield f"| [{name_server.TITLE}](#name-server) | a table |\n"
     yield "| | [variables of the command line](#variables-of-the-command-line) |\n"
     yield "| | [names that change nothing](#names-that-change-nothing) |\n"
 
@@ -269,6 +271,7 @@ _KINDS: Final = {
     "str": "text",
     "NodeId": "text",
     "bytes": "text",
+    "TlsServerMode | None": "`disabled`, `permissive` or `enforcing`",
     "Path": "directory",
     "Path | None": "file",
     "tuple[Path, ...]": "directories",

@@ -115,6 +115,7 @@ def _brokered(directory: Path) -> Iterator[tuple[Recorder, Producer, Consumer]]:
     ports = {
         "dLegerPeers": f"n0-127.0.0.1:{peer_port}",
         "listenPort": str(listen_port),
+        "vipPort": "0",
         "client_port": str(client_port),
     }
     config, _ = load_broker_settings(None, {}, {"storePathRootDir": str(directory), **_SMALL, **group, **ports})

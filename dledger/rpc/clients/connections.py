@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from dledger.access.addresses import host_of, place_of, plain_host
 from dledger.access.quota import TooManyWaitsError
 from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
+from dledger.rpc.relay import peer_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Connection:
 
 
 class Connections:
-    """Wrap each call in ``call``, on the loop. ``watch`` each port once it is known; ``close`` joins the thread."""
+    """Wrap each call in ``call``, on the loop. ``watch`` ports once they are known; ``close`` joins the thread."""
 
     def __init__(
         self, name: str, limits: ConnectionLimits, *, share_percent: int, conditions: Conditions | None = None
@@ -107,9 +108,9 @@ class Connections:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
 
-    def watch(self, port: int, calls_max: int) -> None:
-        """Watch the connections to this port, whose server accepts ``calls_max`` calls at once."""
-        self._ports |= {port}
+    def watch(self, ports: Iterable[int], calls_max: int) -> None:
+        """Watch the connections to these ports, whose server accepts ``calls_max`` calls at once."""
+        self._ports |= set(ports)
         self._calls_max += max(1, calls_max * self._share // 100)
         if self._thread.ident is None:
             self._thread.start()
@@ -126,7 +127,7 @@ class Connections:
     @contextmanager
     def call(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Connection]:  # Any: of any messages
         """Wraps the handler of a call. Raises ``TooManyWaitsError`` if the client's address has too many."""
-        peer = context.peer()
+        peer = peer_of(context.peer())
         one = self._known.get(peer)
         if one is None or (one.hung_up and not one.calls):  # a new client on the same port is another connection
             one = self._new(peer)
@@ -152,6 +153,19 @@ class Connections:
             answered = True
         finally:
             one._clients_turn()
+
+    def enter(self, peer: str) -> Connection:
+        """Register a connection of another protocol on a watched port: it counts as busy until ``leave``."""
+        one = self._new(peer)
+        one.calls = one.handled = 1
+        one.heard_at = time.monotonic()
+        return one
+
+    def leave(self, one: Connection) -> None:
+        """Remove what ``enter`` returned."""
+        one.calls = one.handled = 0
+        if self._known.get(one.peer) is one:
+            del self._known[one.peer]
 
     def hang_up(self, one: Connection) -> None:
         """Close a connection, with everything that gRPC keeps for it."""

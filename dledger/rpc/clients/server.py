@@ -149,7 +149,7 @@ class ClientServer:
             credentials = self._tls.client_server_credentials() if self._tls is not None else None
             self._port = options.bind(server, self._host, self._wanted_port(), "client", credentials)
             await server.start()
-            connections.watch(self._port, calls_max)
+            connections.watch([self._port], calls_max)
             try:
                 self._ready.set()
                 await self._stop.wait()

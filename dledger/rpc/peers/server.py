@@ -35,9 +35,9 @@ from dledger.rpc.peers.control_link import Learn
 from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.listener import PeerListener
 from dledger.rpc.peers.log_exchange import CheckSender, PeerBusyError, PeerLogService
-from dledger.rpc.peers.private_socket import PrivateSocket
 from dledger.rpc.peers.push_server import PushServer
 from dledger.rpc.ports import PeerLog, Receiver
+from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import NodeId
 

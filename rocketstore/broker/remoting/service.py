@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.administration import Administration
+from rocketstore.broker.remoting.connected import Connected
 from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
+from rocketstore.broker.remoting.groups import Groups
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.pulls import RemotingPulls
+from rocketstore.broker.remoting.queries import Queries
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.sends import RemotingSends
+from rocketstore.broker.remoting.stats import Stats
+from rocketstore.broker.remoting.topics import Topics
 from rocketstore.broker.remoting.transactions import RemotingTransactions
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
@@ -29,10 +36,19 @@ REQUESTS_MAX: Final = 4096
 EXPIRY_INTERVAL_S: Final = 10.0
 
 
-class RemotingService:
-    """Create it on the loop's thread. ``client`` asks other programs."""
+async def tell_nobody() -> None:
+    """In the place of an announcement, for a broker that registers nowhere."""
 
-    def __init__(self, parts: BrokerParts, client: RemotingClient) -> None:
+
+class RemotingService:
+    """Create it on the loop's thread. ``client`` asks other programs.
+
+    ``announce`` returns once name servers know of topics that changed, or soon.
+    """
+
+    def __init__(
+        self, parts: BrokerParts, client: RemotingClient, announce: Callable[[], Awaitable[None]] = tell_nobody
+    ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
         retries = Retries(parts)
@@ -59,7 +75,7 @@ class RemotingService:
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
             code.END_TRANSACTION: RemotingTransactions(parts).end,
-        }
+        } | _administration(parts, members, offsets, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
@@ -95,6 +111,37 @@ class RemotingService:
     def _expire(self) -> None:
         self._members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+
+
+def _administration(
+    parts: BrokerParts, members: Members, offsets: Offsets, announce: Callable[[], Awaitable[None]]
+) -> dict[int, Handler]:
+    """The handlers of queries, and of what administrators ask for."""
+    code, admin = RequestCode, Administration(parts)
+    topics = Topics(parts, admin, announce)
+    groups = Groups(parts, admin)
+    queries = Queries(parts, admin)
+    stats = Stats(parts, admin, members.clients, offsets)
+    connected = Connected(parts, admin, members.clients)
+    return {
+        code.UPDATE_AND_CREATE_TOPIC: topics.put,
+        code.DELETE_TOPIC_IN_BROKER: topics.delete,
+        code.GET_ALL_TOPIC_CONFIG: topics.all,
+        code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.of_the_system,
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.put,
+        code.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
+        code.QUERY_MESSAGE: queries.by_key,
+        code.VIEW_MESSAGE_BY_ID: queries.by_offset,
+        code.GET_TOPIC_STATS_INFO: stats.of_topic,
+        code.GET_CONSUME_STATS: stats.of_group,
+        code.GET_BROKER_CONSUME_STATS: stats.of_all_groups,
+        code.QUERY_CONSUME_TIME_SPAN: stats.time_spans,
+        code.GET_CONSUMER_CONNECTION_LIST: connected.consumers,
+        code.GET_PRODUCER_CONNECTION_LIST: connected.producers,
+        code.GET_ALL_PRODUCER_INFO: connected.all_producers,
+        code.QUERY_TOPIC_CONSUME_BY_WHO: connected.groups_of_topic,
+    }
 
 
 def code_of(error: Exception) -> AnswerCode | None:

@@ -35,6 +35,7 @@ _SMALL = {
     "maxHashSlotNum": "100",
     "maxIndexNum": "400",
     "mappedFileSizeConsumeQueue": "2000",
+    "vipPort": "0",
 }
 
 

@@ -22,9 +22,8 @@ from cluster.local.group import free_ports
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit, PushKind, PushResponse, VoteRequest
 from dledger.errors import ConfigError, InvariantError, ResponseCode
-from dledger.rpc import options
+from dledger.rpc import front_door, options
 from dledger.rpc.peers import codec, push_frames
-from dledger.rpc.peers import listener as peer_listener
 from dledger.rpc.peers.control_link import HEARTBEATS_MAX, OTHERS_MAX
 from dledger.rpc.peers.listener import PeerListener
 from dledger.rpc.peers.push_frames import Frame, FrameType
@@ -71,6 +70,12 @@ class Peer:
         link = socket.create_connection(self.address, timeout=10)
         link.sendall(push_frames.PREAMBLE)
         return link
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports that hang up soon on whoever does not say what it is."""
+    monkeypatch.setattr("dledger.rpc.peers.listener.FIRST_BYTES_TIMEOUT_S", 0.2)
 
 
 @pytest.fixture
@@ -182,9 +187,9 @@ def test_a_newer_push_connection_replaces_the_older(peer: Peer) -> None:
     assert codec.decode_push_response(frame[1]).message == answer
 
 
-def test_a_push_connection_without_a_handshake_is_ended(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hasty")
+def test_a_push_connection_without_a_handshake_is_ended(peer: Peer) -> None:
     """It may be anybody's; one that has shaken hands may be silent as long as it likes."""
-    monkeypatch.setattr(peer_listener, "FIRST_BYTES_TIMEOUT_S", 0.2)
     with peer.connect() as begun, ExitStack() as stack:
         begun.sendall(handshake_of(N0))
         idle = [stack.enter_context(peer.connect()) for _ in range(4)]
@@ -195,9 +200,9 @@ def test_a_push_connection_without_a_handshake_is_ended(peer: Peer, monkeypatch:
         wait_until(lambda: len(peer.receiver.received) == 1, "a push on the connection that was silent")
 
 
-def test_a_connection_that_shows_nothing_is_ended(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hasty")
+def test_a_connection_that_shows_nothing_is_ended(peer: Peer) -> None:
     """Nobody knows what it is: not even its first bytes came."""
-    monkeypatch.setattr(peer_listener, "FIRST_BYTES_TIMEOUT_S", 0.2)
     with (
         socket.create_connection(peer.address, timeout=10) as silent,
         closing(socket.create_connection(peer.address, timeout=10)) as slow,
@@ -270,7 +275,7 @@ def test_silent_push_connections_shut_nobody_out(peer: Peer) -> None:
         newer.sendall(handshake_of(N0)[20:] + push)
         wait_until(lambda: len(peer.receiver.received) == 2, "a push on a new connection")
 
-        wait_until(lambda: sum(map(_has_ended, silent)) >= 400 - peer_listener.UNKNOWN_MAX, "the surplus to be ended")
+        wait_until(lambda: sum(map(_has_ended, silent)) >= 400 - front_door.UNKNOWN_MAX, "the surplus to be ended")
 
 
 def test_room_is_made_by_whoever_takes_most() -> None:
@@ -282,7 +287,7 @@ def test_room_is_made_by_whoever_takes_most() -> None:
         other = stack.enter_context(socket.create_connection(address, timeout=5, source_address=("127.0.0.2", 0)))
         many = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(400)]
 
-        wait_until(lambda: sum(map(_has_ended, many)) > 400 - peer_listener.UNKNOWN_MAX, "the surplus to be hung up on")
+        wait_until(lambda: sum(map(_has_ended, many)) > 400 - front_door.UNKNOWN_MAX, "the surplus to be hung up on")
 
         assert not _has_ended(other)
 

@@ -52,4 +52,4 @@ def _directory(spare_place: Path) -> Path:
             return Path(tempfile.mkdtemp(prefix="dledger-", dir=place))  # accessible to its owner only
         except OSError as error:
             problems.append(str(error))
-    raise ConfigError([f"no directory for the peer port's socket ({'; '.join(problems)}): set TMPDIR"])
+    raise ConfigError([f"no directory for gRPC's socket ({'; '.join(problems)}): set TMPDIR"])

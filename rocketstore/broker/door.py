@@ -1,0 +1,198 @@
+"""The broker's ports for clients: gRPC and RocketMQ's remoting protocol on one port, identified by their first bytes.
+
+A remoting frame begins with its length, which is below 16 MiB, so its first byte is zero. gRPC begins with HTTP/2's
+preface, or with TLS that offers HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC handles its own TLS; TLS of
+remoting connections is handled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from dledger.errors import ConfigError
+from dledger.rpc import options, tls
+from dledger.rpc.client_hello import HANDSHAKE_RECORD, protocols_offered
+from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, hang_up, listen
+from dledger.rpc.private_socket import PrivateSocket
+from dledger.rpc.relay import peer_name
+from dledger.rpc.tls_keeper import TlsKeeper
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.types import TlsServerMode
+
+_log = logging.getLogger("rocketstore")
+
+RemotingFactory = Callable[[], asyncio.Protocol]
+"""Creates the protocol object of a new remoting connection."""
+VIP_PORT_OFFSET: Final = -2
+"""From ``listenPort`` to RocketMQ's second port (VIP channel)."""
+TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
+REASONS_MAX: Final = 32
+"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
+_REMOTING_FRAME: Final = 0x00
+_PREFACE: Final = b"PRI * HTTP/2.0"
+_GRPC_PROTOCOLS: Final = frozenset({b"h2", b"grpc-exp"})
+
+
+class BrokerDoor:
+    """On the broker's event loop: ``bind`` before the gRPC server starts, then ``open``, and ``close``."""
+
+    def __init__(self, config: BrokerConfig, tls_keeper: TlsKeeper | None, remoting: RemotingFactory | None) -> None:
+        self._config = config
+        self._tls = tls_keeper
+        self._remoting = remoting
+        self._mode = config.tls_server_mode or (TlsServerMode.ENFORCING if tls_keeper else TlsServerMode.PERMISSIVE)
+        self._listening: list[socket.socket] = []
+        self._socket: PrivateSocket | None = None
+        self._door: FrontDoor | None = None
+        self._reasons: set[str] = set()
+        self.ports: frozenset[int] = frozenset()
+        """All ports listened on, once bound."""
+
+    def bind(self, server: grpc.aio.Server) -> int:
+        """Bind every port, and return ``listenPort``'s number. Raises ``ConfigError``."""
+        config = self._config
+        host = config.bind_host
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # as gRPC interprets it
+            host = "::"
+        self._listening = listen(host, config.listen_port, "broker's")
+        port: int = self._listening[0].getsockname()[1]
+        vip = self._listen_for_vips(host)
+        self._listening += vip
+        credentials = self._tls.client_server_credentials() if self._tls is not None else None
+        grpc_ports = []
+        if config.grpc_port:
+            grpc_ports.append(options.bind(server, config.bind_host, config.grpc_port, "broker's gRPC", credentials))
+
+        def listen_privately(address: str) -> None:
+            if credentials is None:
+                server.add_insecure_port(address)
+            else:
+                server.add_secure_port(address, credentials)
+
+        self._socket = PrivateSocket(listen_privately, config.store.store_path_root_dir)
+        self.ports = frozenset({one.getsockname()[1] for one in self._listening}.union(grpc_ports))
+        return port
+
+    def _listen_for_vips(self, host: str) -> list[socket.socket]:
+        """Bind the VIP port. If it is taken, the start fails only if ``vip_port`` was set: few clients use the port."""
+        config = self._config
+        port = config.vip_port
+        if port is None:
+            port = config.listen_port + VIP_PORT_OFFSET if self._remoting is not None else 0
+        if port <= 0:
+            return []
+        try:
+            return listen(host, port, "broker's VIP")
+        except ConfigError as error:
+            if config.vip_port is not None:
+                raise
+            _log.warning("no VIP port, set vipPort to another one, or to 0 for none: %s", error)
+            return []
+
+    def open(self) -> None:
+        """Start accepting clients."""
+        if self._socket is None:
+            return
+        limits = self._config.effective_limits
+        self._door = FrontDoor(
+            "broker's",
+            self.look,
+            self._socket.path,
+            DoorLimits(2 * limits.connections_max, first_bytes_timeout_s=limits.handshake_ms_max / 1000),
+        )
+        self._door.open(self._listening)
+        self._listening = []
+
+    def stop_listening(self) -> None:
+        """Stop accepting clients. Idempotent."""
+        for one in self._listening:
+            one.close()
+        self._listening = []
+        if self._door is not None:
+            self._door.stop_listening()
+
+    async def close(self) -> None:
+        """Close relayed connections; remoting connections belong to their factory. Idempotent."""
+        self.stop_listening()
+        if self._door is not None:
+            await self._door.close()
+        if self._socket is not None:
+            private, self._socket = self._socket, None
+            private.close()
+
+    # -- sorting -------------------------------------------------------------------------------------------------------
+
+    def look(self, head: bytes) -> Verdict | Take | int:
+        """Identify a connection; see ``Look``."""
+        if not head:
+            return 1
+        if head[0] == _REMOTING_FRAME:
+            return self._take_plain
+        if head[0] == HANDSHAKE_RECORD:
+            return self._look_at_tls(head)
+        if len(head) < len(_PREFACE) and _PREFACE.startswith(head):
+            return len(_PREFACE)
+        return Verdict.RELAY if head.startswith(_PREFACE) else Verdict.CLOSE
+
+    def _look_at_tls(self, head: bytes) -> Verdict | Take | int:
+        try:
+            offered = protocols_offered(head)
+        except ValueError:
+            return Verdict.CLOSE
+        if isinstance(offered, int):
+            return offered
+        if _GRPC_PROTOCOLS.intersection(offered):
+            return Verdict.RELAY  # also without TLS here: the server's answer tells clients why TLS fails
+        return Verdict.CLOSE if offered else self._take_sealed
+
+    # -- remoting ------------------------------------------------------------------------------------------------------
+
+    async def _take_plain(self, link: socket.socket) -> None:
+        if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
+            self._refuse(link, "this broker accepts only TLS (tls.server.mode=enforcing)")
+        else:
+            await self._take(link, None)
+
+    async def _take_sealed(self, link: socket.socket) -> None:
+        if self._tls is None:
+            self._refuse(link, "it uses TLS, and this broker does not: set tls_cert_path and the others")
+        elif self._mode is TlsServerMode.DISABLED:
+            self._refuse(link, "it uses TLS, which is switched off (tls.server.mode=disabled)")
+        else:
+            await self._take(link, self._tls.accepting_clients())
+
+    async def _take(self, link: socket.socket, context: ssl.SSLContext | None) -> None:
+        if self._remoting is None:
+            self._refuse(link, "this broker does not speak that protocol")
+            return
+        try:
+            whom = f"a remoting client at {peer_name(link)}"
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            protocol = self._remoting()
+        except BaseException:
+            link.close()
+            raise
+        timeouts = {}
+        if context is not None:
+            timeouts["ssl_handshake_timeout"] = self._config.effective_limits.handshake_ms_max / 1000
+            timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
+        try:  # asyncio owns the socket from now on, whatever happens
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+        except ssl.SSLError as error:
+            self._complain(tls.explain(error, whom))
+
+    def _refuse(self, link: socket.socket, why: str) -> None:
+        self._complain(f"a remoting connection is refused: {why}")
+        hang_up(link)
+
+    def _complain(self, reason: str) -> None:
+        if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
+            _log.warning("%s", reason)
