@@ -308,7 +308,7 @@ class BrokerServer:
         add_methods(server, codec.SERVICE, self._service.methods())
         await server.start()
         door.open()
-        connections.watch(door.ports, calls_max)
+        connections.watch(door.ports, calls_max, door.remoting_clients)
 
     def _watched_connections(self) -> Connections:
         if self.node is not None:
