@@ -117,8 +117,6 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     # TLS may cost a quarter of the plaintext throughput, in one run.
     "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
     "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),
-    # gRPC shares its port with RocketMQ's protocol: what that may cost whoever sends.
-    "front_door_send_stream": (at_least(0.95, baseline=DIRECT),),
     # Spark, on 3 GiB of log with bodies of 200 B to 4 KiB; all on one processor except the scaling.
     "spark_decode": (at_least(3, "GB/s", quiet_machine_only=True), at_least(10, baseline=STRUCT_LOOP)),
     "spark_scan": (at_least(0.8, baseline=PARQUET),),
