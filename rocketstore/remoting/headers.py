@@ -480,7 +480,10 @@ class AclVersionAnswer:
 
 @record(frozen=True, slots=True)
 class RegisterBrokerHeader:
-    """REGISTER_BROKER; ``body_crc32`` 0: not checked."""
+    """REGISTER_BROKER; ``body_crc32`` 0: not checked.
+
+    ``dledger_term``, the Raft term in which the broker has its id, is ours: Java neither sends nor reads it.
+    """
 
     broker_name: str
     broker_addr: str
@@ -489,6 +492,7 @@ class RegisterBrokerHeader:
     broker_id: Int64
     compressed: bool = False
     body_crc32: Int32 = 0
+    dledger_term: Int64 = -1
 
 
 @record(frozen=True, slots=True)

@@ -548,7 +548,7 @@ class MessageStore:
 
     @property
     def memory_bytes_max(self) -> int:
-        """What is less than this behind the end of the log counts as being in memory."""
+        """Messages less than this far from the end of the log are assumed to be in memory."""
         return self._reader.memory_bytes_max
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
@@ -645,7 +645,7 @@ class MessageStore:
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
 
     def _index_is_damaged(self, error: CorruptLogError) -> None:
-        """From any thread."""
+        """Callable from any thread."""
         self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
         self._upkeep_worker.wake()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import read_checkpoint
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits, read_split
@@ -17,7 +18,7 @@ from dledger_spark.directory.files import LogSegment
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from dledger_spark.options import VerifyCrc
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record, record_length
+from rocketstore.message.record import BLANK, BLANK_MAGIC, HEAD_V4, HEAD_V4_BYTES, encode_record, record_length
 from rocketstore.store.checkpoint import StoreCheckpoint
 from tests.support.log_bytes import write_disk_log
 
@@ -26,7 +27,12 @@ COUNT = 100
 DAMAGED = 80
 """The record that is damaged: it stands in the last segment, with others behind it."""
 MODES: tuple[VerifyCrc, ...] = ("false", "fail", "column", "skip")
-PLACES = {"magic": 7, "size": 3, "size, high": 2, "body": 92}
+PLACES = {
+    "magic": HEAD_V4.behind("magic") - 1,
+    "size": HEAD_V4.behind("size") - 1,
+    "size, high": HEAD_V4.behind("size") - 2,
+    "body": HEAD_V4_BYTES + 4,
+}
 """In a message, by what is damaged: which byte gets one bit turned."""
 
 IPV4 = HostAddress(bytes(4), 1)
@@ -188,8 +194,9 @@ def test_damage_in_the_last_segment_does_not_end_what_is_written(
     shutil.rmtree(directory / "index")
     if not checkpoint:
         (directory / "checkpoint").unlink()
-    at = {"magic": 2, "size": 7, "size, high": 6, "body": 48 + 92}[what]
-    turn_bit(places[DAMAGED], at)
+    size_end = ENTRY.behind("size")
+    at = {"magic": 2, "size": size_end - 1, "size, high": size_end - 2, "body": ENTRY_HEADER_BYTES + PLACES["body"]}
+    turn_bit(places[DAMAGED], at[what])
 
     expect_damage(lambda: read(directory, mode, allow_uncommitted=True), mode, what, places[DAMAGED])
 

@@ -18,7 +18,7 @@ from rocketstore.client.errors import (
     OffsetOutOfRangeError,
 )
 from rocketstore.message.message import Message
-from rocketstore.message.record import CorruptRecordError
+from rocketstore.message.record import HEAD_V4_BYTES, CorruptRecordError
 from rocketstore.pb import broker_pb2 as pb
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
@@ -481,7 +481,7 @@ def test_a_damaged_body_is_noticed(brokers: FakeBrokers) -> None:
     """The CRC is checked at this end of the wire; the next try gets it whole."""
     put(brokers, 3)
     record = bytearray(brokers.queues["orders", 0].records[0])
-    record[88] ^= 1
+    record[HEAD_V4_BYTES] ^= 1
     brokers.nodes[0].pulls.append(pb.PullResponse(status="FOUND", next_offset=1, records=bytes(record), count=1))
 
     with consumer(brokers, queues=[0]) as source:
