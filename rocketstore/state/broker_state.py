@@ -240,6 +240,11 @@ class BrokerState:
         with self._applier.lock:
             return len(self._applier.tables.topics)
 
+    @property
+    def topic_changes(self) -> int:
+        """Another number after every change of a topic."""
+        return self._applier.tables.topic_changes
+
     def topic(self, name: str) -> TopicConfig | None:
         """The topic of this name."""
         with self._applier.lock:

@@ -31,9 +31,13 @@ FAILURES: Final = (UnreachableError, DisconnectedError, TooManyCallsError, Timeo
 ANNOUNCE_S_MAX: Final = 1.0
 """How long who changed a topic waits for the name servers."""
 UNREGISTER_TIMEOUT_S: Final = 2.0
+TOPICS_INTERVAL_S: Final = 0.2
+"""How often it is looked whether a topic has changed."""
 RETRY_S: Final = 1.0
 """After a registration that failed somewhere."""
 MASTER_ID: Final = 0
+HA_PORT_OFFSET: Final = 1
+"""From ``listenPort`` to the port of classic replication."""
 
 
 class NameServerRegistration:
@@ -50,6 +54,7 @@ class NameServerRegistration:
         self._announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
         self._topics = TopicTable(parts)
         self._reached: dict[str, str] = {}  # name server to the last failure, empty if there was none
+        self._topic_changes = -1
         self._rounds: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -98,12 +103,17 @@ class NameServerRegistration:
                 for told in waiting:
                     if not told.done():  # else nobody waits any more
                         told.set_result(None)
-            pause_s = config.register_name_server_period / 1000 if all_well else RETRY_S
-            try:
-                async with asyncio.timeout(pause_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.register_name_server_period / 1000 if all_well else RETRY_S):
+                    await self._changed()
+
+    async def _changed(self) -> None:
+        """Return once somebody wants it, or a topic has changed."""
+        state, known = self._parts.state, self._topic_changes
+        while state.topic_changes == known and not self._wanted.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOPICS_INTERVAL_S):
                     await self._wanted.wait()
-            except TimeoutError:
-                continue
 
     async def _register(self) -> bool:
         request = self._request()
@@ -112,6 +122,7 @@ class NameServerRegistration:
 
     def _request(self) -> Frame:
         config, view, store = self._parts.config, self._parts.view(), self._parts.store
+        self._topic_changes = self._parts.state.topic_changes
         body = RegisterBrokerBody(self._topics.now()).encode()
         header = RegisterBrokerHeader(
             config.name,

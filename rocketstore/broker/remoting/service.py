@@ -11,6 +11,7 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.connected import Connected
+from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
 from rocketstore.broker.remoting.groups import Groups
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.offsets import Offsets
@@ -20,10 +21,11 @@ from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.sends import RemotingSends
 from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
+from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.remoting.server import Handler, Handlers, RemotingServer, ServerLimits
+from rocketstore.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
@@ -38,45 +40,56 @@ async def tell_nobody() -> None:
 
 
 class RemotingService:
-    """Create it on the loop's thread. ``announce`` returns once name servers know of topics that changed, or soon."""
+    """Create it on the loop's thread. ``client`` asks other programs.
 
-    def __init__(self, parts: BrokerParts, announce: Callable[[], Awaitable[None]] = tell_nobody) -> None:
+    ``announce`` returns once name servers know of topics that changed, or soon.
+    """
+
+    def __init__(
+        self, parts: BrokerParts, client: RemotingClient, announce: Callable[[], Awaitable[None]] = tell_nobody
+    ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
+        self._forwarding = forwarding = Forwarding(parts, client)
         retries = Retries(parts)
-        self._members = Members(parts, retries)
+        self._members = members = Members(parts, retries)
         offsets = Offsets(parts)
-        sends = RemotingSends(parts, retries)
-        self._pulls = RemotingPulls(parts, self._members.clients, offsets, retries)
-        code, members = RequestCode, self._members
-        connections_max = config.limits.connections_max
+        sends = RemotingSends(parts, retries, forwarding.origin_of)
+        self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
+        code = RequestCode
+        direct: dict[int, Direct] = dict.fromkeys(
+            (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
+        )
+        awaited: dict[int, Handler] = {
+            code.PULL_MESSAGE: self._pulls.pull,
+            code.QUERY_CONSUMER_OFFSET: offsets.query,
+            code.UPDATE_CONSUMER_OFFSET: offsets.update,
+            code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
+            code.GET_MAX_OFFSET: offsets.maximum,
+            code.GET_MIN_OFFSET: offsets.minimum,
+            code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+            code.HEART_BEAT: members.heartbeat,
+            code.UNREGISTER_CLIENT: members.unregister,
+            code.CONSUMER_SEND_MSG_BACK: retries.send_back,
+            code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
+            code.LOCK_BATCH_MQ: members.lock,
+            code.UNLOCK_BATCH_MQ: members.unlock,
+        } | _administration(parts, members, offsets, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
-                direct=dict.fromkeys((code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take),
+                direct={number: forwarding.direct(take) for number, take in direct.items()},
                 awaited={
-                    code.PULL_MESSAGE: self._pulls.pull,
-                    code.QUERY_CONSUMER_OFFSET: offsets.query,
-                    code.UPDATE_CONSUMER_OFFSET: offsets.update,
-                    code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
-                    code.GET_MAX_OFFSET: offsets.maximum,
-                    code.GET_MIN_OFFSET: offsets.minimum,
-                    code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
-                    code.HEART_BEAT: members.heartbeat,
-                    code.UNREGISTER_CLIENT: members.unregister,
-                    code.CONSUMER_SEND_MSG_BACK: retries.send_back,
-                    code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
-                    code.LOCK_BATCH_MQ: members.lock,
-                    code.UNLOCK_BATCH_MQ: members.unlock,
-                }
-                | _administration(parts, members, offsets, announce),
+                    number: forwarding.awaited(handler) if number in FORWARDED else handler
+                    for number, handler in awaited.items()
+                },
                 closed=self._closed,
                 code_of=code_of,
             ),
             ServerLimits(
-                connections_max=connections_max,
-                host_connections_max=max(1, connections_max * percent // 100),
+                connections_max=config.effective_limits.connections_max,
+                host_connections_max=max(1, config.effective_limits.connections_max * percent // 100),
                 requests_max=REQUESTS_MAX + config.pulls_waiting_max,
-                request_s_max=(config.limits.call_ms_max + config.pull_wait_ms_max) / 1000,
+                request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
             ),
@@ -87,6 +100,7 @@ class RemotingService:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
         await self.server.close(grace_s)
+        await self._forwarding.close()
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)

@@ -119,6 +119,10 @@ class FakeState(BrokerState):
         self.held: list[Callable[[], None]] | None = None
         """Not None: changes wait here until they are called."""
 
+    @property
+    def topic_changes(self) -> int:
+        return hash(tuple(self.table.values()))
+
     def topic(self, name: str) -> TopicConfig | None:
         return self.table.get(name)
 

@@ -6,6 +6,7 @@ import asyncio
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.remoting.service import RemotingService
+from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.frame import Frame
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.harness import Harness
@@ -21,7 +22,8 @@ class RemotingHarness(Harness):
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
         self.announced = []
-        self.remoting = RemotingService(self.service.parts, self._announce)
+        self.client = RemotingClient()
+        self.remoting = RemotingService(self.service.parts, self.client, self._announce)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
         self.remoting_port = self._listening.sockets[0].getsockname()[1]
 
@@ -31,6 +33,7 @@ class RemotingHarness(Harness):
     async def _end(self, grace_s: float | None) -> None:
         self._listening.close()
         await self.remoting.close(grace_s or 0)
+        await self.client.close()
         await super()._end(grace_s)
 
     def dial(self) -> RemotingSocket:

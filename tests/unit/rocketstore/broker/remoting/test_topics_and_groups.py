@@ -72,7 +72,7 @@ def test_a_slave_changes_nothing(broker: RemotingHarness, client: RemotingSocket
         client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, group),
         client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}),
     ):
-        assert (answer.code, "slave" in answer.remark) == (AnswerCode.SYSTEM_ERROR, True)
+        assert (answer.code != 0, "slave" in answer.remark) == (True, True)
     assert (list(broker.state.table), broker.state.groups()) == (["T"], [])
 
 
