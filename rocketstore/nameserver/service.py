@@ -19,7 +19,7 @@ from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
-from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, Registration, Tables
+from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.codes import RequestCode, ResponseCode
@@ -64,7 +64,7 @@ _Answering = Callable[[RemotingConnection, Frame], Frame]
 class NameService:
     """The handlers of one name server. Everything runs on the loop's thread, except writing values."""
 
-    def __init__(self, config: NameServerConfig, tables: Tables, kv: KvConfig) -> None:
+    def __init__(self, config: NameServerConfig, tables: RouteTables, kv: KvConfig) -> None:
         self._config = config
         self._tables = tables
         self._kv = kv
@@ -131,7 +131,7 @@ class NameService:
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
-    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> Registration:
+    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
         """Decode a registration, unless it repeats the last one: decoding 10,000 topics takes 0.1 s."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
@@ -142,7 +142,7 @@ class NameService:
         )
         return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
 
-    def _tell_outdated(self, one: Registration, master: str) -> None:
+    def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
         key = one.broker, one.address, one.term
         if key in self._told:
             return
@@ -320,7 +320,7 @@ def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Fra
 
 def _registration(
     header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
-) -> Registration:
+) -> BrokerRegistration:
     """Raises ``RequestError`` for an invalid name or address."""
     for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
         _check_name(what, name)
@@ -340,7 +340,7 @@ def _registration(
         topics[name] = QueueData(
             header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
         )
-    return Registration(
+    return BrokerRegistration(
         header.cluster_name,
         header.broker_name,
         header.broker_id,
