@@ -60,7 +60,7 @@ class BrokerRegistration:
     """Digest of version and topics, see ``repeated``; empty: none."""
 
 
-class RegistrationOutcome(NamedTuple):
+class RegistrationResult(NamedTuple):
     """The outcome of a registration."""
 
     is_taken: bool
@@ -125,11 +125,11 @@ class RouteTables:
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationOutcome:
+    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationResult:
         """Apply a registration, unless a newer master is known. Raises ``RequestError``: a limit is reached."""
         broker = self._brokers.get(one.broker)
         if broker is not None and _is_outdated(one, broker, now_ms):
-            return RegistrationOutcome(False, *self._master_of(broker))
+            return RegistrationResult(False, *self._master_of(broker))
         is_master = one.broker_id == MASTER_ID
         topics = _news(one, broker) if is_master else {}
         self._check_room(one, broker, topics, now_ms)
@@ -139,7 +139,7 @@ class RouteTables:
             broker.cluster, broker.term, broker.led_ms = one.cluster, one.term, now_ms
             broker.applied = _applied(one, broker.applied)
             self._apply(broker, topics)
-        return RegistrationOutcome(True, *(("", "") if is_master else self._master_of(broker)))
+        return RegistrationResult(True, *(("", "") if is_master else self._master_of(broker)))
 
     def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
         """Return the version last registered if that had the same digest, else None.
