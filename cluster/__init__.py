@@ -1,1 +1,1 @@
-"""What people deploy and operate: the command line, the demo, local groups and the benchmarks."""
+"""Tools to deploy and operate groups: the command line, the console, metrics, drills, the demo and local groups."""

@@ -28,6 +28,7 @@ MODULES: Final = {
     "health": "health",
     "inspect": "inspection",
     "message": "mq_message",
+    "nameserver": "nameserver",
     "pipeline": "pipeline",
     "restore-vote": "restoring",
     "serve": "serve",

@@ -189,6 +189,7 @@ OTHERS_VARIABLES: Final = frozenset(
         "DLEDGER_CONFIG",
         "DLEDGER_LOG_FORMAT",
         "DLEDGER_LOG_LEVEL",
+        "DLEDGER_NAMESRV",
         "DLEDGER_SECRET_KEY",
         "DLEDGER_SECRET_KEY_FILE",
         "DLEDGER_TLS_CA",

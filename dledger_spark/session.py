@@ -69,8 +69,8 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
     """The running session, or a new one.
 
     ``master``: as in Spark (default: ``local[*]``); ``sc://…`` connects to a Spark Connect server, as does
-    ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here. ``conf``: Spark settings, with ``_`` for ``.`` unless
-    the name is not a Python identifier, as in ``spark_session(**{"spark.driver.memory": "4g"})``. Raises
+    ``SPARK_REMOTE``; ``SPARK_REMOTE=local[2]`` starts one here. ``conf``: Spark settings, in which ``_`` stands
+    for ``.`` (``spark_driver_memory="4g"``) unless the name has dots (``**{"spark.driver.memory": "4g"}``). Raises
     ``JavaMissingError``, ``PipelineError``.
     """
     return open_session(master, app_name, conf)
@@ -79,7 +79,7 @@ def spark_session(master: str | None = None, app_name: str = "dledger", **conf: 
 def open_session(
     master: str | None, app_name: str, conf: Mapping[str, object], defaults: Mapping[str, str] = START_DEFAULTS
 ) -> SparkSession:
-    """The same with other defaults for settings that must be set before the JVM starts."""
+    """The same with other defaults for settings that must be set before the JVM starts. Raises the same errors."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

@@ -20,6 +20,7 @@ MADE: Final = {
     for package, names in (
         ("dledger/client", ("calls",)),
         ("rocketstore/client", ("connection", "topic_cache", "producer")),
+        ("rocketstore/nameserver", ("lookups",)),
     )
     for name in names
 }
@@ -38,8 +39,10 @@ _COUNTERPARTS: Final = {
             "BrokerConnection",
             "Calls",
             "Channels",
+            "Frames",
             "Links",
             "MessageSender",
+            "NameServers",
             "Producer",
             "Seeker",
             "SendFuture",

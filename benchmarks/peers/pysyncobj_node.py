@@ -84,7 +84,7 @@ def measure(node: AppendLog, command: Mapping[str, Any]) -> dict[str, object]:  
 
 
 def answer(node: AppendLog, command: Mapping[str, Any]) -> dict[str, object]:  # Any: the values of a JSON object
-    """What the harness asked for."""
+    """The response to a command."""
     actions: dict[str, Callable[[], dict[str, object]]] = {
         "status": lambda: {"leader": node._isLeader(), "ready": node.isReady()},
         "measure": lambda: measure(node, command),

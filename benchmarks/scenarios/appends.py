@@ -27,8 +27,8 @@ WINDOWS: Final = {
     "append_pipelined_even": (PEER_WINDOW, PEER_WINDOW),
     "append_pipelined_deep": (8000, 8000),
 }
-"""Outstanding appends, ours and PySyncObj's: each side's default, which is judged, and twice the same number on both
-sides, which is only shown: PySyncObj's speed is its window divided by its tick, so the comparison depends on it.
+"""Outstanding appends, ours and PySyncObj's: first each side's usual number, which is judged; then two numbers that are
+the same on both sides, which are only shown: PySyncObj's speed is its window divided by its tick.
 """
 
 

@@ -48,7 +48,7 @@ Examples:
 def bench() -> None:
     """Measure the throughput and latency of a running group or its brokers.
 
-    The written data stays: use a group or topic that nobody else reads.
+    The written data remain: use a group or topic that nobody else reads.
     """
 
 

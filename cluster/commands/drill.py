@@ -35,7 +35,7 @@ Examples:
   dledger drill all --on processes --json > drills.json
 
 \b
-Containers need Docker, or root and Debian's docker.io; without either the drills run on processes, and say so.
+Containers need Docker, or root and Debian's docker.io; otherwise the drills run on processes, with a note.
 Exit code 0: nothing acknowledged was lost, doubled or moved, and the group recovered each time. 1: anything else.""",
 )
 @click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_list)
@@ -91,9 +91,9 @@ def drill(  # noqa: PLR0913
     html_file: Path | None,
     keep: bool,
 ) -> None:
-    """Start a group, hurt it while a producer and a consumer run, heal it, and read everything back from every node.
+    """Start a group, inject faults while a producer and a consumer run, and read everything back from every node.
 
-    Each drill gives a timeline, the time without service, and a verdict: acknowledged, lost, duplicated, out of
+    Each drill reports a timeline, the time without service, and a verdict: acknowledged, lost, duplicated, out of
     order.
     """
     from cluster.drill.main import DrillPlace, Reporting, run

@@ -65,7 +65,7 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
 )
 @security_options
 def health(address: str | None, service: str, timeout_s: float, security: CommandSecurity) -> None:
-    """Ask by gRPC's health protocol whether a server serves; without an address, the one of this container."""
+    """Check with gRPC's health protocol whether a server is serving; without an address, the one in this container."""
     if address is None:
         own = own_server(os.environ)
         address, channel = own.address, own.channel()

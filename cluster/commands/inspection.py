@@ -42,7 +42,7 @@ Examples:
   dledger inspect dledger-n0 --dump | less               every entry, blank and problem
   dledger inspect dledger-n0 --json | jq .problems
 
-Reads only; meant for a stopped node (of a running one the very end may look torn). Exit code 1 when
+Read-only, for a stopped node (the very end of a running one may look torn). Exit code 1 when
 something is damaged; `dledger serve --repair` then fetches the log again from the other members.""",
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")

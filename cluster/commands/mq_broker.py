@@ -14,6 +14,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands.broker import broker as start
 from cluster.reporting import ErrorReportingGroup
+from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
@@ -108,14 +109,27 @@ def cluster() -> None:
 Examples:
   dledger cluster list
   dledger cluster list --json | jq -r '.brokers[] | select(.is_master).address'
+  dledger cluster list --namesrv 10.0.0.1:9876,10.0.0.2:9876   what brokers, also RocketMQ's, have registered
 
 behind: bytes of the log not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
 no master.""",
 )
+@click.option(
+    "--namesrv",
+    envvar="DLEDGER_NAMESRV",
+    metavar="HOST:PORT;…",
+    callback=flag_values.addresses,
+    help="Show what name servers know instead, ours or Java's (also DLEDGER_NAMESRV).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
-def list_brokers(as_json: bool, target: BrokerTarget) -> None:
+def list_brokers(namesrv: tuple[str, ...] | None, as_json: bool, target: BrokerTarget) -> None:
     """Show every broker known to the given ones, one line each."""
+    if namesrv is not None:
+        from cluster.commands import registered
+
+        registered.show(namesrv, target.timeout_s, target.security, as_json=as_json)
+        return
     with closing(target.admin()) as admin:
         found = admin.cluster()
     if as_json:

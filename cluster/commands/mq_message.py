@@ -217,7 +217,7 @@ def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as
     epilog="""\b
 Examples:
   dledger message consume -t orders --from first             all there is, then stop
-  dledger message consume -t orders -g billing --follow      what is new for the group, until Ctrl-C
+  dledger message consume -t orders -g billing --follow      new messages for the group, until Ctrl-C
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
 
 Without --group no position is kept. With one, the printed messages are committed at the end, and the next run

@@ -26,7 +26,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
-    """Show the message that an offset message id names: where in the log it is."""
+    """Show the message with an offset message id, which contains its position in the log."""
     with closing(target.admin()) as admin:
         message = admin.message_by_id(message_id)
     if as_json:
@@ -107,7 +107,7 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
-    """Print what the queues of a topic hold now, queue by queue."""
+    """Print the current messages of a topic, queue by queue."""
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
     with closing(target.admin()) as admin:

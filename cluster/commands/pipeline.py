@@ -37,4 +37,4 @@ Needs Spark (pip install 'dledger[spark]') and Java 17 or newer. A job runs on t
 unless --master names a cluster; each is also a program for spark-submit, see docs/pipeline.md.""",
 )
 def pipeline() -> None:
-    """Jobs over the log that outgrow one machine, on Spark."""
+    """Spark jobs for logs too large for one machine."""

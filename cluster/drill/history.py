@@ -56,7 +56,7 @@ class ServedMessage(NamedTuple):
     queue_offset: int
     body: bytes
     record_crc: int
-    """Of the whole stored record."""
+    """CRC of the whole stored record."""
 
 
 @dataclass(frozen=True, slots=True)

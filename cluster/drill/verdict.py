@@ -57,7 +57,7 @@ class DrillVerdict:
     acknowledged: int
     unknown: int
     unknown_stored: int
-    """Of unknown outcome, but stored."""
+    """Messages of unknown outcome that are stored."""
     refused: int
     consumed: int
     redelivered: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from dledger.errors import invariant
 from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
 from dledger_spark.decode.layout import MESSAGE, Ints
-from dledger_spark.decode.properties import KEYS, TAGS, Properties, parse_properties, tags_codes
+from dledger_spark.decode.properties import KEYS, TAGS, as_maps, named
 from dledger_spark.decode.records import Records
 from dledger_spark.decode.slices import as_text, slices
 from dledger_spark.schema import HEADERS, TIMESTAMP, SchemaColumn
@@ -22,29 +23,12 @@ _LOG_APPEND_TIME: Final = 1
 """Kafka's timestamp type LogAppendTime."""
 
 
+@dataclass(frozen=True, slots=True)
 class Shared:
-    """Data shared by several columns of one batch, computed once."""
+    """What the columns of one batch are computed from."""
 
-    def __init__(self, records: Records, crc_ok: pa.Array | None) -> None:
-        self.records = records
-        self.crc_ok = crc_ok
-        self._encoded: pa.Array | None = None
-        self._properties: Properties | None = None
-
-    @property
-    def encoded_properties(self) -> pa.Array:
-        """The property strings, as binary."""
-        if self._encoded is None:
-            records = self.records
-            self._encoded = slices(records.buffer, records.property_begins, records.ends)
-        return self._encoded
-
-    @property
-    def properties(self) -> Properties:
-        """The parsed properties."""
-        if self._properties is None:
-            self._properties = parse_properties(self.encoded_properties)
-        return self._properties
+    records: Records
+    crc_ok: pa.Array | None
 
 
 def _long(name: str) -> Callable[[Shared], pa.Array]:
@@ -87,11 +71,16 @@ def _host(which: str) -> Callable[[Shared], pa.Array]:
 
 def _topic(shared: Shared) -> pa.Array:
     records = shared.records
-    return as_text(slices(records.buffer, records.topic_begins, records.topic_ends))
+    return as_text(slices(records.buffer, records.tails.topic_begins, records.tails.topic_ends))
 
 
 def _body(shared: Shared) -> pa.Array:
     return slices(shared.records.buffer, shared.records.body_begins, shared.records.body_ends)
+
+
+def _property_string(shared: Shared) -> pa.Array:
+    records = shared.records
+    return as_text(slices(records.buffer, records.tails.property_begins, records.ends))
 
 
 def _raw(shared: Shared) -> pa.Array:
@@ -113,7 +102,7 @@ def _crc_ok(shared: Shared) -> pa.Array:
 
 def _headers(shared: Shared) -> pa.Array:
     """Properties as Kafka headers; null if there are none, as in Kafka."""
-    maps = shared.properties.as_maps()
+    maps = as_maps(shared.records.properties)
     pairs = pa.StructArray.from_arrays([maps.keys, maps.items.cast(pa.binary())], fields=list(HEADERS.value_type))
     empty = np.diff(np.asarray(maps.offsets)) == 0
     return pa.ListArray.from_arrays(maps.offsets, pairs, type=HEADERS, mask=pa.array(empty))
@@ -148,13 +137,13 @@ OF_MESSAGES: Final[dict[str, Callable[[Shared], pa.Array]]] = {
     "storeTimestamp": _timestamp("store_timestamp"),
     "bornHost": _host("born"),
     "storeHost": _host("store"),
-    "keys": lambda shared: as_text(shared.properties.named(KEYS)),
-    "tags": lambda shared: as_text(shared.properties.named(TAGS)),
-    "tagsCode": lambda shared: tags_codes(shared.properties.named(TAGS)),
-    "properties": lambda shared: shared.properties.as_maps(),
-    "properties string": lambda shared: as_text(shared.encoded_properties),
+    "keys": lambda shared: as_text(named(shared.records.properties, KEYS)),
+    "tags": lambda shared: as_text(named(shared.records.properties, TAGS)),
+    "tagsCode": lambda shared: _fixed(shared.records.properties.tags_codes(), pa.int64()),
+    "properties": lambda shared: as_maps(shared.records.properties),
+    "properties string": _property_string,
     "headers": _headers,
-    "key": lambda shared: shared.properties.named(KEYS),
+    "key": lambda shared: named(shared.records.properties, KEYS),
 }
 """Columns that only messages have."""
 TAIL: Final = frozenset(("topic", "keys", "tags", "tagsCode", "properties", "properties string", "headers", "key"))

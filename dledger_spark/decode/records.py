@@ -13,20 +13,21 @@ from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather
+from dledger_spark.decode.slices import slices
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6
+from rocketstore.message.property_texts import PADDING, PropertyTexts
 from rocketstore.message.record import (
     HOST_V6_FLAGS,
     LENGTHS_BYTES,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
-    TOPIC_BYTES_MAX,
+    Tails,
+    tails_of,
 )
 
 _NORMAL: Final = int(Magic.NORMAL)
 _NOOP: Final = int(Magic.NOOP)
 _CONFIG_CHANGE: Final = int(Magic.CONFIG_CHANGE)
-LENGTH_MAX: Final = 0x7FFF
-"""The maximum of a signed two-byte length."""
 
 
 class Records:
@@ -144,42 +145,23 @@ class Records:
         return self.body_begins + self.body_lengths
 
     @cached_property
-    def _topic_bounds(self) -> tuple[Ints, Ints]:
-        """The bounds of the topics; for records with a broken head, arbitrary places within the window."""
-        at = self._within(self.body_ends) if self.broken.any() else self.body_ends
-        lengths = self._bytes_at(at)
-        begins = at + 1
-        long_ones = self.field("magic") == MESSAGE_MAGIC_V2
-        if long_ones.any():
-            wide = (lengths << 8) | self._bytes_at(at + 1)
-            lengths = np.where(long_ones, wide, lengths)
-            begins = begins + long_ones
-        return begins, begins + lengths
-
-    @property
-    def topic_begins(self) -> Ints:
-        return self._topic_bounds[0]
-
-    @property
-    def topic_ends(self) -> Ints:
-        return self._topic_bounds[1]
+    def tails(self) -> Tails:
+        """The bounds of topics and properties; for records with a broken head, arbitrary places."""
+        at = np.clip(self.body_ends, 0, len(self.window) - 1) if self.broken.any() else self.body_ends
+        return tails_of(self.window, self.field("magic"), at)
 
     @cached_property
-    def property_lengths(self) -> Ints:
-        lengths: Ints = (self._bytes_at(self.topic_ends) << 8) | self._bytes_at(self.topic_ends + 1)
-        return lengths
-
-    @property
-    def property_begins(self) -> Ints:
-        return self.topic_ends + 2
-
-    def _bytes_at(self, places: Ints) -> Ints:
-        """The bytes at these places; places of broken records are clamped to the window."""
-        return self.window.take(places, mode="clip").astype(np.int64)
-
-    def _within(self, places: Ints) -> Ints:
-        """Readable places; those of broken records are clamped to the window."""
-        return np.clip(places, 0, len(self.window) - 1)
+    def properties(self) -> PropertyTexts:
+        """The property strings of intact records, each with the preceding byte, which is replaced by the separator."""
+        strings = slices(self.buffer, self.tails.property_begins - 1, self.ends)
+        _, offsets, values = strings.buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4).astype(np.int64)
+        end = int(bounds[-1])
+        text = np.empty(end + len(PADDING), np.uint8)
+        text[:end] = np.frombuffer(values, np.uint8, end)
+        text[end:] = np.frombuffer(PADDING, np.uint8)
+        text[bounds[:-1]] = text[end]
+        return PropertyTexts(text, bounds[1:])
 
     # -- whether they are whole --------------------------------------------------------------------------------------
 
@@ -209,12 +191,7 @@ class Records:
         """Records whose topic and properties do not match the length left by the head."""
         if self.context.content == "entry":
             return np.zeros(len(self), np.bool_)
-        lengths = self.topic_ends - self.topic_begins
-        wrong: Mask = (lengths <= 0) | (self.topic_ends + 2 + self.property_lengths != self.ends)
-        wrong |= self.property_lengths > LENGTH_MAX
-        wrong |= (lengths > TOPIC_BYTES_MAX) & (self.field("magic") == MESSAGE_MAGIC)
-        wrong |= lengths > LENGTH_MAX
-        return wrong
+        return ~self.tails.fill(self.field("magic"), self.ends)
 
     def problem(self, row: int) -> str:
         """The problem of a broken record, as a clause."""

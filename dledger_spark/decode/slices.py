@@ -17,8 +17,8 @@ _PLACE_BITS: Final = 32
 """In the second half of a view, the position is above the buffer's number."""
 
 
-def slices(buffer: pa.Buffer, begins: Ints, ends: Ints, absent: Mask | None = None) -> pa.Array:
-    """The binary array of ``buffer[begin:end]``. The slices ascend and do not overlap; ``absent`` ones are null.
+def slices(buffer: pa.Buffer, begins: Ints, ends: Ints) -> pa.Array:
+    """The binary array of ``buffer[begin:end]``. The slices ascend and do not overlap.
 
     They are described as an array of views, which is then cast. Unlike Arrow's ``take``, which guesses the total size,
     the cast adds up the lengths first. Nothing else sees the views, so the prefixes of long ones stay empty.
@@ -33,8 +33,7 @@ def slices(buffer: pa.Buffer, begins: Ints, ends: Ints, absent: Mask | None = No
         short = np.flatnonzero(lengths <= _INLINE.itemsize)
         inline = gather(np.frombuffer(buffer, np.uint8), begins[short], _INLINE)
         views.view(np.uint8)[short, _LENGTH_BYTES:] = inline.view(np.uint8).reshape(len(short), -1)
-    present = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
-    parts = [present, pa.py_buffer(views), buffer.slice(first, int(ends[-1]) - first)]
+    parts = [None, pa.py_buffer(views), buffer.slice(first, int(ends[-1]) - first)]
     return pa.Array.from_buffers(pa.binary_view(), len(lengths), parts).cast(pa.binary())
 
 

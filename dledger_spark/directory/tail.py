@@ -27,12 +27,12 @@ from dledger_spark.decode import RecordWalk, WalkEnd, walk
 from dledger_spark.decode.layout import Ints
 from dledger_spark.directory.files import LogSegment
 from rocketstore.message.record import (
+    HEAD_V4,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     OVERHEAD,
-    PHYSICAL_OFFSET_AT,
-    STORE_TIMESTAMP_AT,
     place_of,
+    store_timestamp,
 )
 from rocketstore.message.scan import scan_records
 
@@ -116,16 +116,16 @@ def _whole_entry(data: memoryview, position: int) -> bool:
 def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -> int | None:
     """The start of the first intact record anywhere after a position that was written after the ``last`` one."""
     plain = segment.framing == "plain"
-    magics, magic_at, own_at = (
-        (_MESSAGE_MAGICS, 4, PHYSICAL_OFFSET_AT) if plain else (_ENTRY_MAGICS, 0, ENTRY.at("position"))
-    )
+    magics, layout, own = (_MESSAGE_MAGICS, HEAD_V4, "physical_offset") if plain else (_ENTRY_MAGICS, ENTRY, "position")
+    magic_at, own_at, own_end = layout.at("magic"), layout.at(own), layout.behind(own)
     for base, data in _stretches(segment, position + 1):
         if data.count(0) == len(data):
             continue
         for place in sorted(place for magic in magics for place in _places(data, magic)):
-            at, own = base + place - magic_at, place - magic_at + own_at
-            told = data[own : own + 8]  # every record contains its own position
-            if at <= position or (len(told) == 8 and int.from_bytes(told, "big") != at):
+            start = place - magic_at
+            at = base + start
+            told = data[start + own_at : start + own_end]  # every record contains its own position
+            if at <= position or (len(told) == own_end - own_at and int.from_bytes(told, "big") != at):
                 continue
             if _is_whole(segment, at) and (last is None or _is_later(segment, at, last)):
                 return at
@@ -135,8 +135,8 @@ def _whole_record_behind(segment: LogSegment, position: int, last: int | None) -
 def _is_later(segment: LogSegment, position: int, last: int) -> bool:
     """Whether a record was written after another one at a lower position."""
     if segment.framing == "plain":
-        old, new = (segment.read(one + STORE_TIMESTAMP_AT, 8) for one in (last, position))
-        return old <= new  # big-endian and not negative, so they compare as numbers
+        old, new = (store_timestamp(segment.read(one, OVERHEAD)) for one in (last, position))
+        return old <= new
     before, after = segment.header(last), segment.header(position)
     return before is not None and after is not None and before.index < after.index and before.term <= after.term
 

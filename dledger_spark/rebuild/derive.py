@@ -25,9 +25,8 @@ from rocketstore.index.chains import KEY
 from rocketstore.index.keys import TopicHashes, hashes_in
 from rocketstore.message.checks import check_topic
 from rocketstore.message.delay import DelayLevels, parse_level
-from rocketstore.message.message import PROPERTY_TAGS, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
+from rocketstore.message.message import SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
 from rocketstore.message.properties import find_property
-from rocketstore.message.property_texts import PADDING, PropertyTexts
 from rocketstore.types import SCHEDULE_TOPIC
 
 RECORDS_AT_ONCE: Final = 16_384
@@ -37,7 +36,6 @@ PROPERTY_BYTES_AT_ONCE: Final = 4 * MIB
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and rolled-back messages only, which are not in queues."""
 _QUEUE_ID_BITS: Final = 32
-_TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
 
 
 class UnitRun(NamedTuple):
@@ -88,7 +86,7 @@ def records_of(split: Split) -> Iterator[Records]:
 
 def pieces(records: Records, property_bytes: int) -> Iterator[Records]:
     """Non-empty pieces of whole records with at most so many bytes of properties, or one record that has more."""
-    ends = np.cumsum(records.property_lengths)
+    ends = np.cumsum(records.tails.property_lengths)
     first = 0
     while first < len(records):
         before = int(ends[first - 1]) if first else 0
@@ -112,28 +110,15 @@ def _check_whole(records: Records) -> None:
 
 
 class Details:
-    """Topics and properties of intact records, needed for queues and index. There is at least one record."""
+    """Topics of intact records, numbered once for queues and index. There is at least one record."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
-        encoded = pc.dictionary_encode(slices(records.buffer, records.topic_begins, records.topic_ends))
+        encoded = pc.dictionary_encode(slices(records.buffer, records.tails.topic_begins, records.tails.topic_ends))
         self.topics: tuple[bytes, ...] = tuple(encoded.dictionary.to_pylist())
         """The distinct topics."""
         self.topic: Ints = np.asarray(encoded.indices).astype(np.int64)
         """The number of each record's topic."""
-        self.properties = _properties(records)
-
-
-def _properties(records: Records) -> PropertyTexts:
-    """The property strings, each with the preceding byte, which is replaced by the separator."""
-    strings = slices(records.buffer, records.property_begins - 1, records.ends)
-    _, offsets, values = strings.buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4).astype(np.int64)
-    text = np.empty(int(bounds[-1]) + len(PADDING), np.uint8)
-    text[: bounds[-1]] = np.frombuffer(values, np.uint8, int(bounds[-1]))
-    text[bounds[-1] :] = np.frombuffer(PADDING, np.uint8)
-    text[bounds[:-1]] = text[bounds[-1]]
-    return PropertyTexts(text, bounds[1:])
 
 
 def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
@@ -152,14 +137,13 @@ def unit_columns(details: Details, levels: DelayLevels) -> QueueColumns:
 
 def _codes(details: Details, levels: DelayLevels) -> Ints:
     """Hash codes of tags, 0 without; for delayed messages, their delivery time."""
-    codes = np.zeros(len(details.records), np.int64)
-    tags = details.properties.named(_TAGS)
-    codes[tags.owners] = details.properties.hashes(tags).view(np.int32)
+    properties = details.records.properties
+    codes = properties.tags_codes()
     schedule = SCHEDULE_TOPIC.encode()
     if schedule in details.topics:
         stored = details.records.field("store_timestamp")
         for row in np.flatnonzero(details.topic == details.topics.index(schedule)).tolist():
-            level = parse_level(find_property(details.properties.string(row), "DELAY") or "")
+            level = parse_level(find_property(properties.string(row), "DELAY") or "")
             if level > 0:
                 codes[row] = levels.due_ms(level, int(stored[row]))
     return codes
@@ -191,7 +175,7 @@ def keys_of(details: Details, hashes_of: TopicHashes) -> NDArray[np.void]:
     """The keys of the records, in index order."""
     records = details.records
     known = [hashes_of[topic.decode(errors="replace")] for topic in details.topics]
-    hashes, owners = hashes_in(details.properties, np.array(known, np.uint32)[details.topic])
+    hashes, owners = hashes_in(records.properties, np.array(known, np.uint32)[details.topic])
     rolled_back = records.field("sys_flag") & SYS_FLAG_TRANSACTION == SYS_FLAG_ROLLED_BACK
     if rolled_back.any():
         kept = ~rolled_back[owners]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 
 from dledger.access.addresses import address_of, parse_address, place_of
+from dledger.values import address_text
 from rocketstore.message.message import LOOPBACK, HostAddress
 
 
@@ -20,6 +22,11 @@ def host_address(host: str, port: int) -> HostAddress:
         return HostAddress(parse_address(host).packed, port)
     except ValueError:
         return LOOPBACK
+
+
+def host_text(host: HostAddress) -> str:
+    """``host:port``."""
+    return address_text(str(ip_address(host.ip)), host.port)
 
 
 def resolve(host: str, port: int) -> HostAddress:

@@ -62,7 +62,7 @@ DISPATCH_PAUSE_S: Final = 0.01
 RETRY_PAUSE_S: Final = 0.1
 RETRY_PAUSE_MAX_S: Final = 5.0
 FAILURES_MAX: Final = 5
-"""Of one step, because failures may be temporary; then leadership is offered to others (after one and a half seconds).
+"""Failures of one step, which may be temporary, before leadership is offered to others (after one and a half seconds).
 """
 OFFER_PAUSE_S: Final = 3.0
 """Between two offers, because the member asked may be down."""

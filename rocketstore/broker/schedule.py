@@ -162,7 +162,7 @@ class ScheduleService:
 
     @property
     def fatal(self) -> BaseException | None:
-        """The error that ended delivery: the broker must stop. With a shared supervisor, that one reports it."""
+        """The error that ended delivery, after which the broker must stop."""
         return self._supervisor.fatal
 
     def progress(self) -> dict[int, tuple[int, int]]:

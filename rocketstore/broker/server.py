@@ -7,6 +7,7 @@ nodes tell each other is the broker's, and every broker knows the master's addre
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -33,15 +34,18 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex
-from dledger.values import host_of
+from dledger.values import address_text, host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.door import BrokerDoor, RemotingFactory
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
 from rocketstore.broker.other_mode import refuse_other_mode
+from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
+from rocketstore.broker.remoting.registration import HA_PORT_OFFSET, NameServerRegistration
+from rocketstore.broker.remoting.service import RemotingService
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
@@ -51,9 +55,11 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.message.delay import DelayLevels
+from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
 from rocketstore.store.message_store import MessageStore
+from rocketstore.types import BrokerRole
 
 _log = logging.getLogger("rocketstore")
 
@@ -67,7 +73,7 @@ class BrokerServer:
 
     The constructor raises, before opening a port: ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``,
     ``IdentityError``, ``DiskError``. ``repair``: set a damaged replicated log aside and fetch it from the others.
-    ``remoting`` creates the protocol object of each remoting connection, on the broker's event loop.
+    ``remoting``: whether RocketMQ's clients are served, or the factory of what serves them instead.
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class BrokerServer:
         repair: bool = False,
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
-        remoting: RemotingFactory | None = None,
+        remoting: RemotingFactory | bool = True,
     ) -> None:
         problems = config.problems()
         if problems:
@@ -108,7 +114,10 @@ class BrokerServer:
         self._bridge: LoopBridge | None = None
         self._connections: Connections | None = None  # for a plain broker; a node has its own
         self._port = config.listen_port
-        self._remoting = remoting
+        self._own_remoting = remoting
+        self._remoting: RemotingService | None = None
+        self._registration: NameServerRegistration | None = None
+        self._dialled: tuple[RemotingClient, ...] = ()
         self._door: BrokerDoor | None = None
         self._server: grpc.aio.Server | None = None
         self._service: BrokerService | None = None
@@ -161,7 +170,7 @@ class BrokerServer:
                     self.state,
                     self.schedule,
                     name=config.node_id,
-                    listener=lambda _role: self.state.wake(),
+                    listener=self._role_changed,
                 )
                 self.node.add_role_change_handler(self._role_change)
             self.store.load()
@@ -289,7 +298,7 @@ class BrokerServer:
         guard = self.guard
         if guard is None:  # tools that use reflection cannot sign requests; health stays open for monitoring
             standard.add_reflection(names)
-        self._door = door = BrokerDoor(config, self._tls, self._remoting)
+        self._door = door = BrokerDoor(config, self._tls, self._remoting_factory())
         self._port = door.bind(server)
         self._service = BrokerService(
             config,
@@ -306,9 +315,37 @@ class BrokerServer:
             conditions=self.conditions,
         )
         add_methods(server, codec.SERVICE, self._service.methods())
+        self._serve_remoting(self._service.parts)
         await server.start()
         door.open()
         connections.watch(door.ports, calls_max, door.remoting_clients)
+
+    def _serve_remoting(self, parts: BrokerParts) -> None:
+        """RocketMQ's clients on the same port; and the name servers that tell them of it."""
+        to_members = RemotingClient(tls=None if self._tls is None else self._tls.connecting)
+        to_name_servers = RemotingClient()
+        self._dialled = (to_members, to_name_servers)
+        host = host_of(self.address)
+        ha_address = address_text(host, self.config.store.ha_listen_port or self._port + HA_PORT_OFFSET)
+        self._registration = registration = NameServerRegistration(parts, to_name_servers, self.address, ha_address)
+        self._remoting = RemotingService(parts, to_members, registration.announce)
+        registration.start()
+
+    def _remoting_factory(self) -> RemotingFactory | None:
+        wanted = self._own_remoting
+        if wanted is True and self.guard is None:  # nothing says yet who may do what over remoting
+            return self._remoting_connection
+        return None if isinstance(wanted, bool) else wanted
+
+    def _remoting_connection(self) -> asyncio.Protocol:
+        assert self._remoting is not None  # it is made before the door opens
+        return self._remoting.server.protocol()
+
+    def _role_changed(self, _role: BrokerRole) -> None:
+        self.state.wake()
+        registration, bridge = self._registration, self._bridge
+        if registration is not None and bridge is not None:
+            bridge.post(registration.wake)
 
     def _watched_connections(self) -> Connections:
         if self.node is not None:
@@ -338,12 +375,18 @@ class BrokerServer:
             self._service.stop_waiting()
         if self._door is not None:
             self._door.stop_listening()
+        if self._registration is not None:
+            await self._registration.close()
+        if self._remoting is not None:
+            await self._remoting.close(grace_s)
         if self._server is not None:
             await self._server.stop(grace_s or None)
         if self._service is not None:
             await self._service.drain()
         if self._door is not None:
             await self._door.close()
+        for client in self._dialled:
+            await client.close()
 
     def _close_service(self, grace_s: float) -> None:
         if self._bridge is not None:

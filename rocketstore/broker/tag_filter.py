@@ -13,7 +13,7 @@ from typing import Final, Self
 from dledger.errors import InvalidRequestError
 from rocketstore.message.message import PROPERTY_TAGS
 from rocketstore.message.properties import find_property_bytes
-from rocketstore.message.record import MESSAGE_MAGIC_V2, SYS_FLAG_AT, body_at
+from rocketstore.message.record import properties_of
 from rocketstore.message.tags import java_hashes
 
 TAGS_MAX: Final = 1024
@@ -23,7 +23,6 @@ FILTERS_MAX: Final = 1024
 FILTERS_CHARS_MAX: Final = 1 << 20
 _SHOWN_CHARS: Final = 64
 _TAGS: Final = PROPERTY_TAGS.encode() + b"\x01"
-_V2: Final = (MESSAGE_MAGIC_V2 & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,3 @@ class TagFilters:
         while len(self._filters) > FILTERS_MAX or self._chars > FILTERS_CHARS_MAX:
             self._chars -= len(self._filters.popitem(last=False)[0])
         return made
-
-
-def properties_of(record: bytes) -> bytes:
-    """A record's encoded properties, without decoding anything else."""
-    at = body_at(int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big"))
-    topic_at = at + int.from_bytes(record[at - 4 : at], "big")
-    if record[4:8] == _V2:
-        topic_end = topic_at + 2 + int.from_bytes(record[topic_at : topic_at + 2], "big")
-    else:
-        topic_end = topic_at + 1 + record[topic_at]
-    return record[topic_end + 2 :]

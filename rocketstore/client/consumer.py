@@ -210,14 +210,14 @@ class Consumer:
             return
         try:
             messages = split_records(chunk.records)
+            if self._tags is not None:  # the broker compares only hashes
+                messages = [message for message in messages if message.tags in self._tags]
         except DLedgerError:
             queue.fetcher.seek(queue.delivered)  # what was damaged in transit may be intact the next time
             raise
         if queue.fetcher.rewound:
             queue.fetcher.rewound = False
             queue.rewind = True
-        if self._tags is not None:  # the broker compares only hashes
-            messages = [message for message in messages if message.tags in self._tags]
         queue.rest.extend(messages)
         queue.rest_next = chunk.next_offset
         if not messages:

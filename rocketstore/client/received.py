@@ -10,17 +10,16 @@ from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
 from rocketstore.message.record import (
-    BODY_LENGTH,
     CRC_MASK,
     HEAD_V4,
     HEAD_V4_BYTES,
     HOST_V6_FLAGS,
     LENGTHS_BYTES,
-    MESSAGE_MAGIC,
     MESSAGE_MAGICS,
     OVERHEAD,
-    body_at,
+    body_behind_v6,
     decode_record,
+    properties_of,
 )
 
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
@@ -99,15 +98,10 @@ class ReceivedMessage:
         return self.decode().born_timestamp
 
     def property(self, name: str) -> str:
-        """One property, or the empty string; cheaper than decoding all."""
+        """One property, or the empty string; cheaper than decoding all. Raises ``CorruptRecordError`` as ``decode``."""
         if self._message is not None:
             return self._message.properties.get(name, "")
-        record, at = self.record, self._body_end
-        if record[7] == MESSAGE_MAGIC & 0xFF:
-            at += 1 + record[at]
-        else:
-            at += 2 + int.from_bytes(record[at : at + 2], "big")
-        return find_property(record[at + 2 :], name) or ""
+        return find_property(properties_of(self.record), name) or ""
 
     def decode(self) -> Message:
         """The whole message, its body as stored. Raises ``CorruptRecordError`` for an invalid record."""
@@ -129,11 +123,9 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
         if size < OVERHEAD or size > end - at or head[1] not in MESSAGE_MAGICS:
             raise BadAnswerError(f"the answer to a pull has no record at byte {at} of {end}")
         record = records[at : at + size]
+        start, body_bytes = HEAD_V4_BYTES, head[6]
         if head[5] & HOST_V6_FLAGS:
-            start = body_at(head[5])
-            body_bytes = BODY_LENGTH.unpack_from(record, start - BODY_LENGTH.size)[0] if size >= start else -1
-        else:
-            start, body_bytes = HEAD_V4_BYTES, head[6]
+            start, body_bytes = body_behind_v6(record, head[5])
         stop = start + body_bytes
         if body_bytes < 0 or stop + LENGTHS_BYTES > size:
             raise BadAnswerError(f"the record at byte {at} of the answer to a pull has an impossible body length")

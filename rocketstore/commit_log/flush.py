@@ -370,7 +370,7 @@ class CommitLogFlusher:
         self.group: GroupFlushService | None = None
         """Only with SYNC_FLUSH."""
         self.first: GroupFlushService | PacedService
-        """Whom a put tells (``noted``)."""
+        """The service that puts notify (``noted``)."""
         self._paced: list[PacedService] = []
         if config.flush_disk_type == "SYNC_FLUSH":
             self.first = self.group = GroupFlushService(

@@ -20,7 +20,7 @@ from dledger.records import record
 from dledger.types import LogIndex, ProducerBatch, StoredRun
 
 PUTS_REMEMBERED: Final = 8192
-"""Of all producers together; older puts are known to be stored, but not where."""
+"""The total for all producers; older puts are known to be stored, but not where."""
 
 
 @record(frozen=True, slots=True)

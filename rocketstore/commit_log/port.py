@@ -47,7 +47,7 @@ class CommitLog(Protocol):
 
     def listen(self, advanced: Callable[[], None]) -> None:
         """Register ``advanced``, called after ``max_offset`` has grown, on any thread; it must be cheap. Before
-        ``start``. As with ``keep_from``, whoever asks is made of the log.
+        ``start``. Like ``keep_from``, this exists because the caller is constructed with the log.
         """
 
     @property
@@ -93,7 +93,7 @@ class CommitLog(Protocol):
         """
 
     def submit_producer(self, name: str, done: SequenceDone) -> None:
-        """A producer's next sequence number, 0 if unknown, once everything counted by it is committed."""
+        """A producer's next sequence number, 0 if unknown, once everything counted by it is stored for good."""
 
     def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
         """Store the next offsets of all queues as messages of ``QUEUE_NUMBERS_TOPIC``, if puts are accepted.

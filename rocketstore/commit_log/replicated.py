@@ -488,13 +488,13 @@ class _Put:
         self._count = len(messages)
         self.messages = messages
         self.records = records
-        """Of the messages; both without those already stored."""
+        """Records of the messages; both without those already stored."""
         self.following: dict[tuple[str, int], int] = {}
         """The next offset of each queue after this batch."""
         self.queue_offsets: list[int] = []
         self.store_timestamp = 0
         self.positions: Sequence[int] = ()
-        """Of the entries; empty until they are written."""
+        """Positions of the entries; empty until they are written."""
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body] | DLedgerError:
         """See ``PreparedAppend.bodies``."""

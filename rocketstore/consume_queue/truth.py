@@ -14,7 +14,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from threading import Lock
 from typing import Final
 from zlib import crc32
@@ -25,16 +24,14 @@ from rocketstore.consume_queue.queue import ConsumeQueue, First
 from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import (
-    BODY_LENGTH,
     CRC_MASK,
     HEAD_V4,
     HEAD_V4_BYTES,
     HOST_V6_FLAGS,
-    LENGTHS_BYTES,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGICS,
     OVERHEAD,
-    body_at,
+    CorruptRecordError,
+    body_behind_v6,
+    tail_of,
 )
 from rocketstore.message.scan import scan_records
 from rocketstore.types import QueueKey, QueueUnit, RecordHead
@@ -56,39 +53,19 @@ def is_message(record: bytes, unit: QueueUnit, queue: ConsumeQueue, number: int,
     size = len(record)
     if size < OVERHEAD:
         return False
-    length, magic, crc, queue_id, queue_offset, offset, flags, length_v4 = _HEAD.unpack_from(record)
-    if (
-        queue_offset != number
-        or offset != unit[0]
-        or length != unit[1]
-        or length != size
-        or queue_id != queue.queue_id
-        or magic not in MESSAGE_MAGICS
-    ):
+    length, magic, crc, queue_id, queue_offset, offset, flags, body_bytes = _HEAD.unpack_from(record)
+    if queue_offset != number or offset != unit[0] or length != unit[1] or length != size or queue_id != queue.queue_id:
         return False
+    body = HEAD_V4_BYTES
     if flags & HOST_V6_FLAGS:
-        at = body_at(flags)
-        length_v4 = BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at + LENGTHS_BYTES <= size else -1
-    else:
-        at = HEAD_V4_BYTES
-    if length_v4 < 0:
+        body, body_bytes = body_behind_v6(record, flags)
+    try:
+        body_end, topic, topic_end, _ = tail_of(record, magic, body, body_bytes, size)
+    except CorruptRecordError:
         return False
-    topic_at = at + length_v4
-    field = _field(queue.topic, magic)
-    end = topic_at + len(field)
-    if record[topic_at:end] != field:
+    if record[topic:topic_end] != queue.topic.encode():
         return False
-    return not check_body or (
-        end + 2 <= size
-        and int.from_bytes(record[end : end + 2], "big") == size - end - 2
-        and crc32(record[at:topic_at]) & CRC_MASK == crc
-    )
-
-
-@lru_cache(4096)
-def _field(topic: str, magic: int) -> bytes:
-    encoded = topic.encode()
-    return len(encoded).to_bytes(1 if magic == MESSAGE_MAGIC else 2, "big") + encoded
+    return not check_body or crc32(record[body:body_end]) & CRC_MASK == crc
 
 
 class QueueTruth:

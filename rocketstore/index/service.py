@@ -98,7 +98,7 @@ class IndexService:
         hits_max: int = HITS_MAX,
         on_damage: Callable[[CorruptLogError], None] = _log_damage,
     ) -> None:
-        """``on_damage`` is told, once, of a file that is damaged; on any thread."""
+        """``on_damage`` is called once per damaged file, on any thread."""
         self.directory = directory
         self.shape = IndexShape(slots, entries)
         self.fs: Final = fs or FileSystem()

@@ -83,7 +83,7 @@ class EntrySums:
         """For ``entries`` entries; entry 0, which is unused, is already included."""
         self._whole = np.zeros(-(-entries // BLOCK_ENTRIES), np.uint32)
         self.tail = crc32(_NO_ENTRY)
-        """Of the incomplete last block; 0 if the last block is full."""
+        """CRC of the incomplete last block; 0 if the last block is full."""
         self.next_entry = 1
 
     def add(self, data: bytes) -> int:

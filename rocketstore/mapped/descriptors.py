@@ -135,7 +135,7 @@ class CachedFile:
     __slots__ = ("_descriptors", "base", "descriptor", "gone", "path", "recent", "size", "writable")
 
     def __init__(self, descriptors: DescriptorCache, path: Path, base: int, size: int, *, writable: bool) -> None:
-        """Nothing is opened yet."""
+        """Does not open the file yet."""
         self.path = path
         self.base = base
         self.size = size

@@ -64,7 +64,7 @@ class StoreFile:
         self.committed = 0
         self.flushed = 0
         self.store_timestamp = 0
-        """Of the last message appended; 0 if unknown."""
+        """Store timestamp of the last message appended; 0 if unknown."""
         self.first_in_queue = False
         """Whether the queue had no file when this one was created."""
         self.doomed = False

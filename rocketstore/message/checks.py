@@ -54,7 +54,7 @@ _NUMBERS: Final = HEAD_V4.struct(
 _CACHED_TOPICS_MAX: Final = 4096
 
 KEYS_BYTES_MAX: Final = 8 * KIB
-"""Of the property that contains them."""
+"""Limit for the property ``KEYS``."""
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 
 _good_topics: set[str] = set()

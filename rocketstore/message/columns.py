@@ -20,9 +20,8 @@ from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_TRANSACTION
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX
 from rocketstore.message.property_texts import PropertyTexts
-from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, HOST_V6_FLAGS, LENGTHS_BYTES, MESSAGE_MAGIC, OVERHEAD
+from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, HOST_V6_FLAGS, MESSAGE_MAGIC, OVERHEAD, tails_of
 from rocketstore.message.scan import (
     ENTRY_MAGIC,
     RecordScanOutcome,
@@ -36,7 +35,6 @@ from rocketstore.types import SCHEDULE_TOPIC, RecordHead
 
 FEWEST: Final = 96
 """Fewer records than this are faster to read one by one."""
-_TAGS: Final = b"TAGS\x01"
 _UNUSUAL_FLAGS: Final = HOST_V6_FLAGS | SYS_FLAG_TRANSACTION
 _CUT_OFF: Final = (WalkEnd.LIMIT, WalkEnd.CUT)
 _ENTRY_ROW: Final = ENTRY.dtype()
@@ -94,11 +92,7 @@ class RecordColumns(Sequence[RecordHead]):
     @cached_property
     def tags_codes(self) -> Ints:
         """The tags codes for consume queues."""
-        codes = np.zeros(len(self), np.int64)
-        tags = self.properties.named(_TAGS)
-        if len(tags.owners):
-            codes[tags.owners] = self.properties.hashes(tags).view(np.int32)
-        return codes
+        return self.properties.tags_codes()
 
     @cached_property
     def by_queue(self) -> list[UnitColumns]:
@@ -233,22 +227,13 @@ def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordC
         and int(fields["body_length"].min()) >= 0
     ):
         return None
-    topics = starts + HEAD_V4_BYTES + fields["body_length"]
-    if not (topics + LENGTHS_BYTES <= ends).all():
+    tails = tails_of(window, fields["magic"], starts + HEAD_V4_BYTES + fields["body_length"])
+    if not tails.fill(fields["magic"], ends).all():
         return None
-    properties = topics + LENGTHS_BYTES + window[topics]
-    lengths = ends - properties
-    if not (
-        int(lengths.min()) >= 0
-        and int(lengths.max()) <= PROPERTIES_BYTES_MAX
-        and (window[properties - 2] == lengths >> 8).all()
-        and (window[properties - 1] == lengths & 0xFF).all()
-    ):
-        return None
-    names = _topics(data, window, topics + 1, properties - 2)
+    names = _topics(data, window, tails.topic_begins, tails.topic_ends)
     if names is None:
         return None
-    strings = [data[at:behind] for at, behind in zip(properties.tolist(), ends.tolist(), strict=True)]
+    strings = [data[at:behind] for at, behind in zip(tails.property_begins.tolist(), ends.tolist(), strict=True)]
     return RecordColumns(names, fields, PropertyTexts.of(strings))
 
 

@@ -67,15 +67,13 @@ def find_property(encoded: bytes, name: str) -> str | None:
 
 def find_property_bytes(encoded: bytes, name_and_separator: bytes) -> bytes | None:
     """Like ``find_property``, for the hot path: ``name_and_separator`` ends with 0x01."""
-    end = len(encoded)
-    while True:
-        at = encoded.rfind(name_and_separator, 0, end)
-        if at < 0:
-            return None
+    at = encoded.rfind(name_and_separator)
+    while at >= 0:
+        start = at + len(name_and_separator)
         if at == 0 or encoded[at - 1] == 2:
-            start = at + len(name_and_separator)
             stop = encoded.find(b"\x02", start)
             value = encoded[start:] if stop < 0 else encoded[start:stop]
             if value:
                 return value
-        end = at + len(name_and_separator) - 1
+        at = encoded.rfind(name_and_separator, 0, start - 1)
+    return None

@@ -1,4 +1,4 @@
-"""The property strings of many records in one array: finds values by name and hashes them without creating objects.
+"""The property strings of many records in one array: parsed, searched and hashed without an object per record.
 
 The strings are joined, each preceded by a 0x02, with one after the last. Malformed properties (no name, no value) are
 skipped, and of duplicates in a record the last one counts, as in ``rocketstore.message.properties``.
@@ -23,9 +23,11 @@ Places = NDArray[np.int64]
 Hashes = NDArray[np.uint32]
 PADDING: Final = b"\x02" + b"\0" * 15
 """Required after the last string: names may be compared beyond it."""
+_NAME_END: Final = 1
 _SEPARATOR: Final = 2
 _SPACE: Final = 32
 _ASCII_MAX: Final = 127
+_TAGS: Final = b"TAGS\x01"
 _HEAD_BYTES: Final = 8
 _MASK: Final = 0xFFFF_FFFF
 _STEP_BYTES: Final = 1 << 16
@@ -50,12 +52,21 @@ class Values(NamedTuple):
     owners: Places
 
 
+class PropertyBounds(NamedTuple):
+    """The bounds of names and values; a value begins one byte after its name ends."""
+
+    names: Places
+    name_ends: Places
+    ends: Places
+    owners: Places
+
+
 class PropertyTexts:
     """The joined strings. ``ends`` are the positions of the separators after each of them."""
 
     def __init__(self, text: NDArray[np.uint8], ends: Places) -> None:
         """``text`` ends with ``PADDING``, whose first byte is the last separator."""
-        self._text = text
+        self.text = text
         self._ends = ends
 
     @classmethod
@@ -71,23 +82,42 @@ class PropertyTexts:
     def string(self, number: int) -> bytes:
         """One of the strings."""
         begin = int(self._ends[number - 1]) if number else 0
-        return self._text[begin + 1 : int(self._ends[number])].tobytes()
+        return self.text[begin + 1 : int(self._ends[number])].tobytes()
 
     @cached_property
     def _separators(self) -> Places:
-        found: Places = np.flatnonzero(self._text == _SEPARATOR)
+        found: Places = np.flatnonzero(self.text == _SEPARATOR)
         return found
 
     @cached_property
     def _heads(self) -> NDArray[np.uint64]:
         """The eight bytes after each separator but the last, as a number."""
-        everywhere = np.ndarray((len(self._text) - 7,), "<u8", self._text.data, strides=(1,))
+        everywhere = np.ndarray((len(self.text) - 7,), "<u8", self.text.data, strides=(1,))
         heads: NDArray[np.uint64] = everywhere[self._separators[:-1] + 1]
         return heads
 
     @cached_property
     def _is_ascii(self) -> bool:
-        return int(self._text.max()) <= _ASCII_MAX
+        return int(self.text.max()) <= _ASCII_MAX
+
+    @cached_property
+    def bounds(self) -> PropertyBounds:
+        """All properties in order, including those that a later one of the same name and record overrides."""
+        begins, ends = self._separators[:-1] + 1, self._separators[1:]
+        owners = np.repeat(np.arange(len(self)), np.diff(np.searchsorted(self._separators, self._ends), prepend=0))
+        name_ends = np.flatnonzero(self.text == _NAME_END)
+        if len(name_ends) == len(begins) and (name_ends > begins).all() and (name_ends + 1 < ends).all():
+            return PropertyBounds(begins, name_ends, ends, owners)
+        name_ends = np.append(name_ends, len(self.text))[np.searchsorted(name_ends, begins)]
+        whole = (name_ends > begins) & (name_ends + 1 < ends)
+        return PropertyBounds(begins[whole], name_ends[whole], ends[whole], owners[whole])
+
+    def tags_codes(self) -> Places:
+        """The tags code of each record, as consume queues store it: the hash of its tags; 0 without."""
+        codes = np.zeros(len(self), np.int64)
+        tags = self.named(_TAGS)
+        codes[tags.owners] = self.hashes(tags).view(np.int32)
+        return codes
 
     def named(self, name: bytes) -> Values:
         """The values of the properties with this name, which ends with 0x01; at most one per record, in order."""
@@ -95,7 +125,7 @@ class PropertyTexts:
         heads = self._heads if len(head) == _HEAD_BYTES else self._heads & np.uint64((1 << 8 * len(head)) - 1)
         found = np.flatnonzero(heads == int.from_bytes(head, "little"))
         for number in range(_HEAD_BYTES, len(name)):
-            found = found[self._text[self._separators[found] + number + 1] == name[number]]
+            found = found[self.text[self._separators[found] + number + 1] == name[number]]
         begins, ends = self._separators[found] + 1 + len(name), self._separators[found + 1]
         filled = begins < ends
         begins, ends = begins[filled], ends[filled]
@@ -106,7 +136,7 @@ class PropertyTexts:
     def words(self, values: Values) -> Values:
         """The non-empty words between single spaces."""
         begins, ends, owners = values
-        spaces = np.flatnonzero(self._text == _SPACE)
+        spaces = np.flatnonzero(self.text == _SPACE)
         if not len(spaces) or not len(begins):
             return values
         of = np.searchsorted(begins, spaces, "right") - 1
@@ -144,7 +174,7 @@ class PropertyTexts:
                 others.append(first)
             first = max(behind, first + 1)
         for number in others:
-            text = self._text[begins[number] : ends[number]].tobytes().decode(errors="replace")
+            text = self.text[begins[number] : ends[number]].tobytes().decode(errors="replace")
             prefix = 0 if prefixes is None else int(prefixes[owners[number]])
             shift = pow(31, len(text.encode("utf-16-le")) // 2, 1 << 32)
             hashes[number] = (prefix * shift + java_hash(text)) & _MASK
@@ -153,7 +183,7 @@ class PropertyTexts:
     def _hash_step(self, base: int, begins: Places, ends: Places, hashes: Hashes) -> None:
         """Values within ``_STEP_BYTES`` from ``base`` on; ``hashes`` are the prefixes'."""
         last = int(ends.max()) + 1
-        terms = self._text[base:last] * _INVERSE_POWERS[: last - base]
+        terms = self.text[base:last] * _INVERSE_POWERS[: last - base]
         bounds = np.empty(2 * len(begins), np.int64)
         np.subtract(begins, base, out=bounds[::2])
         np.subtract(ends, base, out=bounds[1::2])
@@ -163,7 +193,7 @@ class PropertyTexts:
 
     def _others(self, begins: Places, ends: Places) -> list[int]:
         """The numbers of non-ASCII values."""
-        odd = np.zeros(len(self._text) + 1, np.int64)
-        np.cumsum(self._text > _ASCII_MAX, out=odd[1:])
+        odd = np.zeros(len(self.text) + 1, np.int64)
+        np.cumsum(self.text > _ASCII_MAX, out=odd[1:])
         numbers: list[int] = np.flatnonzero(odd[ends] > odd[begins]).tolist()
         return numbers

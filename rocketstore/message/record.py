@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import error
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from dledger.errors import InvalidRequestError
@@ -29,6 +29,12 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 from rocketstore.types import StoredPlace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 MESSAGE_MAGIC: Final = -626_843_481
 """0xDAA320A7."""
@@ -73,6 +79,7 @@ HEAD: Final = {flags: _layout(flags) for flags in (0, 0x10, 0x20, 0x30)}
 HEAD_V4: Final = HEAD[0]
 BLANK_HEAD: Final = RecordLayout((("size", "i4"), ("magic", "i4")))
 """The start of a blank, and likewise of a record."""
+CRC_AT: Final = HEAD_V4.at("crc")
 QUEUE_OFFSET_AT: Final = HEAD_V4.at("queue_offset")
 PHYSICAL_OFFSET_AT: Final = HEAD_V4.at("physical_offset")
 SYS_FLAG_AT: Final = HEAD_V4.at("sys_flag")
@@ -80,22 +87,27 @@ STORE_TIMESTAMP_AT: Final = HEAD_V4.at("store_timestamp")
 STORE_TIMESTAMP_AT_V6: Final = HEAD[SYS_FLAG_BORN_HOST_V6].at("store_timestamp")
 """The store timestamp's position if the born host is an IPv6 address."""
 HEAD_V4_BYTES: Final = HEAD_V4.size
-LENGTHS_BYTES: Final = 3
+_TOPIC_LENGTH_BYTES: Final = {MESSAGE_MAGIC: 1, MESSAGE_MAGIC_V2: 2}
+_PROPERTIES_LENGTH_BYTES: Final = 2
+LENGTHS_BYTES: Final = _TOPIC_LENGTH_BYTES[MESSAGE_MAGIC] + _PROPERTIES_LENGTH_BYTES
 """The length fields of topic and properties, in a record of version 1."""
 OVERHEAD: Final = HEAD_V4_BYTES + LENGTHS_BYTES
 """A record's length without body, topic and properties, with IPv4 hosts."""
 TOPIC_BYTES_MAX: Final = 127
+_LONG_TOPIC_BYTES_MAX: Final = 0x7FFF
 CRC_MASK: Final = 0x7FFF_FFFF
 HOST_V6_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
 BLANK: Final = BLANK_HEAD.struct()
 OFFSETS: Final = HEAD_V4.part("queue_offset", "physical_offset")
 """At ``QUEUE_OFFSET_AT``."""
+CRC: Final = HEAD_V4.part("crc")
 QUEUE_OFFSET: Final = HEAD_V4.part("queue_offset")
 PHYSICAL_OFFSET: Final = HEAD_V4.part("physical_offset")
 TIMESTAMP: Final = HEAD_V4.part("store_timestamp")
 BODY_LENGTH: Final = HEAD_V4.part("body_length")
 """Directly before the body."""
+_BODY_HEAD: Final = HEAD_V4.struct("magic", "sys_flag", "body_length")
 _PLACE: Final = HEAD_V4.struct("size", "magic", "queue_id", "queue_offset", "physical_offset")
 _FLAGS_BY_LENGTHS: Final = {(4, 4): 0, (16, 4): 0x10, (4, 16): 0x20, (16, 16): 0x30}
 _CACHED_TOPICS_MAX: Final = 4096
@@ -146,6 +158,83 @@ def place_of(head: bytes, offset: int) -> StoredPlace | None:
     if magic not in MESSAGE_MAGICS or physical_offset != offset:
         return None
     return StoredPlace(offset, size, queue_id, queue_offset, store_timestamp(head))
+
+
+def body_behind_v6(record: bytes, sys_flag: int) -> tuple[int, int]:
+    """Where the body begins in a record with this system flag, and its length, -1 if the record is too short."""
+    at = body_at(sys_flag)
+    return at, BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at <= len(record) else -1
+
+
+def tail_of(data: bytes, magic: int, body: int, body_bytes: int, end: int) -> tuple[int, int, int, int]:
+    """The end of the body, the bounds of the topic and the start of the properties, in a record that ends at ``end``.
+
+    Raises ``CorruptRecordError`` unless the stored lengths of body, topic and properties fill the record exactly.
+    """
+    at = body + body_bytes
+    if body_bytes < 0 or at + LENGTHS_BYTES > end:
+        raise CorruptRecordError(f"the body's length, {body_bytes}, does not fit")
+    if magic == MESSAGE_MAGIC:
+        topic, length, longest = at + 1, data[at], TOPIC_BYTES_MAX
+    elif magic == MESSAGE_MAGIC_V2:
+        topic, length, longest = at + 2, data[at] << 8 | data[at + 1], _LONG_TOPIC_BYTES_MAX
+    else:
+        raise CorruptRecordError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
+    topic_end = topic + length
+    properties = topic_end + _PROPERTIES_LENGTH_BYTES
+    if not 0 < length <= longest or properties > end:
+        raise CorruptRecordError(f"the topic's length, {_signed(length, longest)}, does not fit")
+    length = data[topic_end] << 8 | data[topic_end + 1]
+    if length != end - properties or length > PROPERTIES_BYTES_MAX:
+        raise CorruptRecordError(f"the properties' length, {_signed(length, PROPERTIES_BYTES_MAX)}, does not fit")
+    return at, topic, topic_end, properties
+
+
+def _signed(length: int, longest: int) -> int:
+    """What a length field says that was read without its sign."""
+    return length if length <= longest else length - 2 * (longest + 1)
+
+
+def properties_of(record: bytes) -> bytes:
+    """A whole record's encoded properties, without decoding anything else. Raises ``CorruptRecordError``."""
+    magic, sys_flag, body_bytes = _BODY_HEAD.unpack_from(record)
+    body = HEAD_V4_BYTES
+    if sys_flag & HOST_V6_FLAGS:
+        body, body_bytes = body_behind_v6(record, sys_flag)
+    return record[tail_of(record, magic, body, body_bytes, len(record))[3] :]
+
+
+class Tails(NamedTuple):
+    """What ``tail_of`` finds, for many records at once."""
+
+    topic_begins: Ints
+    topic_ends: Ints
+    property_begins: Ints
+    property_lengths: Ints
+
+    def fill(self, magics: Ints, ends: Ints) -> NDArray[np.bool_]:
+        """Which of these records ``tail_of`` accepts, provided that their bodies fit."""
+        lengths = self.topic_ends - self.topic_begins
+        whole: NDArray[np.bool_] = self.property_begins + self.property_lengths == ends
+        whole &= (lengths > 0) & (lengths <= _LONG_TOPIC_BYTES_MAX)
+        whole &= (lengths <= TOPIC_BYTES_MAX) | (magics != MESSAGE_MAGIC)
+        whole &= self.property_lengths <= PROPERTIES_BYTES_MAX
+        return whole
+
+
+def tails_of(window: NDArray[np.uint8], magics: Ints, body_ends: Ints) -> Tails:
+    """The tails behind these bodies. Places outside the window are clamped to it."""
+
+    def bytes_at(places: Ints) -> Ints:
+        return window.take(places, mode="clip").astype("i8")
+
+    lengths, begins = bytes_at(body_ends), body_ends + 1
+    is_long = magics == MESSAGE_MAGIC_V2
+    if is_long.any():
+        lengths[is_long] = lengths[is_long] << 8 | bytes_at(begins[is_long])
+        begins[is_long] += 1
+    ends = begins + lengths
+    return Tails(begins, ends, ends + _PROPERTIES_LENGTH_BYTES, bytes_at(ends) << 8 | bytes_at(ends + 1))
 
 
 def record_length(message: Message) -> int:
@@ -246,7 +335,7 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
         raise CorruptRecordError(f"{len(record)} bytes are too few for a record")
     head = _STRUCTS[record[SYS_FLAG_AT + 3] & HOST_V6_FLAGS]
     at = head.size
-    if len(record) < at + LENGTHS_BYTES:
+    if len(record) < at:
         raise CorruptRecordError(f"{len(record)} bytes are too few for a record with IPv6 hosts")
     (
         size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_ip, born_port,
@@ -254,18 +343,19 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
     ) = head.unpack_from(record)  # fmt: skip
     if size != len(record):
         raise CorruptRecordError(f"the record claims {size} bytes, but there are {len(record)}")
-    topic_at = at + body_bytes
-    if body_bytes < 0 or topic_at + LENGTHS_BYTES > size:
-        raise CorruptRecordError(f"the body's length, {body_bytes}, does not fit a record of {size} bytes")
-    topic, properties = _decode_tail(record, magic, topic_at)
-    body = bytes(record[at:topic_at])
+    body_end, topic_begin, topic_end, properties_begin = tail_of(record, magic, at, body_bytes, size)
+    try:
+        topic = str(record[topic_begin:topic_end], "utf-8")
+    except UnicodeDecodeError as problem:
+        raise CorruptRecordError(f"the topic is not valid UTF-8: {problem.reason}") from problem
+    body = bytes(record[at:body_end])
     if check_crc and crc != crc32(body) & CRC_MASK:
         raise CorruptRecordError(f"the body of {body_bytes} bytes does not match its CRC")
     return Message(
         topic,
         body,
         queue_id,
-        properties,
+        decode_properties(bytes(record[properties_begin:])),
         flag,
         sys_flag,
         born_timestamp,
@@ -279,28 +369,3 @@ def decode_record(record: bytes, *, check_crc: bool = True) -> Message:
         size,
         crc,
     )
-
-
-def _decode_tail(record: bytes, magic: int, topic_at: int) -> tuple[str, dict[str, str]]:
-    """Topic and properties, which must fill the record exactly."""
-    if magic == MESSAGE_MAGIC:
-        topic_bytes = record[topic_at]
-        start = topic_at + 1
-        if topic_bytes > TOPIC_BYTES_MAX:
-            raise CorruptRecordError("the topic's length is negative")
-    elif magic == MESSAGE_MAGIC_V2:
-        start = topic_at + 2
-        topic_bytes = int.from_bytes(record[topic_at:start], "big", signed=True)
-    else:
-        raise CorruptRecordError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
-    properties_at = start + topic_bytes + 2
-    if topic_bytes <= 0 or properties_at > len(record):
-        raise CorruptRecordError(f"the topic's length, {topic_bytes}, does not fit")
-    properties_bytes = int.from_bytes(record[properties_at - 2 : properties_at], "big", signed=True)
-    if properties_bytes != len(record) - properties_at:
-        raise CorruptRecordError(f"the properties' length, {properties_bytes}, does not fit")
-    try:
-        topic = str(record[start : properties_at - 2], "utf-8")
-    except UnicodeDecodeError as problem:
-        raise CorruptRecordError(f"the topic is not valid UTF-8: {problem.reason}") from problem
-    return topic, decode_properties(bytes(record[properties_at:]))

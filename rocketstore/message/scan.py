@@ -15,17 +15,15 @@ from zlib import crc32
 from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from rocketstore.message.delay import DelayLevels, parse_level
-from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property, find_property_bytes
+from rocketstore.message.properties import find_property, find_property_bytes
 from rocketstore.message.record import (
     CRC_MASK,
     HEAD,
     HEAD_V4_BYTES,
     HOST_V6_FLAGS,
-    LENGTHS_BYTES,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
     OVERHEAD,
-    TOPIC_BYTES_MAX,
+    CorruptRecordError,
+    tail_of,
 )
 from rocketstore.message.tags import tags_code_of
 from rocketstore.message.walk import Ended, WalkEnd, record_starts, why_ended
@@ -51,8 +49,6 @@ _HEADS: Final = {
 _HEAD_V4: Final = _HEADS[0].unpack_from
 _ENTRY: Final = ENTRY.struct("magic", "size", "index", "position", "channel", "body_length")
 _TAGS: Final = b"TAGS\x01"
-_TAGS_BYTES: Final = len(_TAGS)
-_PROPERTY_SEPARATOR: Final = 2
 _NO_PLACE_IN_QUEUE: Final = 0x4
 """Set in the system flag of prepared and rolled-back messages only."""
 _CACHED_TOPICS_MAX: Final = 4096
@@ -80,12 +76,8 @@ class RecordScanOutcome(NamedTuple):
     needed: int = 0
 
 
-class _DamagedError(Exception):
-    """Raised when there is no whole record where one must be."""
-
-
 def _refuse(reason: str) -> NoReturn:
-    raise _DamagedError(reason)
+    raise CorruptRecordError(reason)
 
 
 def scan_records(
@@ -104,7 +96,7 @@ def scan_records(
     for at, following in pairwise((*starts, end)):
         try:
             add(_head(raw, at, following - at, base_offset + at, view, delay_levels))
-        except _DamagedError as damage:
+        except CorruptRecordError as damage:
             return RecordScanOutcome(heads, at, "damaged", f"offset {base_offset + at}: {damage}")
     return scan_ended(heads, end, base_offset, why_ended(raw, "plain", end, len(raw)))
 
@@ -153,7 +145,7 @@ def scan_entries(
                         _refuse(f"the channel marks a no-op, but the topic {head[0]!r} does not")
                 elif magic != NOOP_MAGIC:
                     _refuse(f"a broker's log has no entries of magic {magic}")
-            except _DamagedError as damage:
+            except CorruptRecordError as damage:
                 return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")
             next_index = index + 1
         why = kind, size, _ = why_ended(raw, "entry", end, len(raw))
@@ -175,36 +167,28 @@ def _head(
 ) -> RecordHead:
     """Read the record in ``raw[at:at + size]``, which must exist. ``view``: of ``raw``, to check the body's CRC."""
     if size < OVERHEAD:
-        raise _DamagedError(f"a record cannot have {size} bytes")
+        raise CorruptRecordError(f"a record cannot have {size} bytes")
     body_at = at + HEAD_V4_BYTES
     own_size, magic, crc, queue_id, queue_offset, own_offset, sys_flag, store_timestamp, prepared_offset, body_bytes = (
         _HEAD_V4(raw, at)
     )
     if own_size != size or own_offset != offset:
-        raise _DamagedError(f"the record claims {own_size} bytes at {own_offset}; expected {size}")
+        raise CorruptRecordError(f"the record claims {own_size} bytes at {own_offset}; expected {size}")
     if sys_flag & HOST_V6_FLAGS:
         body_at, store_timestamp, prepared_offset, body_bytes = _behind_v6_hosts(raw, at, size, sys_flag)
-    topic_at = body_at + body_bytes
     end = at + size
-    if body_bytes < 0 or topic_at + LENGTHS_BYTES > end:
-        raise _DamagedError(f"a body of {body_bytes} bytes in a record of {size}")
-    if view is not None and crc != crc32(view[body_at:topic_at]) & CRC_MASK:
-        raise _DamagedError(f"the body of {body_bytes} bytes does not match its CRC")
-    if magic == MESSAGE_MAGIC:
-        start = topic_at + 1
-        topic_end = start + raw[topic_at]
-    else:
-        start, topic_end = _long_topic(raw, magic, topic_at)
-    start_of_properties = topic_end + 2
-    if start_of_properties > end or (raw[topic_end] << 8 | raw[topic_end + 1]) != end - start_of_properties:
-        raise _DamagedError("the lengths of topic and properties do not add up to the record's")
-    encoded_topic = raw[start:topic_end]
-    topic = _topics.get(encoded_topic) or _topic(encoded_topic, magic)
+    body_end, topic_begin, topic_end, properties_begin = tail_of(raw, magic, body_at, body_bytes, end)
+    if view is not None and crc != crc32(view[body_at:body_end]) & CRC_MASK:
+        raise CorruptRecordError(f"the body of {body_bytes} bytes does not match its CRC")
+    encoded_topic = raw[topic_begin:topic_end]
+    topic = _topics.get(encoded_topic) or _topic(encoded_topic)
     code = 0
     properties = b""
-    if start_of_properties != end:
-        properties = raw[start_of_properties:end]
-        code = _tags_code(properties)
+    if properties_begin != end:
+        properties = raw[properties_begin:end]
+        tag = find_property_bytes(properties, _TAGS)
+        if tag is not None:
+            code = tags_code_of(tag)
         if delay_levels is not None and topic == SCHEDULE_TOPIC:
             code = _delay_code(properties, store_timestamp, delay_levels, code)
     if sys_flag & _NO_PLACE_IN_QUEUE:
@@ -217,62 +201,34 @@ def _head(
     )  # fmt: skip
 
 
-def _tags_code(properties: bytes) -> int:
-    """The tags code of a record with these properties."""
-    if len(properties) > PROPERTIES_BYTES_MAX:
-        raise _DamagedError("the length of the properties is negative")
-    at = properties.rfind(_TAGS)
-    if at < 0:
-        return 0
-    if at == 0 or properties[at - 1] == _PROPERTY_SEPARATOR:
-        stop = properties.find(b"\x02", at)
-        tag = properties[at + _TAGS_BYTES :] if stop < 0 else properties[at + _TAGS_BYTES : stop]
-        if tag:
-            return tags_code_of(tag)
-    value = find_property_bytes(properties, _TAGS)  # the rare cases: TAGS within another property, or without a value
-    return 0 if value is None else tags_code_of(value)
-
-
 def _behind_v6_hosts(raw: bytes, at: int, size: int, sys_flag: int) -> tuple[int, int, int, int]:
     """The body's position, and store timestamp, prepared offset and body length, in a record with IPv6 hosts."""
     layout = _HEADS[sys_flag & HOST_V6_FLAGS]
-    if size < layout.size + LENGTHS_BYTES:
-        raise _DamagedError(f"a record with IPv6 hosts cannot have {size} bytes")
+    if size < layout.size:
+        raise CorruptRecordError(f"a record with IPv6 hosts cannot have {size} bytes")
     fields = layout.unpack_from(raw, at)
     return at + layout.size, fields[7], fields[8], fields[9]
 
 
-def _long_topic(raw: bytes, magic: int, topic_at: int) -> tuple[int, int]:
-    """The bounds of the topic in a record of version 2."""
-    if magic != MESSAGE_MAGIC_V2:
-        raise _DamagedError(f"magic {magic & 0xFFFFFFFF:#x} is not that of a message")
-    start = topic_at + 2
-    return start, start + (raw[topic_at] << 8 | raw[topic_at + 1])  # if it were negative, the topic would be too long
-
-
 def known_topic(encoded: bytes) -> str | None:
-    """The text of a topic in a record of version 1; None if it is invalid."""
+    """The text of a topic; None if it is invalid."""
     try:
-        return _topics.get(encoded) or _topic(encoded, MESSAGE_MAGIC)
-    except _DamagedError:
+        return _topics.get(encoded) or _topic(encoded)
+    except CorruptRecordError:
         return None
 
 
-def _topic(encoded: bytes, magic: int) -> str:
+def _topic(encoded: bytes) -> str:
     """The validated text of the topic, cached because topics are few."""
-    is_long = len(encoded) > TOPIC_BYTES_MAX
-    if not encoded or (is_long and magic == MESSAGE_MAGIC):
-        raise _DamagedError(f"a topic of {len(encoded)} bytes")
     try:
         topic = encoded.decode()
     except UnicodeDecodeError as problem:
-        raise _DamagedError(f"the topic is not valid UTF-8: {problem.reason}") from problem
+        raise CorruptRecordError(f"the topic is not valid UTF-8: {problem.reason}") from problem
     if topic in (".", "..") or "/" in topic or len(encoded) > _NAME_BYTES_MAX or not topic.isprintable():
-        raise _DamagedError(f"the topic {topic[:_NAME_BYTES_MAX]!r} cannot be a directory name")
+        raise CorruptRecordError(f"the topic {topic[:_NAME_BYTES_MAX]!r} cannot be a directory name")
     if len(_topics) >= _CACHED_TOPICS_MAX:
         _topics.clear()
-    if not is_long:  # a long one must not be found for a record of version 1, whose topic cannot have that length
-        _topics[encoded] = topic
+    _topics[encoded] = topic
     return topic
 
 

@@ -225,7 +225,7 @@ class BrokerState:
 
     @property
     def fatal(self) -> BaseException | None:
-        """The error that ended the thread: the broker must stop. With a shared supervisor, that one reports it."""
+        """The error that ended the thread, after which the broker must stop."""
         return self._supervisor.fatal
 
     # Reading
@@ -239,6 +239,11 @@ class BrokerState:
         """The number of topics."""
         with self._applier.lock:
             return len(self._applier.tables.topics)
+
+    @property
+    def topic_changes(self) -> int:
+        """Another number after every change of a topic."""
+        return self._applier.tables.topic_changes
 
     def topic(self, name: str) -> TopicConfig | None:
         """The topic of this name."""

@@ -41,6 +41,8 @@ class Tables:
         self.begins: dict[str, dict[int, int]] = {}
         """Topics that were once deleted: queue id to the first queue offset that does not belong to the deleted topic.
         """
+        self.topic_changes = 0
+        """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
         self.queue_count = 0
         """Queues of all topics."""
         self.offset_count = 0
@@ -55,8 +57,10 @@ class Tables:
                 old = self.topics.get(topic.name)
                 self.queue_count += topic.queues - (old.queues if old is not None else 0)
                 self.topics[topic.name] = topic
+                self.topic_changes += 1
             case DeleteTopic(name, ends):
                 self._delete_topic(name, ends)
+                self.topic_changes += 1
             case PutGroup(config):
                 self.groups.setdefault(config.name, {})
                 self.group_configs[config.name] = config
@@ -90,6 +94,7 @@ class Tables:
         made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
+        made.topic_changes = self.topic_changes
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
 

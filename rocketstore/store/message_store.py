@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
@@ -49,7 +49,15 @@ from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.store.stats import StoreStats
 from rocketstore.store.upkeep import Upkeep
-from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
+from rocketstore.types import (
+    BrokerRole,
+    GetMessageStatus,
+    GetResult,
+    PutMessageStatus,
+    PutResult,
+    QueueUnit,
+    RecordHead,
+)
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
@@ -64,6 +72,13 @@ LogKeeper = Callable[[int], int]
 """Returns the offset from which it needs the log, at most the given one, before which all derived data are durable."""
 
 _log = logging.getLogger("rocketstore")
+
+
+class IndexEnd(NamedTuple):
+    """The newest message with a key: when it was stored, and its physical offset; 0 if there is none."""
+
+    store_ms: int
+    offset: int
 
 
 class MessageStore:
@@ -447,6 +462,11 @@ class MessageStore:
         self._check_running()
         return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique=unique, max_bytes=max_bytes)
 
+    def index_end(self) -> IndexEnd:
+        """Where the index of keys ends."""
+        index = self._index
+        return IndexEnd(0, 0) if index is None else IndexEnd(index.end_timestamp, max(index.indexed_to, 0))
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of a queue; -1 if it is unknown."""
         queue = self._queues.find(topic, queue_id)
@@ -528,13 +548,17 @@ class MessageStore:
 
     @property
     def memory_bytes_max(self) -> int:
-        """What is less than this behind the end of the log counts as being in memory."""
+        """Messages less than this far from the end of the log are assumed to be in memory."""
         return self._reader.memory_bytes_max
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
         """A message's position in the log; -1 if it does not exist. Raises ``CorruptLogError``, ``DiskError``."""
         unit = self._reader.unit(topic, queue_id, offset)
         return -1 if unit is None else unit.offset
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        """What a queue says of a message; None if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        return self._reader.unit(topic, queue_id, offset)
 
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, regardless of the hour."""
@@ -621,7 +645,7 @@ class MessageStore:
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
 
     def _index_is_damaged(self, error: CorruptLogError) -> None:
-        """From any thread."""
+        """Callable from any thread."""
         self._conditions.set(ConditionKind.DAMAGED, str(error), subject=str(error.path))
         self._upkeep_worker.wake()
 

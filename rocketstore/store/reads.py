@@ -72,7 +72,7 @@ class StoreReader:
         self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
         self.memory_bytes_max: Final = memory * config.access_message_in_memory_max_ratio // 100
-        """What is less than this behind the end of the log counts as being in memory."""
+        """Messages less than this far from the end of the log are assumed to be in memory."""
         self._in_memory = GetLimits(
             config.max_transfer_count_on_message_in_memory, config.max_transfer_bytes_on_message_in_memory
         )

@@ -27,7 +27,7 @@ from rocketstore.index.file import HEADER_BYTES, IndexShape
 Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")
 _ENTRIES_AT_ONCE: Final = 1 << 20
-_RAW_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")
+_RAW_UNIT: Final = f"V{UNIT_BYTES}"
 
 
 @dataclass(frozen=True, slots=True)

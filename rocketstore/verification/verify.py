@@ -28,6 +28,7 @@ from rocketstore.index.chains import ENTRIES, KEY
 from rocketstore.index.file import IndexShape
 from rocketstore.index.keys import TopicHashes, key_hashes
 from rocketstore.message.delay import DelayLevels
+from rocketstore.message.record import CRC, CRC_AT
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import MalformedStateError
@@ -296,6 +297,6 @@ def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBro
         return
     offset, crc = snapshot.last_record
     base = offset - offset % part.segment_bytes
-    head = _read(part.segments[base], offset - base, 12)
-    if int.from_bytes(head[8:12], "big") != crc:
+    stored = _read(part.segments[base], offset - base + CRC_AT, CRC.size)
+    if len(stored) < CRC.size or CRC.unpack(stored)[0] != crc:
         found.add(path, 0, f"the record at {offset}, named as its last, differs from the one in the log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -130,6 +131,22 @@ def test_any_bytes_are_a_value_or_one_kind_of_error(data: bytes) -> None:
     """Also those that are no text."""
     with suppress(RequestError):
         dumps(loads(data))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@fuzzed(200)
+@given(JSON_VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_both_parsers_read_json_alike(value: object, ascii_only: bool, indent: int | str | None) -> None:
+    """Digits as a key bring in the second one."""
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).replace("-Infinity", "NaN")
+    data = text.encode("utf-8", "replace")
+    assert loads(b"{0:" + data + b"}") == {"0": loads(data)}
 
 
 NAMES = st.text(st.sampled_from("abcXYZ_%-0"), min_size=1, max_size=12)

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "java"
-_OPEN = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+OPENED = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 """Packages of the JDK that RocketMQ 4.9.8 reaches into to unmap files."""
 _BUILD_TIMEOUT_S = 600
 _RUN_TIMEOUT_S = 300
@@ -25,7 +25,7 @@ def build() -> None:
             raise JavaMissingError(f"`{program}` is not on the PATH: `make interop` needs {package}")
     command = ["mvn", "--batch-mode", "--quiet", "compile"]
     built = subprocess.run(
-        command, cwd=SOURCES, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, env=_environment(), check=False
+        command, cwd=SOURCES, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, env=environment(), check=False
     )
     if built.returncode:
         raise JavaMissingError(
@@ -57,7 +57,7 @@ def run_remoting(command: str, directory: Path) -> list[str]:
 def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
     target = SOURCES / module / "target"
     class_path = f"{target / 'classes'}:{(target / 'class-path').read_text().strip()}"
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN]
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
     home = f"-Duser.home={directory.parent}"  # the libraries' log files go there
     ended = subprocess.run(
         ["java", "-ea", home, *opened, "-cp", class_path, main, command, str(directory)],
@@ -65,7 +65,7 @@ def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
         text=True,
         encoding="utf-8",
         timeout=_RUN_TIMEOUT_S,
-        env=_environment(),
+        env=environment(),
         check=False,
     )
     if ended.returncode:
@@ -73,5 +73,6 @@ def _run(module: str, main: str, command: str, directory: Path) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """The same on every machine."""
     return os.environ | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.store.format import decode_entry, encode_record
 from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term
@@ -39,7 +40,9 @@ class Stretch:
 
     def add_message(self, message: Message, queue_offset: int = 0, *, term: int = 1) -> None:
         """One more entry with a message in it."""
-        record = records.encode_record(message, queue_offset=queue_offset, physical_offset=self.end + 48)
+        record = records.encode_record(
+            message, queue_offset=queue_offset, physical_offset=self.end + ENTRY_HEADER_BYTES
+        )
         self.add(record, term=term)
 
     @property
@@ -89,7 +92,7 @@ def entry_rows(stretch: Stretch, segment: str = "") -> list[dict[str, object]]:
         entry = decode_entry(raw)
         if entry.magic is Magic.NORMAL:
             place = {"index": entry.index, "term": entry.term, "position": entry.position, "segment": segment}
-            rows.append(place | message_row(entry.body) | {"raw": raw[: len(entry.body) + 48]})
+            rows.append(place | message_row(entry.body) | {"raw": raw[: len(entry.body) + ENTRY_HEADER_BYTES]})
     return rows
 
 
@@ -107,7 +110,7 @@ def place_records(positions: Sequence[int], bodies: Sequence[bytes | bytearray])
     placed = []
     for position, body in zip(positions, bodies, strict=True):
         record = bytearray(body)
-        records.OFFSETS.pack_into(record, records.QUEUE_OFFSET_AT, len(record), position + 48)
+        records.OFFSETS.pack_into(record, records.QUEUE_OFFSET_AT, len(record), position + ENTRY_HEADER_BYTES)
         placed.append(record)
     return placed
 

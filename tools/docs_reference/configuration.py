@@ -21,7 +21,7 @@ from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
-from tools.docs_reference import commands
+from tools.docs_reference import commands, name_server
 from tools.docs_reference.records import Field, default_text, fields_of
 from tools.docs_reference.unused import by_reason
 
@@ -197,7 +197,7 @@ def text() -> str:
     parts = [_HEAD, *_index(groups)]
     for group, chosen in groups:
         parts += [f"\n## {group.title}\n\n{group.words}\n", *map(_section, chosen)]
-    parts += [_variables(), _unused()]
+    parts += [name_server.section(), _variables(), _unused()]
     return "".join(parts)
 
 
@@ -212,6 +212,7 @@ def _index(groups: Iterable[tuple[_Group, list[SettingEntry]]]) -> Iterator[str]
         links = " ".join(f"[{one.name}](#{one.name})" for one in chosen)
         anchor = re.sub(r"[^\w-]", "", group.title.lower().replace(" ", "-"))
         yield f"| [{group.title}](#{anchor}) | {links} |\n"
+    yield f"| [{name_server.TITLE}](#name-server) | a table |\n"
     yield "| | [variables of the command line](#variables-of-the-command-line) |\n"
     yield "| | [names that change nothing](#names-that-change-nothing) |\n"
 

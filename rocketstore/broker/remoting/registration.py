@@ -9,18 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.topic_table import topic_table
+from rocketstore.broker.remoting.topic_table import TopicTable
 from rocketstore.remoting.bodies.routes import ClusterInfo
-from rocketstore.remoting.bodies.topics import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfigData,
-    TopicConfigTable,
-    body_crc32,
-)
+from rocketstore.remoting.bodies.topics import RegisterBrokerBody, body_crc32
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
@@ -33,10 +28,16 @@ _LOG: Final = logging.getLogger("rocketstore")
 TERM_FIELD: Final = "dledgerTerm"
 """Ours, in REGISTER_BROKER: the Raft term in which the broker has its id."""
 FAILURES: Final = (UnreachableError, DisconnectedError, TooManyCallsError, TimeoutError, RequestError)
+ANNOUNCE_S_MAX: Final = 1.0
+"""How long who changed a topic waits for the name servers."""
 UNREGISTER_TIMEOUT_S: Final = 2.0
+TOPICS_INTERVAL_S: Final = 0.2
+"""How often it is looked whether a topic has changed."""
 RETRY_S: Final = 1.0
 """After a registration that failed somewhere."""
 MASTER_ID: Final = 0
+HA_PORT_OFFSET: Final = 1
+"""From ``listenPort`` to the port of classic replication."""
 
 
 class NameServerRegistration:
@@ -50,9 +51,10 @@ class NameServerRegistration:
         self._ha_address = ha_address
         self._name_servers = config.name_servers
         self._wanted = asyncio.Event()
-        self._table: dict[str, TopicConfigData] = {}
-        self._version = DataVersion()
+        self._announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
+        self._topics = TopicTable(parts)
         self._reached: dict[str, str] = {}  # name server to the last failure, empty if there was none
+        self._topic_changes = -1
         self._rounds: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -63,6 +65,17 @@ class NameServerRegistration:
     def wake(self) -> None:
         """Register at once."""
         self._wanted.set()
+
+    async def announce(self) -> None:
+        """Register at once. Returns when all name servers have been told, or have failed, or after a second."""
+        if self._rounds is None:
+            return
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._announced.append(told)
+        self.wake()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANNOUNCE_S_MAX):
+                await told
 
     async def close(self) -> None:
         """Take this broker's address back from the name servers that have it in its place, and end. Idempotent."""
@@ -83,13 +96,24 @@ class NameServerRegistration:
         config = self._parts.config
         while True:
             self._wanted.clear()
-            all_well = await self._register()
-            pause_s = config.register_name_server_period / 1000 if all_well else RETRY_S
+            waiting, self._announced = self._announced, []
             try:
-                async with asyncio.timeout(pause_s):
+                all_well = await self._register()
+            finally:
+                for told in waiting:
+                    if not told.done():  # else nobody waits any more
+                        told.set_result(None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.register_name_server_period / 1000 if all_well else RETRY_S):
+                    await self._changed()
+
+    async def _changed(self) -> None:
+        """Return once somebody wants it, or a topic has changed."""
+        state, known = self._parts.state, self._topic_changes
+        while state.topic_changes == known and not self._wanted.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOPICS_INTERVAL_S):
                     await self._wanted.wait()
-            except TimeoutError:
-                continue
 
     async def _register(self) -> bool:
         request = self._request()
@@ -98,11 +122,8 @@ class NameServerRegistration:
 
     def _request(self) -> Frame:
         config, view, store = self._parts.config, self._parts.view(), self._parts.store
-        table = topic_table(config, self._parts.state.topics())
-        if table != self._table:  # of two versions name servers only see whether they differ
-            self._table = table
-            self._version = DataVersion(self._version.counter + 1, self._parts.clock.wall_ms())
-        body = RegisterBrokerBody(TopicConfigTable(self._version, table)).encode()
+        self._topic_changes = self._parts.state.topic_changes
+        body = RegisterBrokerBody(self._topics.now()).encode()
         header = RegisterBrokerHeader(
             config.name,
             self._address,

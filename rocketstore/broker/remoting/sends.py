@@ -6,7 +6,7 @@ A request of one message is refused by itself. A batch is stored entirely or not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
@@ -66,6 +66,10 @@ _LATE: Final = (
 )
 
 
+OriginOf = Callable[[RemotingConnection, Frame], Place]
+"""Where a request came from."""
+
+
 class _Send(NamedTuple):
     """One request on its way."""
 
@@ -91,9 +95,10 @@ class _Flight:
 class RemotingSends:
     """SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; on the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries, origin_of: OriginOf) -> None:
         self._parts = parts
         self._retries = retries
+        self._origin_of = origin_of
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
         self._gathered: list[_Send] = []
@@ -125,7 +130,8 @@ class RemotingSends:
         if parts.store.role is BrokerRole.SLAVE:
             raise RequestError("this broker is a slave: send to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
         is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
-        quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
+        origin = self._origin_of(connection, frame)
+        quota = quota_at(origin.host, str(origin), parts.quotas)
         if quota.is_full:
             raise RequestError(f"[OVERLOAD] {quota.full_error()}", AnswerCode.SYSTEM_BUSY)
         if parts.sender.is_full:
@@ -143,7 +149,7 @@ class RemotingSends:
             header.flag,
             header.sys_flag & ~_HOST_FLAGS,
             header.born_timestamp,
-            _host_of(connection.place),
+            _host_of(origin),
             parts.store_host,
             header.reconsume_times,
         )

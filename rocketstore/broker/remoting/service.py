@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.administration import Administration
+from rocketstore.broker.remoting.calls import ClientCalls
+from rocketstore.broker.remoting.connected import Connected
+from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
+from rocketstore.broker.remoting.groups import Groups
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.progress import Progress
 from rocketstore.broker.remoting.pulls import RemotingPulls
+from rocketstore.broker.remoting.queries import Queries
+from rocketstore.broker.remoting.replies import Replies
 from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.remoting.runtime import RunningBroker
 from rocketstore.broker.remoting.sends import RemotingSends
+from rocketstore.broker.remoting.slave_source import SlaveSource
+from rocketstore.broker.remoting.statistics import Statistics
+from rocketstore.broker.remoting.stats import Stats
+from rocketstore.broker.remoting.topics import Topics
+from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
+from rocketstore.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
@@ -26,55 +41,75 @@ REQUESTS_MAX: Final = 4096
 EXPIRY_INTERVAL_S: Final = 10.0
 
 
-class RemotingService:
-    """Create it on the loop's thread."""
+async def tell_nobody() -> None:
+    """In the place of an announcement, for a broker that registers nowhere."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+
+class RemotingService:
+    """Create it on the loop's thread. ``client`` asks other programs.
+
+    ``announce`` returns once name servers know of topics that changed, or soon.
+    """
+
+    def __init__(
+        self, parts: BrokerParts, client: RemotingClient, announce: Callable[[], Awaitable[None]] = tell_nobody
+    ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
+        self._forwarding = forwarding = Forwarding(parts, client)
         retries = Retries(parts)
-        self._members = Members(parts, retries)
+        self._members = members = Members(parts, retries)
         offsets = Offsets(parts)
-        sends = RemotingSends(parts, retries)
-        self._pulls = RemotingPulls(parts, self._members.clients, offsets, retries)
-        code, members = RequestCode, self._members
-        connections_max = config.limits.connections_max
+        self._statistics = Statistics(parts, retries)
+        sends = RemotingSends(parts, retries, forwarding.origin_of)
+        self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
+        code = RequestCode
+        direct: dict[int, Direct] = dict.fromkeys(
+            (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
+        )
+        awaited: dict[int, Handler] = {
+            code.PULL_MESSAGE: self._pulls.pull,
+            code.QUERY_CONSUMER_OFFSET: offsets.query,
+            code.UPDATE_CONSUMER_OFFSET: offsets.update,
+            code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
+            code.GET_MAX_OFFSET: offsets.maximum,
+            code.GET_MIN_OFFSET: offsets.minimum,
+            code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+            code.HEART_BEAT: members.heartbeat,
+            code.UNREGISTER_CLIENT: members.unregister,
+            code.CONSUMER_SEND_MSG_BACK: retries.send_back,
+            code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
+            code.LOCK_BATCH_MQ: members.lock,
+            code.UNLOCK_BATCH_MQ: members.unlock,
+        } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
-                direct=dict.fromkeys((code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take),
+                direct={number: forwarding.direct(take) for number, take in direct.items()},
                 awaited={
-                    code.PULL_MESSAGE: self._pulls.pull,
-                    code.QUERY_CONSUMER_OFFSET: offsets.query,
-                    code.UPDATE_CONSUMER_OFFSET: offsets.update,
-                    code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
-                    code.GET_MAX_OFFSET: offsets.maximum,
-                    code.GET_MIN_OFFSET: offsets.minimum,
-                    code.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
-                    code.HEART_BEAT: members.heartbeat,
-                    code.UNREGISTER_CLIENT: members.unregister,
-                    code.CONSUMER_SEND_MSG_BACK: retries.send_back,
-                    code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
-                    code.LOCK_BATCH_MQ: members.lock,
-                    code.UNLOCK_BATCH_MQ: members.unlock,
+                    number: forwarding.awaited(handler) if number in FORWARDED else handler
+                    for number, handler in awaited.items()
                 },
                 closed=self._closed,
                 code_of=code_of,
             ),
             ServerLimits(
-                connections_max=connections_max,
-                host_connections_max=max(1, connections_max * percent // 100),
+                connections_max=config.effective_limits.connections_max,
+                host_connections_max=max(1, config.effective_limits.connections_max * percent // 100),
                 requests_max=REQUESTS_MAX + config.pulls_waiting_max,
-                request_s_max=(config.limits.call_ms_max + config.pull_wait_ms_max) / 1000,
+                request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
             ),
         )
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+        self._statistics.start()
 
     async def close(self, grace_s: float) -> None:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
+        self._statistics.close()
         await self.server.close(grace_s)
+        await self._forwarding.close()
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
@@ -83,6 +118,69 @@ class RemotingService:
     def _expire(self) -> None:
         self._members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+
+
+def _administration(
+    parts: BrokerParts,
+    members: Members,
+    offsets: Offsets,
+    statistics: Statistics,
+    announce: Callable[[], Awaitable[None]],
+) -> dict[int, Handler]:
+    """The handlers of queries, and of what administrators ask for."""
+    code, admin = RequestCode, Administration(parts)
+    clients = members.clients
+    topics = Topics(parts, admin, announce)
+    groups = Groups(parts, admin)
+    queries = Queries(parts, admin)
+    stats = Stats(parts, admin, clients, offsets, statistics.get_tps)
+    connected = Connected(parts, admin, clients)
+    calls = ClientCalls(parts, admin, clients, offsets, queries)
+    progress = Progress(parts, admin, clients, offsets)
+    slaves = SlaveSource(parts, admin)
+    running = RunningBroker(parts, admin, statistics)
+    replies = Replies(parts, clients)
+    return {
+        code.UPDATE_AND_CREATE_TOPIC: topics.put,
+        code.DELETE_TOPIC_IN_BROKER: topics.delete,
+        code.GET_ALL_TOPIC_CONFIG: topics.all,
+        code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.of_the_system,
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.put,
+        code.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
+        code.QUERY_MESSAGE: queries.by_key,
+        code.VIEW_MESSAGE_BY_ID: queries.by_offset,
+        code.GET_TOPIC_STATS_INFO: stats.of_topic,
+        code.GET_CONSUME_STATS: stats.of_group,
+        code.GET_BROKER_CONSUME_STATS: stats.of_all_groups,
+        code.QUERY_CONSUME_TIME_SPAN: stats.time_spans,
+        code.GET_CONSUMER_CONNECTION_LIST: connected.consumers,
+        code.GET_PRODUCER_CONNECTION_LIST: connected.producers,
+        code.GET_ALL_PRODUCER_INFO: connected.all_producers,
+        code.QUERY_TOPIC_CONSUME_BY_WHO: connected.groups_of_topic,
+        code.CHECK_CLIENT_CONFIG: connected.check_client,
+        code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
+        code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
+        code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.status,
+        code.INVOKE_BROKER_TO_RESET_OFFSET: calls.reset,
+        code.CLONE_GROUP_OFFSET: progress.clone,
+        code.QUERY_CORRECTION_OFFSET: progress.correction,
+        code.QUERY_CONSUME_QUEUE: progress.units,
+        code.GET_ALL_CONSUMER_OFFSET: slaves.offsets,
+        code.GET_ALL_DELAY_OFFSET: slaves.delays,
+        code.GET_BROKER_RUNTIME_INFO: running.info,
+        code.GET_BROKER_CONFIG: running.config,
+        code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
+        code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
+        code.CLEAN_UNUSED_TOPIC: running.clean_queues,
+        code.GET_BROKER_CLUSTER_ACL_INFO: running.acl_version,
+        code.UPDATE_AND_CREATE_ACL_CONFIG: running.no_acl_changes,
+        code.DELETE_ACL_CONFIG: running.no_acl_changes,
+        code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: running.no_acl_changes,
+        code.VIEW_BROKER_STATS_DATA: statistics.view,
+        code.SEND_REPLY_MESSAGE: replies.send,
+        code.SEND_REPLY_MESSAGE_V2: replies.send,
+    }
 
 
 def code_of(error: Exception) -> AnswerCode | None:

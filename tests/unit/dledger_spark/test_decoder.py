@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import InvariantError
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode import DecodeContext, WalkEnd, batches, columns, decode, decode_stretch, named_columns, walk
 from dledger_spark.errors import BrokenRecordError
@@ -20,6 +21,8 @@ from dledger_spark.schema import COLUMN_NAMES, COLUMNS, arrow_schema
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import (
     BLANK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
     LENGTHS_BYTES,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
@@ -29,7 +32,7 @@ from rocketstore.message.record import (
 )
 from rocketstore.message.record import BLANK_MAGIC as PLAIN_BLANK_MAGIC
 from tests.support.log_bytes import Stretch, entry_rows, message_row
-from tests.unit.rocketstore.message.samples import GOLDEN_V4, NEGATIVE_BODY
+from tests.unit.rocketstore.message.samples import NEGATIVE_BODY, RECORD, changed, field, resized
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -144,7 +147,7 @@ def test_bytes_that_are_no_utf8_do_not_fail_the_batch(topics: list[bytes], prope
     stretch = Stretch()
     for topic, encoded in zip(topics, properties, strict=False):
         message = Message("t" * len(topic), b"body", property_string=encoded)
-        record = encode_record(message, physical_offset=stretch.end + 48)
+        record = encode_record(message, physical_offset=stretch.end + ENTRY_HEADER_BYTES)
         before = b"body" + bytes([len(topic)])  # a bare "t" may be a part of any number
         stretch.add(record.replace(before + b"t" * len(topic), before + topic))
     starts = np.array(stretch.starts, np.int64)
@@ -179,7 +182,7 @@ def test_a_repeated_property_counts_as_it_was_last_given() -> None:
 def test_long_topics_of_version_2_are_read() -> None:
     """RocketMQ 5's records have a topic length of two bytes."""
     message = Message("t", b"body", 3, {"TAGS": "x"})
-    record = bytearray(encode_record(message, physical_offset=48))
+    record = bytearray(encode_record(message, physical_offset=ENTRY_HEADER_BYTES))
     topic = b"long-topic" * 30
     at = record.index(b"\x01t")
     record[at : at + 2] = len(topic).to_bytes(2, "big") + topic
@@ -230,12 +233,12 @@ def test_kafkas_columns_are_ours_under_other_names() -> None:
 
 
 BROKEN_BYTES = {
-    "a term in the header": 23,
-    "the channel": 35,
-    "the chain's checksum": 37,
-    "the body's checksum": 41,
-    "a byte of the message's head": 48 + 17,
-    "a byte of the body": 48 + 90,
+    "a term in the header": ENTRY.at("term") + 7,
+    "the channel": ENTRY.at("channel") + 3,
+    "the chain's checksum": ENTRY.at("chain_crc") + 1,
+    "the body's checksum": ENTRY.at("body_crc") + 1,
+    "a byte of the message's head": ENTRY_HEADER_BYTES + HEAD_V4.at("flag") + 1,
+    "a byte of the body": ENTRY_HEADER_BYTES + HEAD_V4_BYTES + 2,
 }
 
 
@@ -296,7 +299,7 @@ def test_a_broken_length_is_an_error_even_unchecked_and_a_row_when_marked() -> N
     stretch = Stretch()
     for number in range(3):
         stretch.add_message(Message("t", b"body", number))
-    stretch.data[stretch.starts[1] + 48 + 84] = 0x7F  # the body's length
+    stretch.data[stretch.starts[1] + ENTRY_HEADER_BYTES + HEAD_V4.at("body_length")] = 0x7F  # the body's length
     data, starts = bytes(stretch.data), np.array(stretch.starts, np.int64)
 
     with pytest.raises(BrokenRecordError, match=f"offset {stretch.starts[1]}.*inconsistent lengths"):
@@ -307,21 +310,20 @@ def test_a_broken_length_is_an_error_even_unchecked_and_a_row_when_marked() -> N
     assert [row["queueId"] for row in rows] == [0, None, 2]
 
 
-def _golden(body: int, tail: bytes, magic: int = MESSAGE_MAGIC) -> bytes:
+def _claiming(body: int, tail: bytes, magic: int = MESSAGE_MAGIC) -> bytes:
     """A record at position 1024 whose body claims to have so many bytes; ``tail`` is all that follows its head."""
-    size = (88 + len(tail)).to_bytes(4, "big")
-    head = size + magic.to_bytes(4, "big", signed=True) + bytes(4) + GOLDEN_V4[12:84]
-    return head + body.to_bytes(4, "big", signed=True) + tail
+    head = changed(RECORD[:HEAD_V4_BYTES], field("crc", 0), field("body_length", body))
+    return resized(head + tail, magic)
 
 
 @pytest.mark.parametrize(
     "record",
     [
         pytest.param(NEGATIVE_BODY, id="a body of -16 bytes"),
-        pytest.param(_golden(0, b"\x80" + b"t" * 0x80 + b"\0\0"), id="a topic of -128 bytes"),
-        pytest.param(_golden(0, b"\x80\0" + b"t" * 0x8000 + b"\0\0", MESSAGE_MAGIC_V2), id="a topic of -32768 bytes"),
-        pytest.param(_golden(0, b"\1t\x80\0" + bytes(0x8000)), id="properties of -32768 bytes"),
-        pytest.param(_golden(0, b"\1t\0\2\0"), id="properties that end behind the record"),
+        pytest.param(_claiming(0, b"\x80" + b"t" * 0x80 + b"\0\0"), id="a topic of -128 bytes"),
+        pytest.param(_claiming(0, b"\x80\0" + b"t" * 0x8000 + b"\0\0", MESSAGE_MAGIC_V2), id="a topic of -32768 bytes"),
+        pytest.param(_claiming(0, b"\1t\x80\0" + bytes(0x8000)), id="properties of -32768 bytes"),
+        pytest.param(_claiming(0, b"\1t\0\2\0"), id="properties that end behind the record"),
     ],
 )
 def test_a_record_whose_lengths_none_can_have_is_broken(record: bytes) -> None:
@@ -343,7 +345,7 @@ def test_a_record_whose_lengths_none_can_have_is_broken(record: bytes) -> None:
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_body_leaves_room_for_what_follows_it(missing: int) -> None:
     """Also where only the body is read: the lengths of topic and properties are three bytes."""
-    record = _golden(10 - LENGTHS_BYTES + missing, bytes(10))
+    record = _claiming(10 - LENGTHS_BYTES + missing, bytes(10))
 
     with pytest.raises(BrokenRecordError, match="inconsistent lengths"):
         decode(record, np.array([0], np.int64), ("body",), _plain(1024))
@@ -368,7 +370,7 @@ def test_java_entries_without_checksums_are_checked_by_the_messages_own() -> Non
         stretch.add_message(Message("t", b"body", number))
     for start in stretch.starts:
         stretch.data[start + 36 : start + 44] = bytes(8)
-    stretch.data[stretch.starts[2] + 48 + 88] ^= 1
+    stretch.data[stretch.starts[2] + ENTRY_HEADER_BYTES + HEAD_V4_BYTES] ^= 1
 
     rows = plain(decode(bytes(stretch.data), np.array(stretch.starts, np.int64), ("crcOk",), DecodeContext()))
 

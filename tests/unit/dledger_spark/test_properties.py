@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.decode.properties import parse_properties
-from rocketstore.message.properties import decode_properties
+from dledger_spark.decode.properties import TAGS, as_maps, named
+from rocketstore.message.properties import decode_properties, find_property_bytes
+from rocketstore.message.property_texts import PropertyTexts
 
 
 def taken_apart(*encoded: bytes) -> list[dict[str, str]]:
     """By rows."""
-    return [dict(row) for row in parse_properties(pa.array(encoded, pa.binary())).as_maps().to_pylist()]
+    return [dict(row) for row in as_maps(PropertyTexts.of(encoded)).to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -33,32 +34,22 @@ def test_a_property_without_a_name_or_a_value_is_none_where_all_others_are_plain
     assert taken_apart(b"TAGS\1t", odd, b"KEYS\1k") == [{"TAGS": "t"}, {}, {"KEYS": "k"}]
 
 
-def test_a_part_of_an_array_is_taken_apart_like_the_whole() -> None:
-    """Arrow's slices share their bytes and offsets with what is before and behind them."""
-    encoded = [b"A\1a\2", b"TAGS\1t\2KEYS\1k", b"", b"TAGS\1u", b"B\1b"]
-
-    properties = parse_properties(pa.array(encoded, pa.binary()).slice(1, 3))
-
-    assert [dict(row) for row in properties.as_maps().to_pylist()] == [{"TAGS": "t", "KEYS": "k"}, {}, {"TAGS": "u"}]
-    assert properties.named(b"TAGS").to_pylist() == [b"t", None, b"u"]
-
-
 @pytest.mark.parametrize("kinds", [2, 64, 65, 200])
 def test_the_later_of_two_properties_counts_however_many_names_there_are(kinds: int) -> None:
     """In a batch of a few names, and in one where every record has its own."""
     encoded = [*(b"k%d\1v" % number for number in range(kinds - 1)), b"TAGS\1first\2TAGS\1last"]
 
-    maps = parse_properties(pa.array(encoded, pa.binary())).as_maps().to_pylist()
+    maps = as_maps(PropertyTexts.of(encoded)).to_pylist()
 
     assert maps[-1] == [("TAGS", "last")]
     assert maps[0] == [("k0", "v")]
 
 
 def test_a_property_whose_name_only_begins_alike_is_another_one() -> None:
-    """Looked for by its first four bytes."""
-    properties = parse_properties(pa.array([b"TAGS2\1wrong", b"TAG\1wrong", b"TAGS\1t"], pa.binary()))
+    """Names are compared as numbers."""
+    texts = PropertyTexts.of([b"TAGS2\1wrong", b"TAG\1wrong", b"TAGS\1t"])
 
-    assert properties.named(b"TAGS").to_pylist() == [None, None, b"t"]
+    assert named(texts, TAGS).to_pylist() == [None, None, b"t"]
 
 
 @given(st.lists(st.text("ab\1\2", max_size=12), min_size=1, max_size=4))
@@ -67,3 +58,15 @@ def test_columns_hold_what_the_codec_reads(texts: list[str]) -> None:
     encoded = [text.encode() for text in texts]
 
     assert taken_apart(*encoded) == [decode_properties(one) for one in encoded]
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"TAGS", b"TAGS\1a", b"x\1y\2TAGS\1b", b"TAGS\1", b"TAGS\1c\2TAGS\1d"]), max_size=6)
+)
+def test_a_column_of_one_property_is_null_where_it_is_absent(encoded: list[bytes]) -> None:
+    """Everywhere, nowhere, or among others."""
+    column = named(PropertyTexts.of(encoded), TAGS)
+
+    column.validate(full=True)
+    assert column.type == pa.binary()
+    assert column.to_pylist() == [find_property_bytes(one, TAGS) for one in encoded]

@@ -9,29 +9,25 @@ from hypothesis import strategies as st
 
 from dledger_spark.decode.slices import slices
 
-SLICES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=20)
-"""What lies before each slice, how long it is, and whether it is absent."""
+SLICES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=20)
+"""What lies before each slice, and how long it is."""
 
 
 @given(parts=SLICES, behind=st.integers(0, 3))
-def test_slices_are_what_python_slices(parts: list[tuple[int, int, bool]], behind: int) -> None:
-    """Empty, short and long ones, with and without gaps, up to the buffer's very end; absent ones are null."""
-    begins = np.cumsum([gap for gap, _, _ in parts], dtype=np.int64)
-    lengths = np.array([length for _, length, _ in parts], np.int64)
+def test_slices_are_what_python_slices(parts: list[tuple[int, int]], behind: int) -> None:
+    """Empty, short and long ones, with and without gaps, up to the buffer's very end."""
+    begins = np.cumsum([gap for gap, _ in parts], dtype=np.int64)
+    lengths = np.array([length for _, length in parts], np.int64)
     begins[1:] += np.cumsum(lengths)[:-1]
     ends = begins + lengths
-    absent = np.array([one for _, _, one in parts], np.bool_)
     data = bytes(number % 251 for number in range((int(ends[-1]) if parts else 0) + behind))
     wanted = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     whole = slices(pa.py_buffer(data), begins, ends)
-    some = slices(pa.py_buffer(data), begins, ends, absent)
 
     whole.validate(full=True)
-    some.validate(full=True)
-    assert whole.type == some.type == pa.binary()
+    assert whole.type == pa.binary()
     assert whole.to_pylist() == wanted
-    assert some.to_pylist() == [None if one else text for one, text in zip(absent.tolist(), wanted, strict=True)]
 
 
 def test_slices_are_copies_of_just_their_size() -> None:

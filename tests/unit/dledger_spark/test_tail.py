@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.checkpoint import read_checkpoint
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits, read_split
 from dledger_spark.directory.files import LogSegment
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from dledger_spark.options import VerifyCrc
-from rocketstore.message.message import Message
-from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
+from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.record import BLANK, BLANK_MAGIC, HEAD_V4, HEAD_V4_BYTES, encode_record, record_length
 from rocketstore.store.checkpoint import StoreCheckpoint
 from tests.support.log_bytes import write_disk_log
 
@@ -26,9 +27,15 @@ COUNT = 100
 DAMAGED = 80
 """The record that is damaged: it stands in the last segment, with others behind it."""
 MODES: tuple[VerifyCrc, ...] = ("false", "fail", "column", "skip")
-PLACES = {"magic": 7, "size": 3, "size, high": 2, "body": 92}
+PLACES = {
+    "magic": HEAD_V4.behind("magic") - 1,
+    "size": HEAD_V4.behind("size") - 1,
+    "size, high": HEAD_V4.behind("size") - 2,
+    "body": HEAD_V4_BYTES + 4,
+}
 """In a message, by what is damaged: which byte gets one bit turned."""
 
+IPV4 = HostAddress(bytes(4), 1)
 Place = tuple[Path, int]
 
 
@@ -37,13 +44,14 @@ def some_messages() -> list[Message]:
     return [Message("T", rng.randbytes(rng.randrange(300, 700)), store_timestamp=one) for one in range(COUNT)]
 
 
-def write_plain(root: Path, *, durable: int | None) -> tuple[list[Place], int]:
+def write_plain(root: Path, *, durable: int | None, born_host: HostAddress = IPV4) -> tuple[list[Place], int]:
     """A stopped broker's plain log: where its records are, and where it ends. ``durable``: how many records."""
     (root / "commitlog").mkdir(parents=True)
     data, places = bytearray(), []
     for message in some_messages():
+        message.born_host = born_host
         room = FILE_BYTES - len(data) % FILE_BYTES
-        if len(message.body) + 100 + 8 > room:
+        if record_length(message) + 8 > room:
             data += BLANK.pack(room, BLANK_MAGIC) + bytes(room - 8)
         places.append((root / "commitlog" / f"{len(data) // FILE_BYTES * FILE_BYTES:020d}", len(data) % FILE_BYTES))
         data += encode_record(message, physical_offset=len(data))
@@ -186,8 +194,9 @@ def test_damage_in_the_last_segment_does_not_end_what_is_written(
     shutil.rmtree(directory / "index")
     if not checkpoint:
         (directory / "checkpoint").unlink()
-    at = {"magic": 2, "size": 7, "size, high": 6, "body": 48 + 92}[what]
-    turn_bit(places[DAMAGED], at)
+    size_end = ENTRY.behind("size")
+    at = {"magic": 2, "size": size_end - 1, "size, high": size_end - 2, "body": ENTRY_HEADER_BYTES + PLACES["body"]}
+    turn_bit(places[DAMAGED], at[what])
 
     expect_damage(lambda: read(directory, mode, allow_uncommitted=True), mode, what, places[DAMAGED])
 
@@ -238,14 +247,16 @@ def test_what_is_there_of_a_node_that_lost_its_last_segment_is_read_to_its_end(t
     assert log.committed == sum(path != lost for path, _ in places) - 1
 
 
+@pytest.mark.parametrize("born_host", [IPV4, HostAddress(bytes(16), 1)], ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("later", [True, False])
-def test_only_later_records_behind_a_bad_one_are_proof_of_damage(tmp_path: Path, *, later: bool) -> None:
+def test_only_later_records_behind_a_bad_one_are_proof_of_damage(
+    tmp_path: Path, born_host: HostAddress, *, later: bool
+) -> None:
     """What a store has truncated without zeros ends up behind what it has written since."""
-    places, _ = write_plain(tmp_path, durable=None)
+    places, _ = write_plain(tmp_path, durable=None, born_host=born_host)
     path, start = places[DAMAGED]
-    written = encode_record(
-        Message("T", bytes(100), store_timestamp=DAMAGED if later else COUNT), physical_offset=int(path.name) + start
-    )
+    message = Message("T", bytes(100), store_timestamp=DAMAGED if later else COUNT, born_host=born_host)
+    written = encode_record(message, physical_offset=int(path.name) + start)
     with path.open("r+b") as file:
         file.seek(start)
         file.write(written)  # shorter than what was there

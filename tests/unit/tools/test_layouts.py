@@ -24,7 +24,6 @@ HOMES: Final = {
     "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
     "rocketstore/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
-    "rocketstore/verification/compare.py": "units as opaque bytes, of the size that their layout says",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
 _WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")

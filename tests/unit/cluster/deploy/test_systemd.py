@@ -1,4 +1,4 @@
-"""The systemd unit, as far as it can be judged without systemd running."""
+"""The systemd units, as far as it can be judged without systemd running."""
 
 from __future__ import annotations
 
@@ -16,17 +16,25 @@ from cluster.cli import main
 from cluster.containers.image import DEPLOY, PROJECT
 from cluster.reporting import EXIT_USAGE
 
-FILE = PROJECT / DEPLOY / "systemd" / "dledger-broker.service"
+UNITS = PROJECT / DEPLOY / "systemd"
+NAMES = ("broker", "nameserver")
+_DATA = ("store_path_root_dir", "kv_config_path")
 EXPOSURE_MAX = 20
 """Of 100, by ``systemd-analyze security``; a service without any of these settings has 96."""
 
 
-@pytest.fixture(scope="module")
-def unit() -> configparser.ConfigParser:
+@pytest.fixture(params=NAMES)
+def file(request: pytest.FixtureRequest) -> Path:
+    """Each of them."""
+    return UNITS / f"dledger-{request.param}.service"
+
+
+@pytest.fixture
+def unit(file: Path) -> configparser.ConfigParser:
     """What the unit says; of settings given twice, the last."""
     found = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
     found.optionxform = str  # type: ignore[assignment,method-assign]  # keep capitals, as configparser's docs have it
-    found.read(FILE, encoding="utf-8")
+    found.read(file, encoding="utf-8")
     return found
 
 
@@ -42,8 +50,9 @@ def test_it_runs_a_command_that_there_is(unit: configparser.ConfigParser) -> Non
         command, words = found, words[1:]
     context = command.make_context("dledger", words)
 
-    assert str(context.params["config_file"]) == "/etc/dledger/broker.conf"
-    assert context.params["store_path_root_dir"] == f"/var/lib/{unit['Service']['StateDirectory']}"
+    files = {str(one) for name, one in context.params.items() if name in ("config_file", *_DATA)}
+    data = f"/var/lib/{unit['Service']['StateDirectory']}"
+    assert files in ({"/etc/dledger/broker.conf", data}, {"/etc/dledger/namesrv.conf", f"{data}/kvConfig.json"})
 
 
 def test_wrong_settings_are_not_tried_again(unit: configparser.ConfigParser) -> None:
@@ -53,10 +62,10 @@ def test_wrong_settings_are_not_tried_again(unit: configparser.ConfigParser) -> 
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_it(tmp_path: Path) -> None:
+def test_systemd_takes_it(file: Path, tmp_path: Path) -> None:
     """No unknown setting, no wrong value; and little is left that the service could do to its machine."""
-    copy = tmp_path / FILE.name
-    copy.write_text(FILE.read_text(encoding="utf-8").replace("/opt/dledger/bin/dledger", sys.executable))
+    copy = tmp_path / file.name
+    copy.write_text(file.read_text(encoding="utf-8").replace("/opt/dledger/bin/dledger", sys.executable))
 
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--recursive-errors=no", str(copy)], capture_output=True, text=True, timeout=60

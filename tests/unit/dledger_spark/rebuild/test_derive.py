@@ -80,5 +80,5 @@ def test_pieces_are_all_records_with_few_properties_each(messages: list[Message]
     cut = list(pieces(records, limit))
 
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *(one.starts for one in cut)]), records.starts)
-    assert all(len(one) == 1 or int(one.property_lengths.sum()) <= limit for one in cut)
+    assert all(len(one) == 1 or int(one.tails.property_lengths.sum()) <= limit for one in cut)
     assert all(len(one) for one in cut)

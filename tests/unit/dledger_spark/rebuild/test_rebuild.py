@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.errors import BrokenRecordError, PipelineError
 from dledger_spark.rebuild.queues import QueueWriter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import UNIT
+from rocketstore.message.record import PHYSICAL_OFFSET_AT
 from tests.unit.dledger_spark.rebuild.stores import index_files, put_all, queue_files, rebuild_here
 from tests.unit.rocketstore.bench import UnsyncedFs, running, small_config
 from tests.unit.rocketstore.heads import head
@@ -59,9 +61,9 @@ def test_a_broken_record_stops_a_rebuild_as_it_stops_dispatch(config: MessageSto
     shutil.copytree(config.store_path_root_dir, root)
     data = min((root / ("dledger-n0/data" if config.enable_dledger_commit_log else "commitlog")).iterdir())
     with data.open("r+b") as file:
-        head_bytes = 48 if config.enable_dledger_commit_log else 0
+        head_bytes = ENTRY_HEADER_BYTES if config.enable_dledger_commit_log else 0
         first = int.from_bytes(data.read_bytes()[4:8] if head_bytes else data.read_bytes()[:4], "big")
-        file.seek(first + head_bytes + 28)  # physical offset of the second record
+        file.seek(first + head_bytes + PHYSICAL_OFFSET_AT)  # physical offset of the second record
         file.write(b"\x01")
 
     with pytest.raises(BrokenRecordError, match=f"segment {data.name}, offset {first}: .*repair"):

@@ -28,8 +28,9 @@ from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
+from rocketstore.store.message_store import IndexEnd
 from rocketstore.store.stats import StoreStats
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit
 from tests.support.fake_store import FakeStore
 
 STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
@@ -52,6 +53,9 @@ class ServedFakeStore(FakeStore):
         self.extent = FakeExtent()
         self.stats = StoreStats(Clock())  # type: ignore[misc]  # in the place of what the real constructor sets
         self.illegal_topic = ""
+        self.cleanings = 0
+        self.unique_queries: list[bool] = []
+        """Of each query by key, whether the key was a unique id."""
 
     def read_record(self, offset: int) -> bytes | None:
         return next((one.record for one in self.log.records if one.head.offset == offset), None)
@@ -67,14 +71,31 @@ class ServedFakeStore(FakeStore):
         unique: bool = False,
         max_bytes: int = 0,
     ) -> list[bytes]:
+        self.unique_queries.append(unique)
         found = [one.record for one in self.log.records if one.head.topic == topic]
         return [one for one in found if key in decode_record(one).keys][:max_num]
+
+    def index_end(self) -> IndexEnd:
+        head = self.log.records[-1].head
+        return IndexEnd(head.store_timestamp, head.offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         return min(timestamp_ms, self.max_offset(topic, queue_id))
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        return self._kept[topic, queue_id].records[queue_offset].head.store_timestamp
+        records = self._kept[topic, queue_id].records if (topic, queue_id) in self._kept else []
+        return records[queue_offset].head.store_timestamp if 0 <= queue_offset < len(records) else -1
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        records = self._kept[topic, queue_id].records if (topic, queue_id) in self._kept else []
+        head = records[offset].head if 0 <= offset < len(records) else None
+        return None if head is None else QueueUnit(head.offset, head.size, head.tags_code)
+
+    def queues(self) -> list[tuple[str, int]]:
+        return list(self._kept)
+
+    def request_clean(self) -> None:
+        self.cleanings += 1
 
     def earliest_message_time(self) -> int:
         return 5
@@ -105,10 +126,15 @@ class FakeState(BrokerState):
         self.committed: dict[tuple[str, str, int], int] = {}
         self.configs: dict[str, GroupConfig] = {}
         self.begins: dict[tuple[str, int], int] = {}
+        self.delays: dict[int, int] = {}
         self.largest_commit = 0
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
         """Not None: changes wait here until they are called."""
+
+    @property
+    def topic_changes(self) -> int:
+        return hash(tuple(self.table.values()))
 
     def topic(self, name: str) -> TopicConfig | None:
         return self.table.get(name)
@@ -128,6 +154,9 @@ class FakeState(BrokerState):
             for (owner, name, queue_id), offset in self.committed.items()
             if owner == group and topic in ("", name)
         ]
+
+    def delay_offset(self, level: int) -> int:
+        return self.delays.get(level, 0)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
         return self.committed.get((group, topic, queue_id), -1)

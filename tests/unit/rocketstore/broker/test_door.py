@@ -132,7 +132,7 @@ def serving(
         flags["tls_trust_cert_path"] = str(certificates / "ca.crt")
     config, _ = load_broker_settings(None, {}, flags | dict(settings or {}))
     seen: list[tuple[str, int]] = []
-    server = BrokerServer(config, remoting=(lambda: Echo(seen)) if remoting else None)
+    server = BrokerServer(config, remoting=(lambda: Echo(seen)) if remoting else False)
     try:
         server.start()
         yield Served(server, seen, certificates)

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from cluster.commands.mq_consumer import consumer
 from dledger.client import DLedgerClient
 from dledger.errors import InvalidRequestError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
 from rocketstore.broker.server import BrokerServer
@@ -44,7 +45,7 @@ def entries(client: DLedgerClient, chunk_bytes: int = 0) -> list[Entry]:
         for _ in range(chunk.count):
             found.append(decode_entry(chunk.data, offset))
             assert found[-1].position == chunk.position + offset
-            offset += 48 + len(found[-1].body)
+            offset += ENTRY_HEADER_BYTES + len(found[-1].body)
         assert offset == len(chunk.data)
     return found
 
@@ -73,8 +74,8 @@ def test_the_raw_log_is_served_at_the_brokers_own_address(server: BrokerServer) 
         assert [one.index for one in found if one.magic is Magic.NOOP] == [0, 2], "a term begins, a producer is new"
         sent = messages(client)
         assert [message.body for _, message in sent] == [b"%d" % number for number in range(30)]
-        assert all(message.offset == one.position + 48 for one, message in sent)
-        assert client.metadata().committed_position >= found[-1].position + 48 + len(found[-1].body)
+        assert all(message.offset == one.position + ENTRY_HEADER_BYTES for one, message in sent)
+        assert client.metadata().committed_position >= found[-1].position + ENTRY_HEADER_BYTES + len(found[-1].body)
 
 
 def test_a_time_leads_to_the_first_message_stored_then(server: BrokerServer) -> None:

@@ -18,6 +18,7 @@ from rocketstore.client.errors import (
     OffsetOutOfRangeError,
 )
 from rocketstore.message.message import Message
+from rocketstore.message.record import HEAD_V4_BYTES, CorruptRecordError
 from rocketstore.pb import broker_pb2 as pb
 from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
@@ -480,13 +481,26 @@ def test_a_damaged_body_is_noticed(brokers: FakeBrokers) -> None:
     """The CRC is checked at this end of the wire; the next try gets it whole."""
     put(brokers, 3)
     record = bytearray(brokers.queues["orders", 0].records[0])
-    record[88] ^= 1
+    record[HEAD_V4_BYTES] ^= 1
     brokers.nodes[0].pulls.append(pb.PullResponse(status="FOUND", next_offset=1, records=bytes(record), count=1))
 
     with consumer(brokers, queues=[0]) as source:
         with pytest.raises(BadAnswerError, match="CRC"):
             source.poll(3, 5)
         assert len(drain(source, 3)) == 3
+
+
+def test_damage_behind_the_body_loses_nothing_where_tags_are_looked_at(brokers: FakeBrokers) -> None:
+    """No checksum covers it; the next try gets it whole."""
+    put(brokers, 3, tags="a")
+    record = bytearray(brokers.queues["orders", 0].records[0])
+    record[-len("TAGS a") - 1] ^= 1  # the length of the properties
+    brokers.nodes[0].pulls.append(pb.PullResponse(status="FOUND", next_offset=1, records=bytes(record), count=1))
+
+    with consumer(brokers, queues=[0], tags="a") as source:
+        with pytest.raises(CorruptRecordError, match="properties"):
+            source.poll(3, 5)
+        assert drain(source, 3) == [b"0-0", b"0-1", b"0-2"]
 
 
 # --- failover --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rocketstore.client.errors import BadAnswerError
 from rocketstore.client.received import split_records, tags_of_expression
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, HostAddress, Message
-from rocketstore.message.record import MESSAGE_MAGIC_V2, encode_record
+from rocketstore.message.record import HEAD_V4_BYTES, MESSAGE_MAGIC_V2, encode_record
+from tests.unit.rocketstore.message.samples import resized
 
 V4 = HostAddress(b"\x7f\0\0\1", 1)
 V6 = HostAddress(bytes(15) + b"\1", 1)
@@ -57,11 +58,9 @@ def test_properties_are_found_before_and_after_decoding() -> None:
 def test_records_of_version_2_are_read() -> None:
     """RocketMQ 5 writes two bytes of topic length."""
     old = record_of(b"")
-    topic_at = 88
-    new = bytearray(old[:topic_at] + b"\0" + old[topic_at:])
-    new[0:8] = len(new).to_bytes(4, "big") + MESSAGE_MAGIC_V2.to_bytes(4, "big", signed=True)
+    new = old[:HEAD_V4_BYTES] + b"\0" + old[HEAD_V4_BYTES:]
 
-    (message,) = split_records(bytes(new))
+    (message,) = split_records(resized(new, MESSAGE_MAGIC_V2))
 
     assert message.tags == "a"
     assert message.topic == "orders"
@@ -95,7 +94,7 @@ def test_every_flipped_bit_of_a_body_is_noticed() -> None:
     good = record_of()
     for bit in range(32):
         bad = bytearray(good)
-        bad[88 + bit // 8] ^= 1 << bit % 8
+        bad[HEAD_V4_BYTES + bit // 8] ^= 1 << bit % 8
         with pytest.raises(BadAnswerError, match="CRC"):
             split_records(bytes(bad))
 

@@ -12,13 +12,14 @@ import pytest
 from dledger import errors
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError, LeaderHint
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.server import OPAQUE, DLedgerServer
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, NodeId, Term
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, status_of
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK, HostAddress
-from rocketstore.message.record import decode_record, encode_record
+from rocketstore.message.record import HEAD_V4_BYTES, decode_record, encode_record
 from rocketstore.types import (
     QUEUE_NUMBERS_TOPIC,
     SCHEDULE_TOPIC,
@@ -93,7 +94,7 @@ def test_a_record_says_where_it_is(replica: Replica, clock: ManualClock) -> None
     """Its offset is its own, 48 bytes behind its entry's; the append hook wrote it before it was replicated."""
     one, two = map(stored, replica.put(message(b"one"), message(b"two")))
 
-    assert two.offset == one.offset + one.size + 48
+    assert two.offset == one.offset + one.size + ENTRY_HEADER_BYTES
     for result, body, queue_offset in ((one, b"one", 0), (two, b"two", 1)):
         record = replica.log.read(result.offset, result.size)
         assert record is not None
@@ -337,7 +338,7 @@ def test_no_messages_are_stored_at_once(replica: Replica) -> None:
 
 def test_a_record_that_no_entry_can_hold_is_illegal(replica: Replica) -> None:
     """RocketMQ fails with a buffer overflow; here all of the batch is refused, and each message hears why."""
-    limit = SEGMENT_BYTES - 8 - 48
+    limit = SEGMENT_BYTES - 8 - ENTRY_HEADER_BYTES
     fits = limit - len(encode_record(message(b"")))
     too_large, small = message(b"x" * (fits + 1)), message()
 
@@ -405,7 +406,7 @@ def test_without_a_quorum_the_outcome_is_unknown_and_nothing_can_be_read(tmp_pat
 
     assert (unknown.status, unknown.outcome, unknown.ok) == (PutMessageStatus.OS_PAGECACHE_BUSY, "unknown", False)
     assert unknown.stored is not None
-    assert (unknown.stored.offset, unknown.stored.queue_offset) == (before + 48, 0)
+    assert (unknown.stored.offset, unknown.stored.queue_offset) == (before + ENTRY_HEADER_BYTES, 0)
     assert leader.log.max_offset == before
     assert leader.log.read_record(unknown.stored.offset) is None
     assert leader.log.read(unknown.stored.offset, unknown.stored.size) is None
@@ -509,7 +510,7 @@ def test_a_scan_gives_every_message_once(replica: Replica) -> None:
     for bytes_max in (1, 500, 10_000, 1 << 20):
         assert places(replica.heads(0, bytes_max)) == expected
     for number, one in enumerate(sent):
-        for offset in (one.offset, one.offset - 48):
+        for offset in (one.offset, one.offset - ENTRY_HEADER_BYTES):
             assert places(replica.heads(offset)) == expected[number:]
         assert places(replica.heads(one.offset + one.size)) == expected[number + 1 :]
 
@@ -550,19 +551,25 @@ def test_reads_give_whole_records_only(replica: Replica) -> None:
     one = fill(replica, 2)[0]
     assert replica.log.read(one.offset, one.size) is not None
 
-    for offset, size in ((one.offset, one.size - 1), (one.offset - 48, one.size), (-5, 10), (1 << 40, 100), (0, 3)):
+    for offset, size in (
+        (one.offset, one.size - 1),
+        (one.offset - ENTRY_HEADER_BYTES, one.size),
+        (-5, 10),
+        (1 << 40, 100),
+        (0, 3),
+    ):
         assert replica.log.read(offset, size) is None
 
 
 def test_bytes_within_a_body_are_no_record(replica: Replica) -> None:
     """A message id may come from anybody, and so may a body that looks like entries and records."""
     outer = stored(replica.put(message(b"."))[0])
-    inside = outer.offset + outer.size + 48 + 88
+    inside = outer.offset + outer.size + ENTRY_HEADER_BYTES + HEAD_V4_BYTES
     forged = replica.server.log.read_run(LogIndex(1), LogIndex(1)).data
     replica.put(message(forged))
 
-    assert replica.log.read(inside + 48, outer.size) is None
-    assert replica.log.read_record(inside + 48) is None
+    assert replica.log.read(inside + ENTRY_HEADER_BYTES, outer.size) is None
+    assert replica.log.read_record(inside + ENTRY_HEADER_BYTES) is None
     assert replica.log.read_record(inside) is None
     assert replica.log.read_record(outer.offset) is not None
     assert [replica.log.read_record(offset) for offset in (-1, 0, 47, 1 << 50)] == [None] * 4
@@ -666,13 +673,13 @@ def test_no_altered_record_is_given_out(replica: Replica) -> None:
     told: list[CorruptLogError] = []
     replica.server.log.on_damage(told.append)
 
-    for number, position in enumerate(range(one.offset - 48, one.offset + one.size)):
+    for number, position in enumerate(range(one.offset - ENTRY_HEADER_BYTES, one.offset + one.size)):
         flip(replica, position, number % 8)
         caught = refusal(replica, one, sound)
         if caught is None:
             assert position < one.offset, "a bit of the record itself"
         else:
-            assert (caught.path.name, caught.offset) == (f"{0:020d}", one.offset - 48)
+            assert (caught.path.name, caught.offset) == (f"{0:020d}", one.offset - ENTRY_HEADER_BYTES)
             assert told.pop() is caught
         flip(replica, position, number % 8)
     assert replica.log.read(one.offset, one.size) == sound
@@ -687,4 +694,4 @@ def test_no_altered_record_is_dispatched(replica: Replica) -> None:
     assert [head.offset for head in first.heads] == [places[0].offset]
     with pytest.raises(CorruptLogError) as caught:
         replica.log.scan(first.next_offset, 1 << 20)
-    assert caught.value.offset == places[1].offset - 48
+    assert caught.value.offset == places[1].offset - ENTRY_HEADER_BYTES

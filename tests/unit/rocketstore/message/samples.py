@@ -8,26 +8,16 @@ from typing import Final
 
 from hypothesis import strategies as st
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from rocketstore.message.message import HostAddress, Message
+from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, MESSAGE_MAGIC, encode_record, tail_of
 
 GOLDEN_V4: Final = bytes.fromhex(
     "0000007DDAA320A73610A686000000030000000700000000000000050000000000000400000000000000018BCFE56800"
     "7F0000010000D4310000018BCFE5687B7F00000100002A9F0000000200000000000000090000000568656C6C6F"
     "09546F7069635465737400144B455953016B31206B3202544147530154616741"
 )
-"""Queue offset 5, physical offset 1024."""
-
-NEGATIVE_BODY: Final = (
-    GOLDEN_V4[:8]
-    + bytes(4)
-    + GOLDEN_V4[12:72]
-    + b"\x01t"
-    + pack(">h", 125 - 76)
-    + bytes(8)
-    + pack(">i", -16)
-    + GOLDEN_V4[88:]
-)
-"""No record: its body has -16 bytes, after which a topic, "t", and properties seem to follow."""
+"""Queue offset 5, physical offset 1024. Written down in bytes, and so an independent check of the format."""
 
 
 def golden_message() -> Message:
@@ -47,6 +37,42 @@ def golden_message() -> Message:
     )
 
 
+RECORD: Final = encode_record(golden_message(), queue_offset=5, physical_offset=1024)
+"""The same as the layout has it, for tests of something else than the format."""
+RECORD_BYTES: Final = len(RECORD)
+ENTRY_BYTES: Final = ENTRY_HEADER_BYTES + RECORD_BYTES
+BODY_AT: Final = HEAD_V4_BYTES
+TOPIC_LENGTH_AT, TOPIC_AT, PROPERTIES_LENGTH_AT, _ = tail_of(RECORD, MESSAGE_MAGIC, BODY_AT, 5, RECORD_BYTES)
+
+
+def field(name: str, value: int) -> tuple[int, bytes]:
+    """Where a field of a record's head is, and what it holds with this value."""
+    return HEAD_V4.at(name), HEAD_V4.part(name).pack(value)
+
+
+def changed(record: bytes, *places: tuple[int, bytes]) -> bytes:
+    """The record with other bytes in these places."""
+    made = bytearray(record)
+    for at, value in places:
+        made[at : at + len(value)] = value
+    return bytes(made)
+
+
+def resized(record: bytes, magic: int = MESSAGE_MAGIC) -> bytes:
+    """The record with the size that it has."""
+    return changed(record, field("size", len(record)), field("magic", magic))
+
+
+_TOPIC_IN_HEAD: Final = 16
+NEGATIVE_BODY: Final = changed(
+    RECORD,
+    field("crc", 0),
+    field("body_length", -_TOPIC_IN_HEAD),
+    (BODY_AT - _TOPIC_IN_HEAD, b"\x01t" + pack(">h", RECORD_BYTES - BODY_AT + _TOPIC_IN_HEAD - 4)),
+)
+"""No record: its body has -16 bytes, after which a topic, "t", and properties seem to follow."""
+
+
 def golden_message_v6() -> Message:
     """The same message between IPv6 hosts."""
     message = golden_message()
@@ -57,7 +83,8 @@ def golden_message_v6() -> Message:
 
 def entry(body: bytes, *, index: int, position: int, magic: int = 1, channel: int = 0) -> bytes:
     """A DLedger entry with this body."""
-    return pack(">iiqqqiIIi", magic, 48 + len(body), index, 1, position, channel, 7, 8, len(body)) + body
+    size = ENTRY_HEADER_BYTES + len(body)
+    return ENTRY.struct().pack(magic, size, index, 1, position, channel, 7, 8, len(body)) + body
 
 
 _I32 = st.integers(-(2**31), 2**31 - 1)

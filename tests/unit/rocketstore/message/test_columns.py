@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.rpc.bridge import LoopBridge
 from dledger.types import NOOP_CHANNEL
 from rocketstore.broker.long_polling import WaitingPulls
@@ -23,12 +24,31 @@ from rocketstore.index.service import IndexService
 from rocketstore.message.columns import FEWEST, RecordColumns, read_entries, read_records, sizes_of, topics_of
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import Message
-from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
+from rocketstore.message.record import (
+    BLANK_HEAD,
+    BLANK_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    PHYSICAL_OFFSET,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_OFFSET,
+    QUEUE_OFFSET_AT,
+    encode_record,
+)
 from rocketstore.message.scan import scan_entries, scan_records
 from rocketstore.store.stats import StoreStats
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.support.waiting import ManualClock
-from tests.unit.rocketstore.message.samples import GOLDEN_V4, MESSAGES, entry, golden_message, golden_message_v6
+from tests.unit.rocketstore.message.samples import (
+    MESSAGES,
+    PROPERTIES_LENGTH_AT,
+    RECORD,
+    TOPIC_LENGTH_AT,
+    entry,
+    golden_message,
+    golden_message_v6,
+    resized,
+)
 
 BASE = 1 << 40
 COUNT = 2 * FEWEST
@@ -45,7 +65,7 @@ def entries(messages: Sequence[Message], *, base: int = BASE, index: int = 7) ->
         queue = (message.topic, message.queue_id)
         place = places[queue] = places.get(queue, -1) + 1
         at = base + len(log)
-        record = encode_record(message, queue_offset=place, physical_offset=at + 48)
+        record = encode_record(message, queue_offset=place, physical_offset=at + ENTRY_HEADER_BYTES)
         log += entry(record, index=index + number, position=at)
     return bytes(log)
 
@@ -121,12 +141,10 @@ def test_wherever_the_data_ends_it_is_read_alike(less: int, framed: bool) -> Non
 )  # fmt: skip
 def test_odd_properties_are_read_alike(text: bytes) -> None:
     """As they may stand in a log that others wrote."""
-    record = bytearray(encode_record(replace(golden_message(), properties={})))
-    record[-2:] = pack(">H", len(text)) + text
-    record[:4] = pack(">i", len(record))
+    record = bytearray(resized(RECORD[:PROPERTIES_LENGTH_AT] + pack(">H", len(text)) + text))
     log = bytearray()
     for number in range(COUNT):
-        record[28:36] = pack(">q", BASE + len(log) + 48)
+        PHYSICAL_OFFSET.pack_into(record, PHYSICAL_OFFSET_AT, BASE + len(log) + ENTRY_HEADER_BYTES)
         log += entry(bytes(record), index=number, position=BASE + len(log))
 
     alike(bytes(log))
@@ -139,7 +157,7 @@ def _noop(index: int, position: int) -> bytes:
 def _compatible_noop(index: int, position: int) -> bytes:
     message = replace(golden_message(), topic=TERM_START_TOPIC)
     return entry(
-        encode_record(message, physical_offset=position + 48),
+        encode_record(message, physical_offset=position + ENTRY_HEADER_BYTES),
         index=index,
         position=position,
         channel=NOOP_CHANNEL,
@@ -148,17 +166,17 @@ def _compatible_noop(index: int, position: int) -> bytes:
 
 def _of(message: Message) -> Callable[[int, int], bytes]:
     def made(index: int, position: int) -> bytes:
-        return entry(encode_record(message, physical_offset=position + 48), index=index, position=position)
+        return entry(
+            encode_record(message, physical_offset=position + ENTRY_HEADER_BYTES), index=index, position=position
+        )
 
     return made
 
 
 def _long_topic(index: int, position: int) -> bytes:
-    record = bytearray(encode_record(golden_message(), physical_offset=position + 48))
-    record[4:8] = pack(">i", MESSAGE_MAGIC_V2)
-    record[93:94] = b"\0\x09"
-    record[:4] = pack(">i", len(record))
-    return entry(bytes(record), index=index, position=position)
+    record = encode_record(golden_message(), physical_offset=position + ENTRY_HEADER_BYTES)
+    long = resized(record[:TOPIC_LENGTH_AT] + b"\0" + record[TOPIC_LENGTH_AT:], MESSAGE_MAGIC_V2)
+    return entry(long, index=index, position=position)
 
 
 def _wrong_place(index: int, position: int) -> bytes:
@@ -209,9 +227,9 @@ def test_what_is_unusual_is_read_alike(unusual: Callable[[int, int], bytes], at:
         encode_record(golden_message_v6(), physical_offset=-1),
         bytes(200),
         b"garbage" * 30,
-        pack(">i", 90) + GOLDEN_V4[4:90],
-        GOLDEN_V4[:7],
-        GOLDEN_V4[:90],
+        resized(RECORD[: OVERHEAD - 1]),
+        RECORD[: BLANK_HEAD.size - 1],
+        RECORD[: OVERHEAD - 1],
     ],
 )
 def test_what_is_unusual_in_a_plain_log_is_read_alike(unusual: bytes, at: int) -> None:
@@ -265,7 +283,7 @@ def test_queues_and_index_come_out_the_same(
         for first, end in [*pairwise(bounds), (again, COUNT)]:
             part: Sequence[RecordHead] = heads[first:end]
             if name == "columns" and part:
-                start = part[0].offset - 48
+                start = part[0].offset - ENTRY_HEADER_BYTES
                 part = read_entries(log[start : part[-1].offset + part[-1].size], start).heads
             table.append(part)
             index.append(part)
@@ -309,8 +327,7 @@ def test_offsets_that_are_missing_in_a_queue_are_filled_up_or_refused(tmp_path: 
     log = bytearray(entries(messages, base=0))
     entry_bytes = len(log) // FEWEST
     for number in range(10, FEWEST):
-        at = number * entry_bytes + 48 + 20
-        log[at : at + 8] = pack(">q", number + 3)
+        QUEUE_OFFSET.pack_into(log, number * entry_bytes + ENTRY_HEADER_BYTES + QUEUE_OFFSET_AT, number + 3)
     found = read_entries(bytes(log), 0).heads
     assert isinstance(found, RecordColumns)
     table = ConsumeQueueTable(tmp_path, 400)
@@ -322,10 +339,10 @@ def test_offsets_that_are_missing_in_a_queue_are_filled_up_or_refused(tmp_path: 
     assert queue is not None
     assert queue.max_offset == FEWEST + 3
     assert [number for number in range(FEWEST + 3) if queue.unit(number) is None] == [10, 11, 12]
-    log[-entry_bytes + 68 : -entry_bytes + 76] = pack(">q", 1 << 40)
+    QUEUE_OFFSET.pack_into(log, len(log) - entry_bytes + ENTRY_HEADER_BYTES + QUEUE_OFFSET_AT, 1 << 40)
     other = ConsumeQueueTable(tmp_path / "other", 400)
     other.load()
-    with pytest.raises(CorruptLogError, match=f"of the record at {(FEWEST - 1) * entry_bytes + 48}"):
+    with pytest.raises(CorruptLogError, match=f"of the record at {(FEWEST - 1) * entry_bytes + ENTRY_HEADER_BYTES}"):
         other.append(read_entries(bytes(log), 0).heads)
     table.close()
     other.close()

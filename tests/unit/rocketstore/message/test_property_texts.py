@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocketstore.message.properties import find_property_bytes
+from rocketstore.message.properties import decode_properties, find_property_bytes
 from rocketstore.message.property_texts import PropertyTexts, Values
 from rocketstore.message.tags import java_hash
 
@@ -31,6 +31,21 @@ def test_values_are_found_as_in_each_record_alone(strings: list[bytes], name: by
     alone = ((number, find_property_bytes(one, name)) for number, one in enumerate(strings))
     assert found(strings, texts.named(name)) == [(number, value) for number, value in alone if value]
     assert [texts.string(number) for number in range(len(texts))] == strings
+
+
+@given(STRINGS)
+@example([b"a\x01"])
+@example([b"a\x02b\x01c\x01d", b"e\x01f"])
+def test_properties_are_taken_apart_as_in_each_record_alone(strings: list[bytes]) -> None:
+    """What is no property is left out, also where there are as many ends of names as pieces."""
+    joined = b"\x02".join((b"", *strings, b""))
+    taken: list[dict[str, str]] = [{} for _ in strings]
+    for name, name_end, end, owner in zip(*PropertyTexts.of(strings).bounds, strict=True):
+        taken[owner] |= decode_properties(joined[name:end])
+        assert name < name_end < end - 1
+        assert joined[name_end] == 1 not in joined[name:name_end]
+
+    assert taken == [decode_properties(one) for one in strings]
 
 
 @given(STRINGS, st.sampled_from(NAMES))

@@ -4,32 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from struct import pack, pack_into
+from struct import pack
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.properties import encode_properties
-from rocketstore.message.record import BLANK_MAGIC, MESSAGE_MAGIC_V2, encode_record
+from rocketstore.message.record import (
+    BLANK_HEAD,
+    BLANK_MAGIC,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    OVERHEAD,
+    PHYSICAL_OFFSET_AT,
+    body_crc,
+    encode_record,
+)
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
 from tests.unit.rocketstore.message.samples import (
+    BODY_AT,
+    ENTRY_BYTES,
     GOLDEN_V4,
     MESSAGES,
     NEGATIVE_BODY,
+    PROPERTIES_LENGTH_AT,
+    RECORD,
+    RECORD_BYTES,
+    TOPIC_AT,
+    TOPIC_LENGTH_AT,
+    changed,
     entry,
+    field,
     golden_message,
     golden_message_v6,
+    resized,
 )
 
 BASE = 1 << 40
 LEVELS = DelayLevels.parse("1s 5s")
-NEXT_RECORD = encode_record(golden_message(), physical_offset=173 + 48)
+NEXT_RECORD = encode_record(golden_message(), physical_offset=ENTRY_BYTES + ENTRY_HEADER_BYTES)
 """What can follow an entry with one golden record, at position 0."""
 
 
@@ -47,7 +67,7 @@ def entries_of(messages: Sequence[Message], base: int = BASE, index: int = 7) ->
     log = b""
     for number, message in enumerate(messages):
         at = base + len(log)
-        record = encode_record(message, queue_offset=number, physical_offset=at + 48)
+        record = encode_record(message, queue_offset=number, physical_offset=at + ENTRY_HEADER_BYTES)
         log += entry(record, index=index + number, position=at)
     return log
 
@@ -97,8 +117,8 @@ def test_every_record_in_entries_is_found(messages: list[Message], check_crc: bo
 
     at, heads = BASE, []
     for number, message in enumerate(messages):
-        heads.append(head_of(message, number, at + 48))
-        at += 48 + message.size
+        heads.append(head_of(message, number, at + ENTRY_HEADER_BYTES))
+        at += ENTRY_HEADER_BYTES + message.size
     assert outcome[1:3] == (len(log), "more")
     assert outcome.heads == heads
 
@@ -156,10 +176,9 @@ def test_the_tags_code_of_a_delayed_message_is_when_it_is_due(
 )
 def test_the_tag_is_found_as_reading_the_properties_would_find_it(properties: bytes, tag: str) -> None:
     """Nothing that only looks like it."""
-    record = bytearray(GOLDEN_V4[:-22] + len(properties).to_bytes(2, "big") + properties)
-    pack_into(">i", record, 0, len(record))
+    record = resized(RECORD[:PROPERTIES_LENGTH_AT] + len(properties).to_bytes(2, "big") + properties)
 
-    outcome = scan_records(bytes(record), 1024, check_crc=True)
+    outcome = scan_records(record, 1024, check_crc=True)
 
     assert outcome.heads[0].tags_code == java_hash(tag)
     assert outcome.heads[0].properties == properties
@@ -168,23 +187,21 @@ def test_the_tag_is_found_as_reading_the_properties_would_find_it(properties: by
 @pytest.mark.parametrize(("topic_bytes", "end"), [(127, "more"), (128, "more"), (255, "more"), (256, "damaged")])
 def test_a_topic_is_at_most_as_long_as_a_directorys_name(topic_bytes: int, end: str) -> None:
     """Version 2 could say more."""
-    record = bytearray(GOLDEN_V4[:93] + topic_bytes.to_bytes(2, "big") + b"t" * topic_bytes + b"\0\0")
-    pack_into(">ii", record, 0, len(record), MESSAGE_MAGIC_V2)
+    topic = topic_bytes.to_bytes(2, "big") + b"t" * topic_bytes
+    record = resized(RECORD[:TOPIC_LENGTH_AT] + topic + b"\0\0", MESSAGE_MAGIC_V2)
 
-    assert scan_records(bytes(record), 1024, check_crc=True).end == end
+    assert scan_records(record, 1024, check_crc=True).end == end
 
 
 def test_a_record_of_version_2_is_found_and_its_topic_does_not_make_version_1_valid() -> None:
     """Version 1 cannot have a topic of more than 127 bytes, also once such a topic is known."""
     topic = b"t" * 200
-    second = bytearray(GOLDEN_V4[:93] + b"\0\xc8" + topic + b"\0\0")
-    pack_into(">ii", second, 0, len(second), MESSAGE_MAGIC_V2)
-    first = bytearray(GOLDEN_V4[:93] + b"\xc8" + topic + b"\0\0")
-    pack_into(">i", first, 0, len(first))
+    second = resized(RECORD[:TOPIC_LENGTH_AT] + b"\0\xc8" + topic + b"\0\0", MESSAGE_MAGIC_V2)
+    first = resized(RECORD[:TOPIC_LENGTH_AT] + b"\xc8" + topic + b"\0\0")
 
     for _ in range(2):
-        assert scan_records(bytes(second), 1024, check_crc=True).heads[0].topic == "t" * 200
-        assert scan_records(bytes(first), 1024, check_crc=True).end == "damaged"
+        assert scan_records(second, 1024, check_crc=True).heads[0].topic == "t" * 200
+        assert scan_records(first, 1024, check_crc=True).end == "damaged"
 
 
 def test_a_scan_stops_before_a_blank_and_says_how_long_it_is() -> None:
@@ -192,41 +209,41 @@ def test_a_scan_stops_before_a_blank_and_says_how_long_it_is() -> None:
     blank = pack(">ii", 100, BLANK_MAGIC)
 
     for rest in (blank, blank + bytes(92)):
-        outcome = scan_records(GOLDEN_V4 + rest, 1024, check_crc=True)
-        assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, 125, "blank", 100)
+        outcome = scan_records(RECORD + rest, 1024, check_crc=True)
+        assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, RECORD_BYTES, "blank", 100)
     assert scan_records(pack(">ii", 7, BLANK_MAGIC), 0, check_crc=True).end == "damaged"
-    assert scan_records(GOLDEN_V4 + blank[:7], 1024, check_crc=True).end == "more"
+    assert scan_records(RECORD + blank[:7], 1024, check_crc=True).end == "more"
 
 
-@pytest.mark.parametrize("cut", range(len(GOLDEN_V4)))
+@pytest.mark.parametrize("cut", range(RECORD_BYTES))
 def test_a_cut_off_record_is_asked_for_again(cut: int) -> None:
     """At every byte; its length is known from the eighth on."""
     log = log_of([golden_message(), golden_message()], base=0)
 
-    outcome = scan_records(log[: 125 + cut], 0, check_crc=True)
+    outcome = scan_records(log[: RECORD_BYTES + cut], 0, check_crc=True)
 
-    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, 125, "more")
-    assert outcome.needed == (125 if cut >= 8 else 0)
+    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, RECORD_BYTES, "more")
+    assert outcome.needed == (RECORD_BYTES if cut >= 8 else 0)
 
 
-@pytest.mark.parametrize("cut", range(len(GOLDEN_V4) + 48))
+@pytest.mark.parametrize("cut", range(RECORD_BYTES + 48))
 def test_a_cut_off_entry_is_asked_for_again(cut: int) -> None:
     """At every byte of it."""
     log = entries_of([golden_message(), golden_message()], base=0)
 
-    outcome = scan_entries(log[: 173 + cut], 0, check_crc=True)
+    outcome = scan_entries(log[: ENTRY_BYTES + cut], 0, check_crc=True)
 
-    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, 173, "more")
-    assert outcome.needed == (173 if cut >= 8 else 0)
+    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, ENTRY_BYTES, "more")
+    assert outcome.needed == (ENTRY_BYTES if cut >= 8 else 0)
 
 
 def test_no_ops_and_blanks_between_entries_are_skipped() -> None:
     """DLedger's empty no-op, one in the form of a message, and blanks that are wholly there."""
     log = entry(b"", index=1, position=0, magic=2)
-    start = encode_record(Message(TERM_START_TOPIC, b"n0 1"), physical_offset=len(log) + 48)
+    start = encode_record(Message(TERM_START_TOPIC, b"n0 1"), physical_offset=len(log) + ENTRY_HEADER_BYTES)
     log += entry(start, index=2, position=len(log), channel=NOOP_CHANNEL)
     log += pack(">ii", -1, 100) + bytes(92)
-    message_at = len(log) + 48
+    message_at = len(log) + ENTRY_HEADER_BYTES
     log += entries_of([golden_message()], base=len(log), index=3)
     log += pack(">ii", -1, 8)
 
@@ -238,7 +255,7 @@ def test_no_ops_and_blanks_between_entries_are_skipped() -> None:
 
 def test_a_message_cannot_hide_as_a_no_op() -> None:
     """The channel is not protected: only records of the term's topic are skipped for it."""
-    record = encode_record(golden_message(), physical_offset=48)
+    record = encode_record(golden_message(), physical_offset=ENTRY_HEADER_BYTES)
 
     outcome = scan_entries(entry(record, index=1, position=0, channel=NOOP_CHANNEL), 0, check_crc=True)
 
@@ -250,75 +267,73 @@ def test_a_blank_that_is_cut_off_ends_the_scan_of_entries(rest: bytes) -> None:
     """The caller goes on after it, at the next file."""
     outcome = scan_entries(entries_of([golden_message()], base=0) + rest, 0, check_crc=True)
 
-    assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, 173, "blank", 100)
+    assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, ENTRY_BYTES, "blank", 100)
 
 
 @pytest.mark.parametrize(
     ("at", "value"),
     [
-        (0, pack(">i", 124)),
-        (0, pack(">i", 90)),
-        (0, pack(">i", 0)),
-        (0, pack(">i", -1)),
-        (0, bytes(125)),
-        (4, b"\xda\xa3\x20\xa8"),
-        (8, b"\x36\x10\xa6\x87"),
-        (28, pack(">q", 1025)),
-        (36, pack(">i", 0x10)),
-        (84, pack(">i", -1)),
-        (84, pack(">i", 2**31 - 1)),
-        (84, pack(">i", 6)),
-        (88, b"H"),
-        (93, b"\x00"),
-        (93, b"\x08"),
-        (93, b"\xff"),
-        (94, b"\xff"),
-        (94, b"/"),
-        (94, b"\0"),
-        (103, pack(">h", 21)),
-        (103, pack(">h", -1)),
+        field("size", RECORD_BYTES - 1),
+        field("size", OVERHEAD - 1),
+        field("size", 0),
+        field("size", -1),
+        (0, bytes(RECORD_BYTES)),
+        field("magic", MESSAGE_MAGIC + 1),
+        field("crc", body_crc(b"hello") + 1),
+        field("physical_offset", 1025),
+        field("sys_flag", 0x10),
+        field("body_length", -1),
+        field("body_length", 2**31 - 1),
+        field("body_length", 6),
+        (BODY_AT, b"H"),
+        (TOPIC_LENGTH_AT, b"\x00"),
+        (TOPIC_LENGTH_AT, b"\x08"),
+        (TOPIC_LENGTH_AT, b"\xff"),
+        (TOPIC_AT, b"\xff"),
+        (TOPIC_AT, b"/"),
+        (TOPIC_AT, b"\0"),
+        (PROPERTIES_LENGTH_AT, pack(">h", 21)),
+        (PROPERTIES_LENGTH_AT, pack(">h", -1)),
     ],
 )
 def test_a_damaged_record_stops_the_scan_and_is_named(at: int, value: bytes) -> None:
     """In a plain log and in an entry, with the records before it kept."""
     good = log_of([golden_message()], base=1024)
-    record = bytearray(encode_record(golden_message(), physical_offset=1149))
-    record[at : at + len(value)] = value
+    record = changed(encode_record(golden_message(), physical_offset=1024 + RECORD_BYTES), (at, value))
     outcome = scan_records(good + record + good, 1024, check_crc=True)
-    assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, 125, "damaged", 0)
-    assert outcome.reason.startswith("offset 1149: ")
+    assert (len(outcome.heads), outcome.consumed, outcome.end, outcome.needed) == (1, RECORD_BYTES, "damaged", 0)
+    assert outcome.reason.startswith(f"offset {1024 + RECORD_BYTES}: ")
 
     log = entries_of([golden_message()], base=1024)
-    record = bytearray(encode_record(golden_message(), physical_offset=1024 + 173 + 48))
-    value = value if at != 28 else pack(">q", 1)
-    record[at : at + len(value)] = value
-    log += entry(bytes(record), index=8, position=1024 + 173)
+    position = 1024 + ENTRY_BYTES
+    value = value if at != PHYSICAL_OFFSET_AT else pack(">q", 1)
+    record = changed(encode_record(golden_message(), physical_offset=position + ENTRY_HEADER_BYTES), (at, value))
+    log += entry(record, index=8, position=position)
     outcome = scan_entries(log, 1024, check_crc=True)
-    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, 173, "damaged")
-    assert outcome.reason.startswith("offset 1197: ")
+    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, ENTRY_BYTES, "damaged")
+    assert outcome.reason.startswith(f"offset {position}: ")
 
 
 @pytest.mark.parametrize("topic", [b".", b"..", b"../../etc", b"a/b", b"/", b"a\nb", b"\xc0\xaf"])
 def test_topics_that_lead_out_of_their_directory_are_damage(topic: bytes) -> None:
     """A topic becomes the name of a directory."""
-    record = bytearray(GOLDEN_V4[:93] + bytes((len(topic),)) + topic + b"\0\0")
-    pack_into(">i", record, 0, len(record))
+    record = resized(RECORD[:TOPIC_LENGTH_AT] + bytes((len(topic),)) + topic + b"\0\0")
 
-    assert scan_records(bytes(record), 1024, check_crc=False).end == "damaged"
+    assert scan_records(record, 1024, check_crc=False).end == "damaged"
 
 
 @pytest.mark.parametrize(
     "damaged",
     [
-        entry(NEXT_RECORD, index=9, position=173),
-        entry(NEXT_RECORD, index=7, position=173),
-        entry(NEXT_RECORD, index=8, position=174),
-        entry(NEXT_RECORD, index=8, position=173, magic=3),
-        entry(NEXT_RECORD, index=8, position=173, magic=0),
-        pack(">iiqqqiIIi", 1, 47, 8, 1, 173, 0, 0, 0, -1) + bytes(200),
-        pack(">iiqqqiIIi", 1, 173, 8, 1, 173, 0, 0, 0, 124) + bytes(125),
-        pack(">iiqqqiIIi", 2, 50, 8, 1, 173, 0, 0, 0, 1) + bytes(125),
-        entry(b"", index=8, position=173),
+        entry(NEXT_RECORD, index=9, position=ENTRY_BYTES),
+        entry(NEXT_RECORD, index=7, position=ENTRY_BYTES),
+        entry(NEXT_RECORD, index=8, position=ENTRY_BYTES + 1),
+        entry(NEXT_RECORD, index=8, position=ENTRY_BYTES, magic=3),
+        entry(NEXT_RECORD, index=8, position=ENTRY_BYTES, magic=0),
+        ENTRY.struct().pack(1, ENTRY_HEADER_BYTES - 1, 8, 1, ENTRY_BYTES, 0, 0, 0, -1) + bytes(200),
+        ENTRY.struct().pack(1, ENTRY_BYTES, 8, 1, ENTRY_BYTES, 0, 0, 0, RECORD_BYTES - 1) + bytes(RECORD_BYTES),
+        ENTRY.struct().pack(2, ENTRY_HEADER_BYTES + 2, 8, 1, ENTRY_BYTES, 0, 0, 0, 1) + bytes(RECORD_BYTES),
+        entry(b"", index=8, position=ENTRY_BYTES),
         pack(">ii", -1, 7) + bytes(100),
         pack(">ii", -1, -1),
         bytes(100),
@@ -332,14 +347,14 @@ def test_a_damaged_entry_stops_the_scan(damaged: bytes) -> None:
 
     outcome = scan_entries(good + damaged, 0, check_crc=True)
 
-    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, 173, "damaged")
-    assert len(scan_entries(good + entry(NEXT_RECORD, index=8, position=173), 0, check_crc=True).heads) == 2
+    assert (len(outcome.heads), outcome.consumed, outcome.end) == (1, ENTRY_BYTES, "damaged")
+    assert len(scan_entries(good + entry(NEXT_RECORD, index=8, position=ENTRY_BYTES), 0, check_crc=True).heads) == 2
 
 
 def test_lengths_that_no_record_can_have_are_damage_at_once() -> None:
     """No more bytes are asked for."""
-    for size in (-1, 0, 8, 90):
-        outcome = scan_records(pack(">i", size) + GOLDEN_V4[4:8], 0, check_crc=True)
+    for size in (-1, 0, 8, OVERHEAD - 1):
+        outcome = scan_records(changed(RECORD, field("size", size))[: BLANK_HEAD.size], 0, check_crc=True)
         assert (outcome.end, outcome.needed) == ("damaged", 0)
 
 
@@ -353,7 +368,7 @@ def test_a_negative_body_length_is_damage_also_where_the_rest_adds_up_to_it() ->
 def test_a_damaged_body_is_only_found_where_it_is_looked_for() -> None:
     """``check_crc`` is what recovery asks for and dispatch does not."""
     log = bytearray(log_of([golden_message()], base=0))
-    log[90] ^= 1
+    log[BODY_AT + 2] ^= 1
 
     assert scan_records(bytes(log), 0, check_crc=False).end == "more"
     assert scan_records(bytes(log), 0, check_crc=True).end == "damaged"
@@ -361,14 +376,12 @@ def test_a_damaged_body_is_only_found_where_it_is_looked_for() -> None:
 
 def test_negative_lengths_are_damage_also_where_as_many_bytes_follow() -> None:
     """An i16 below 0 must not be read as a number above 32767."""
-    head = GOLDEN_V4[:93]
     for tail, magic in (
-        (b"\x01t" + b"\x80\x00" + bytes(0x8000), GOLDEN_V4[4:8]),
-        (b"\x80\x00" + b"t" * 0x8000 + b"\0\0", pack(">i", MESSAGE_MAGIC_V2)),
+        (b"\x01t" + b"\x80\x00" + bytes(0x8000), MESSAGE_MAGIC),
+        (b"\x80\x00" + b"t" * 0x8000 + b"\0\0", MESSAGE_MAGIC_V2),
     ):
-        record = bytearray(head + tail)
-        record[:8] = pack(">i", len(record)) + magic
-        assert scan_records(bytes(record), 1024, check_crc=True).end == "damaged"
+        record = resized(RECORD[:TOPIC_LENGTH_AT] + tail, magic)
+        assert scan_records(record, 1024, check_crc=True).end == "damaged"
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=3), st.data())
@@ -390,14 +403,13 @@ def test_any_flipped_bit_leaves_the_records_before_it_and_never_raises(
 
 
 @given(st.binary(max_size=300), st.binary(max_size=60), st.sampled_from([0, 1024, 976, 1 << 62]), st.booleans())
-@example(GOLDEN_V4[:36] + b"\0\0\0\x30" + GOLDEN_V4[40:], b"", 1024, True)
-@example(b"\0\0\0\x5b" + GOLDEN_V4[4:36] + b"\0\0\0\x30" + bytes(51), b"", 1024, True)
+@example(changed(RECORD, field("sys_flag", 0x30)), b"", 1024, True)
+@example(changed(RECORD[:OVERHEAD], field("size", OVERHEAD), field("sys_flag", 0x30)), b"", 1024, True)
 def test_any_bytes_are_scanned_without_an_error(data: bytes, tail: bytes, base: int, check_crc: bool) -> None:
     """Whatever a disk or a peer gives."""
-    crafted = bytearray(GOLDEN_V4[:88] + tail)
-    pack_into(">i", crafted, 0, len(crafted))
-    crafted_entry = entry(bytes(crafted), index=0, position=base)
-    for bytes_given in (data, bytes(crafted), GOLDEN_V4 + data, crafted_entry, crafted_entry + data):
+    crafted = resized(RECORD[:BODY_AT] + tail)
+    crafted_entry = entry(crafted, index=0, position=base)
+    for bytes_given in (data, crafted, RECORD + data, crafted_entry, crafted_entry + data):
         for scan in (scan_records, scan_entries):
             outcome = scan(bytes_given, base, check_crc=check_crc, delay_levels=LEVELS)
             assert 0 <= outcome.consumed <= len(bytes_given)

@@ -6,19 +6,20 @@ from struct import pack
 
 import pytest
 
-from rocketstore.message.record import OVERHEAD
+from dledger.layout import ENTRY_HEADER_BYTES
+from rocketstore.message.record import BLANK_HEAD, OVERHEAD
 from rocketstore.message.walk import Framing, WalkEnd, walk
 from tests.support.log_bytes import Stretch
-from tests.unit.rocketstore.message.samples import GOLDEN_V4
+from tests.unit.rocketstore.message.samples import RECORD, changed, field
 
-LEAST = {"entry": 48, "plain": OVERHEAD}
+LEAST = {"entry": ENTRY_HEADER_BYTES, "plain": OVERHEAD}
 """How long a record is at least."""
 
 
 def record(framing: Framing) -> bytes:
     """A whole one."""
     if framing == "plain":
-        return GOLDEN_V4
+        return RECORD
     stretch = Stretch()
     stretch.add(b"body")
     return bytes(stretch.data)
@@ -26,7 +27,8 @@ def record(framing: Framing) -> bytes:
 
 def head(framing: Framing, size: int) -> bytes:
     """How a record of this size begins."""
-    return pack(">i", size) + GOLDEN_V4[4:8] if framing == "plain" else pack(">ii", 1, size)
+    begin = changed(RECORD, field("size", size)) if framing == "plain" else pack(">ii", 1, size)
+    return begin[: BLANK_HEAD.size]
 
 
 both = pytest.mark.parametrize("framing", ["entry", "plain"])

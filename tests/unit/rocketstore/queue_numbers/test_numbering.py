@@ -16,7 +16,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.queue import ConsumeQueue, Repeated
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.message.message import Message
-from rocketstore.message.record import encode_record
+from rocketstore.message.record import HEAD_V4_BYTES, encode_record
 from rocketstore.queue_numbers.numbering import SHARE_OF_LOG, LoggedNumbering, RepeatAlarm
 from rocketstore.queue_numbers.record import encode_numbering
 from rocketstore.store.message_store import MessageStore
@@ -262,7 +262,7 @@ def test_a_record_that_makes_no_sense_is_passed_over_and_a_damaged_one_is_not() 
 
     last = max(bench.log.records)
     damaged = bytearray(bench.log.records[last])
-    damaged[90] ^= 1
+    damaged[HEAD_V4_BYTES + 2] ^= 1
     bench.log.records[last] = bytes(damaged)
     bench.start()
     with pytest.raises(CorruptLogError, match="queue numbers"):

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.remoting.service import RemotingService
+from rocketstore.remoting.client import RemotingClient
+from rocketstore.remoting.frame import Frame
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.harness import Harness
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 
 class RemotingHarness(Harness):
     """``dial`` gives a connection."""
 
+    announced: list[list[str]]
+    """The topics there were, each time that name servers were to be told."""
+
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
-        self.remoting = RemotingService(self.service.parts)
+        self.announced = []
+        here = "127.0.0.1:1"  # no name, whose look-up may take seconds
+        self.view = replace(self.view, leader_address=here, members={"n0": here})
+        self.client = RemotingClient()
+        self.remoting = RemotingService(self.service.parts, self.client, self._announce)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
         self.remoting_port = self._listening.sockets[0].getsockname()[1]
+
+    async def _announce(self) -> None:
+        self.announced.append(sorted(self.state.table))
 
     async def _end(self, grace_s: float | None) -> None:
         self._listening.close()
         await self.remoting.close(grace_s or 0)
+        await self.client.close()
         await super()._end(grace_s)
 
     def dial(self) -> RemotingSocket:
         """A client."""
         return RemotingSocket(self.remoting_port)
+
+
+def captured(client: RemotingSocket, name: str, **fields: object) -> Frame:
+    """The answer to a captured request, with some of its fields changed."""
+    frame = GOLDEN[name].frame
+    return client.ask(frame.code, {**frame.fields, **fields}, frame.body)

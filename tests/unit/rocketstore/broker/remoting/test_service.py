@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rocketstore.message.batch import encode_batch
@@ -17,18 +15,6 @@ from rocketstore.state.changes import GroupConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
-
-
-@pytest.fixture
-def broker() -> Iterator[RemotingHarness]:
-    with RemotingHarness() as harness:
-        yield harness
-
-
-@pytest.fixture
-def client(broker: RemotingHarness) -> Iterator[RemotingSocket]:
-    with broker.dial() as dialled:
-        yield dialled
 
 
 def test_a_message_is_stored_as_rocketmq_stores_it(broker: RemotingHarness, client: RemotingSocket) -> None:

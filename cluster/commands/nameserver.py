@@ -1,0 +1,94 @@
+"""``dledger nameserver``: one name server as a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cluster import logs, process
+
+if TYPE_CHECKING:
+    from rocketstore.nameserver.config import NameServerConfig
+    from rocketstore.nameserver.server import NameServer
+
+
+@click.command(
+    short_help="Run a name server.",
+    epilog="""\b
+Examples:
+  dledger nameserver                                    on 127.0.0.1:9876
+  dledger nameserver -c namesrv.conf                    RocketMQ's own conf
+  dledger nameserver --host 0.0.0.0 --insecure          for other machines, without TLS
+  dledger nameserver --set allowedBrokers=10.0.0.0/24 --set allowedAdmins=127.0.0.1
+
+\b
+Brokers and clients of RocketMQ 4 (Java, Go, C++) use it as their own: namesrvAddr=HOST:9876. Run two or three, on
+different machines, and give all addresses to everybody (HOST:9876;HOST:9876): they do not talk to each other.
+
+Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_LISTEN_PORT, DLEDGER_KV_CONFIG_PATH, …).
+Flags win over the environment, which wins over the file. Settings without effect are listed at startup.""",
+)
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    envvar="DLEDGER_CONFIG",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Properties file with RocketMQ's or this project's setting names.",
+)
+@click.option("--port", "listen_port", metavar="PORT", help="Port to listen on; default: 9876; 0 picks a free one.")
+@click.option("--host", "listen_host", metavar="HOST", help="Address to listen on; default: 127.0.0.1.")
+@click.option(
+    "--kv", "kv_config_path", metavar="FILE", help="File for administrators' values; default: ~/namesrv/kvConfig.json."
+)
+@click.option("--insecure", is_flag=True, help="Serve plaintext to other machines too; see the settings tls_….")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+@click.option(
+    "--log-level", envvar="DLEDGER_LOG_LEVEL", type=click.Choice(logs.LEVELS), default="info", show_default=True
+)
+@click.option(
+    "--log-format",
+    envvar="DLEDGER_LOG_FORMAT",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    show_default=True,
+    help="Log as plain text, or as one JSON object per line.",
+)
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process exits.")
+def nameserver(
+    config_file: Path | None,
+    assignments: Sequence[str],
+    insecure: bool,
+    log_level: str,
+    log_format: str,
+    until_stdin_closes: bool,
+    **named: str | None,
+) -> None:
+    """Run one name server until SIGTERM or SIGINT: brokers register with it, and clients ask it where topics are."""
+    from rocketstore.nameserver.settings import load_name_server_settings
+
+    logs.to_stderr(log_level, log_format)
+    flags = {name: text for name, text in named.items() if text is not None}
+    if insecure:
+        flags["insecure"] = "true"
+    flags |= process.assigned(assignments, flags)
+    config, unused = load_name_server_settings(config_file, os.environ, flags)
+    if unused:
+        logging.getLogger(__name__).info("settings that have no effect here: %s", ", ".join(unused))
+    sys.exit(_run(config, until_stdin_closes=until_stdin_closes))
+
+
+def _run(config: NameServerConfig, *, until_stdin_closes: bool) -> int:
+    from rocketstore.nameserver.server import NameServer
+
+    def ready(server: NameServer) -> str:
+        return f"name server is ready: {server.address}, values {config.kv_config_path}"
+
+    return process.run(lambda: NameServer(config), ready, until_stdin_closes=until_stdin_closes)

@@ -1,0 +1,76 @@
+"""Common to the requests of administrators: reads on few threads, changes only on the master, responses of limited
+size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from dledger.rpc.bridge import LoopCallback
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.ports import StateDone
+from rocketstore.broker.refusals import NotStoredError
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.errors import RequestError
+from rocketstore.types import BrokerRole, PutResult
+
+READS_WAITING_MAX: Final = 256
+"""Maximum reads of administrators waiting for a thread."""
+QUEUES_MAX: Final = 20_000
+"""Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Administration:
+    """On the loop. It uses at most half of the read threads, so that pulls always find one."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+        self._room = asyncio.Semaphore(max(1, parts.config.read_threads // 2))
+        self.waiting = 0
+        """Reads that wait for a thread."""
+
+    async def read(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """The result of ``read``, which may be slow or wait for a disk. Raises ``RequestError`` if too many are
+        waiting.
+        """
+        if self.waiting >= READS_WAITING_MAX:
+            reason = f"[OVERLOAD] {self.waiting} requests of administrators wait already, try again later"
+            raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
+        self.waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.waiting -= 1
+        reading = asyncio.ensure_future(self._parts.readers.run(read, *args, **kwargs))
+        reading.add_done_callback(self._has_read)  # not sooner, even if nobody waits any more: the thread is busy
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[_T]) -> None:
+        self._room.release()
+        if not reading.cancelled():
+            reading.exception()  # taken note of, if nobody waits any more
+
+    def check_master(self) -> None:
+        """Raises ``RequestError`` on a slave."""
+        if self._parts.store.role is BrokerRole.SLAVE:
+            leader = self._parts.view().leader_address
+            where = f", {leader}" if leader else ""
+            raise RequestError(f"this broker is a slave: topics and groups are changed at the master{where}")
+
+    async def change(self, change: Callable[[StateDone], None]) -> None:
+        """Change the broker's state; returns once that is stored and applied. Raises ``NotStoredError``."""
+        outcome: LoopCallback[PutResult] = LoopCallback(self._parts.bridge)
+        change(outcome.done)
+        result = await outcome.future
+        if not result.ok:
+            raise NotStoredError(result, self._parts.view().leader_address)
+
+
+def check_queues(count: int) -> None:
+    """Raises ``RequestError`` if a response would contain too many queues."""
+    if count > QUEUES_MAX:
+        raise RequestError(f"{count} queues: an answer may be about {QUEUES_MAX} at most, ask for one topic")

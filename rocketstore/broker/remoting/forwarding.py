@@ -1,0 +1,148 @@
+"""A slave passes on to the master what only the master may do.
+
+A client learns of a new master when it next asks a name server, by default every 30 s. Until then it talks to the old
+one, if that still runs, and gets the new one's answers from there. Nothing is passed on twice, and nothing while no
+master is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from dledger.values import host_of, parse_address
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.remoting.client import RemotingClient, UnreachableError
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
+from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
+from rocketstore.remoting.server import Answer, Direct, Handler
+from rocketstore.types import BrokerRole
+
+FORWARDED: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    }
+)
+BORN_HOST: Final = "_bornHost"
+"""Ours, in a request that was passed on: where it came from. Believed of members of the group only."""
+TIMEOUT_S: Final = 2.8
+"""Clients give up after 3 s."""
+UNDER_WAY_MAX: Final = 4096
+MEMBERS_INTERVAL_S: Final = 10.0
+"""How often the members' names are looked up."""
+
+
+class Forwarding:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, client: RemotingClient) -> None:
+        self._parts = parts
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._member_hosts: frozenset[str] = frozenset()
+        if parts.store.log.is_replicated:
+            self._tasks.add(asyncio.get_running_loop().create_task(self._look_up_members()))
+
+    def direct(self, take: Direct) -> Direct:
+        """``take``, at the master."""
+
+        def take_or_forward(connection: RemotingConnection, frame: Frame) -> None:
+            if self._master_for(frame):
+                task = asyncio.get_running_loop().create_task(self._forward_direct(connection, frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                take(connection, frame)
+
+        return take_or_forward
+
+    def awaited(self, handler: Handler) -> Handler:
+        """``handler``, at the master."""
+
+        async def handle_or_forward(connection: RemotingConnection, frame: Frame) -> Answer:
+            if self._master_for(frame):
+                return await self._forward(connection, frame)
+            return await handler(connection, frame)
+
+        return handle_or_forward
+
+    def origin_of(self, connection: RemotingConnection, frame: Frame) -> Place:
+        """Where a request came from, also if another member has passed it on."""
+        text = frame.fields.get(BORN_HOST)
+        if text is None or connection.place.host not in self._member_hosts:
+            return connection.place
+        try:
+            return Place(*parse_address(text))
+        except ValueError:
+            return connection.place
+
+    async def close(self) -> None:
+        """Give up on what is under way."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _master_for(self, frame: Frame) -> str:
+        """The master's address if this is for it and not for us; empty otherwise."""
+        parts = self._parts
+        if parts.store.role is not BrokerRole.SLAVE or frame.code not in FORWARDED:
+            return ""
+        if BORN_HOST in frame.fields:
+            return ""  # it was passed on already
+        view = parts.view()
+        return view.leader_address if view.leader != parts.config.node_id else ""
+
+    async def _look_up_members(self) -> None:
+        """From which addresses a request may say that it was passed on."""
+        while True:
+            found: set[str] = set()
+            for name in {host_of(one) for one in self._parts.view().members.values() if one}:
+                with suppress(OSError):  # no such name, now
+                    places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+                    found.update(str(place[4][0]) for place in places)
+            self._member_hosts = frozenset(found)
+            await asyncio.sleep(MEMBERS_INTERVAL_S)
+
+    async def _forward_direct(self, connection: RemotingConnection, frame: Frame) -> None:
+        answer: Answer = None
+        try:
+            answer = await self._forward(connection, frame)
+        except asyncio.CancelledError:
+            answer = frame.answer(AnswerCode.SYSTEM_ERROR, "this broker is stopping: the request may still be done")
+            raise
+        finally:
+            connection.done(frame, answer)
+
+    async def _forward(self, connection: RemotingConnection, frame: Frame) -> Answer:
+        master = self._master_for(frame)
+        if not master or len(self._tasks) > UNDER_WAY_MAX:
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, "this broker is a slave, and the master is unknown")
+        fields: Mapping[str, str] = {**frame.fields, BORN_HOST: str(connection.place)}
+        request = frame._replace(fields=fields)
+        try:
+            if frame.flag & FLAG_ONEWAY:
+                await self._client.tell(master, request)
+                return None
+            found = await self._client.call(master, request, TIMEOUT_S)
+        except (UnreachableError, TooManyCallsError) as error:
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave: {error}")
+        except (DisconnectedError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
+            return frame.answer(AnswerCode.SYSTEM_ERROR, f"the master may have done it, or not: {reason}")
+        return found._replace(opaque=frame.opaque, form=frame.form)

@@ -1,0 +1,73 @@
+"""Administration of topics: create, change, delete, list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.administration import Administration
+from rocketstore.broker.remoting.topic_table import TopicTable, system_topics
+from rocketstore.message.checks import check_client_topic
+from rocketstore.remoting.bodies.routes import TopicList
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import PutTopicHeader, TopicHeader, read_header
+from rocketstore.state.changes import TopicConfig
+
+SINGLE_TAG: Final = "SINGLE_TAG"
+
+
+class Topics:
+    """On the loop. ``announce`` returns once the name servers know of a change, or after a short timeout."""
+
+    def __init__(self, parts: BrokerParts, admin: Administration, announce: Callable[[], Awaitable[None]]) -> None:
+        self._parts = parts
+        self._admin = admin
+        self._announce = announce
+        self._table = TopicTable(parts)
+
+    async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_AND_CREATE_TOPIC: clients look up the route right after the response."""
+        header = read_header(PutTopicHeader, frame.fields)
+        self._admin.check_master()
+        self._check_name(header.topic)
+        if header.topic_filter_type != SINGLE_TAG:
+            raise RequestError(f"topicFilterType {header.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
+        topic = TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.order,
+            header.topic_sys_flag,
+        )
+        await self._admin.change(lambda done: self._parts.state.put_topic(topic, done))
+        await self._announce()
+        return frame.answer()
+
+    async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """DELETE_TOPIC_IN_BROKER: an unknown topic counts as deleted."""
+        name = read_header(TopicHeader, frame.fields).topic
+        self._admin.check_master()
+        self._check_name(name)
+        if self._parts.state.topic(name) is not None:
+            await self._admin.change(lambda done: self._parts.state.delete_topic(name, done))
+            await self._announce()
+        return frame.answer()
+
+    async def all(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_ALL_TOPIC_CONFIG."""
+        return frame.answer(body=await self._admin.read(lambda: self._table.now().encode()))
+
+    async def of_the_system(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER."""
+        return frame.answer(body=TopicList(tuple(sorted(system_topics(self._parts.config)))).encode())
+
+    def _check_name(self, topic: str) -> None:
+        problem = check_client_topic(topic)
+        if not problem and topic in system_topics(self._parts.config):
+            problem = f"the topic {topic} is one of the system's: it can be neither changed nor deleted"
+        if problem:
+            raise RequestError(problem)

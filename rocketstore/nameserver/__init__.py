@@ -1,0 +1,1 @@
+"""RocketMQ's name server: brokers register with it, and clients look up the routes of topics."""

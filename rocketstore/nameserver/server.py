@@ -1,0 +1,133 @@
+"""One name server, wired: settings, values, tables, port. One thread serves, a second one writes values."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from typing import Final
+
+from dledger.errors import ConfigError
+from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.front_door import DoorLimits, FrontDoor, listen
+from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
+from dledger.values import address_text
+from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.kv import KvConfig
+from rocketstore.nameserver.service import NameService
+from rocketstore.nameserver.tables import RouteTables
+from rocketstore.remoting.door import RemotingDoor
+from rocketstore.remoting.server import RemotingServer, ServerLimits
+
+_LOG = logging.getLogger(__name__)
+
+STOP_GRACE_S: Final = 2.0
+SCAN_INTERVAL_S: Final = 10.0
+"""RocketMQ's interval of looking for brokers that have not registered in time."""
+HANDSHAKE_S_MAX: Final = 5.0
+REQUESTS_MAX: Final = 1024
+"""The limit of changes of values under way; all other requests are answered immediately."""
+REQUEST_S_MAX: Final = 30.0
+
+
+class NameServer:
+    """A name server. Use ``start``, ``wait`` and ``stop``. The constructor raises ``ConfigError``."""
+
+    def __init__(self, config: NameServerConfig) -> None:
+        problems = config.problems()
+        if problems:
+            raise ConfigError(problems)
+        self.config: Final = config
+        security = config.security
+        self._tls = TlsKeeper(security, name="name server", member=None) if security.has_tls else None
+        kv = KvConfig(config.kv_config_path, entries_max=config.kv_entries_max, bytes_max=config.kv_bytes_max)
+        self.tables: Final = RouteTables(config.table_limits)
+        """For the loop's thread only."""
+        self._service = NameService(config, self.tables, kv)
+        self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
+        self._stopped = threading.Event()
+        self._threads = Supervisor(self._fail)
+        self._loop = LoopThread("dledger-nameserver", self._threads.report)
+        self._bridge: LoopBridge | None = None
+        self._server: RemotingServer | None = None
+        self._door: FrontDoor | None = None
+        self._scan: asyncio.TimerHandle | None = None
+        self._port = config.listen_port
+
+    def start(self) -> NameServer:
+        """Serve, unless it was stopped. Raises ``ConfigError``: the port is in use."""
+        with self._life_lock:
+            if self._stopped.is_set():
+                return self
+            try:
+                listening = listen(self.config.listen_host, self.config.listen_port, "name server's")
+                self._port = listening[0].getsockname()[1]
+                self._bridge = self._loop.start()
+                self._bridge.run(self._serve(listening))
+            except BaseException:
+                self.stop()
+                raise
+            return self
+
+    def stop(self) -> None:
+        """Answer the requests under way and stop. Idempotent."""
+        with self._life_lock:
+            if self._stopped.is_set():
+                return
+            if self._bridge is not None:
+                self._bridge.run(self._end())
+            self._loop.stop()
+            self._service.close()
+            self._stopped.set()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Block until it has stopped: its exit status (0, or 70 after a fatal error), None on timeout."""
+        if not self._stopped.wait(timeout_s):
+            return None
+        return EXIT_FATAL if self.fatal is not None else 0
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why it stopped by itself."""
+        return self._threads.fatal
+
+    @property
+    def address(self) -> str:
+        """The address listened on."""
+        return address_text(self.config.listen_host, self._port)
+
+    async def _serve(self, listening: list[socket.socket]) -> None:
+        config = self.config
+        limits = ServerLimits(
+            config.connections_max,
+            config.host_connections_max,
+            REQUESTS_MAX,
+            REQUEST_S_MAX,
+            config.receive_bytes_max,
+            config.host_receive_bytes_max,
+        )
+        self._server = server = RemotingServer("the name server", self._service.handlers(), limits)
+        door = RemotingDoor("name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX)
+        self._door = FrontDoor("name server's", door.look, "", DoorLimits(0, first_bytes_timeout_s=HANDSHAKE_S_MAX))
+        self._door.open(listening)
+        self._look()
+
+    def _look(self) -> None:
+        """Remove brokers that have not registered in time, and again later."""
+        self._service.expire()
+        self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
+
+    async def _end(self) -> None:
+        if self._scan is not None:
+            self._scan.cancel()
+        if self._door is not None:
+            await self._door.close()
+        if self._server is not None:
+            await self._server.close(STOP_GRACE_S)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop after a failure of the loop."""
+        _LOG.critical("the name server stops: %s", error)
+        self._stopped.set()

@@ -1,0 +1,358 @@
+"""The requests of a name server: access, effect on the tables, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from ipaddress import ip_address
+from typing import Final
+
+from dledger import properties
+from dledger.access.addresses import AddressPattern, any_matches, plain_host
+from dledger.errors import ConfigError
+from dledger.values import parse_address, parse_boolean
+from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
+from rocketstore.nameserver.settings import shown
+from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
+from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
+from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
+from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import FrameError, RequestError
+from rocketstore.remoting.frame import Frame, encode
+from rocketstore.remoting.headers import (
+    AddedAnswer,
+    BrokerHeader,
+    BrokerNameHeader,
+    ClusterHeader,
+    DataVersionAnswer,
+    KeyHeader,
+    KeyValueHeader,
+    NamespaceHeader,
+    RegisterBrokerAnswer,
+    RegisterBrokerHeader,
+    RouteHeader,
+    TopicHeader,
+    ValueAnswer,
+    WipedAnswer,
+    read_header,
+    write_header,
+)
+from rocketstore.remoting.server import Handlers
+
+_LOG = logging.getLogger(__name__)
+
+NAME_CHARS_MAX: Final = 255
+"""The limit of names of clusters, brokers and topics; RocketMQ's is 127 for topics, and 255 for retry topics."""
+VERSION_BYTES_MAX: Final = 4096
+"""The limit of a body with a version."""
+TOLD_MAX: Final = 1024
+"""The limit of refused registrations that are remembered, to log each once."""
+_BROKER_ID_MIN: Final = -1
+"""The id of members of a Java group without a leader."""
+_CHANGEABLE: Final = "orderMessageEnable"
+
+_Answering = Callable[[RemotingConnection, Frame], Frame]
+
+
+class NameService:
+    """The handlers of one name server. Everything runs on the loop's thread, except writing values."""
+
+    def __init__(self, config: NameServerConfig, tables: RouteTables, kv: KvConfig) -> None:
+        self._config = config
+        self._tables = tables
+        self._kv = kv
+        self._brokers = config.brokers
+        self._admins = config.admins
+        self._orders = config.order_message_enable
+        self._writer = ThreadPoolExecutor(1, "dledger-nameserver-kv")  # one: changes have an order
+        self._told: set[tuple[str, str, int | None]] = set()
+
+    def handlers(self) -> Handlers:
+        """Return the handlers by request code."""
+        direct: Mapping[int, _Answering] = {
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.QUERY_DATA_VERSION: self._query_version,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._clusters,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_by_cluster,
+            RequestCode.GET_UNIT_TOPIC_LIST: partial(self._topics_with, SYS_FLAG_UNIT, 0),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: partial(self._topics_with, SYS_FLAG_UNIT_SUB, 0),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: partial(
+                self._topics_with, SYS_FLAG_UNIT_SUB, SYS_FLAG_UNIT
+            ),
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.GET_KV_CONFIG: self._get_value,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._get_values,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self._get_config,
+        }
+        return Handlers(
+            {code: partial(_at_once, handler) for code, handler in direct.items()},
+            {RequestCode.PUT_KV_CONFIG: self._put_value, RequestCode.DELETE_KV_CONFIG: self._delete_value},
+            self._closed,
+            lambda _: None,
+        )
+
+    def expire(self) -> None:
+        """Remove the brokers that have not registered in time, and close their connections."""
+        for address, link in self._tables.expire(_now_ms()):
+            _LOG.warning("broker address %s has not registered for 120 s and is removed", address)
+            if isinstance(link, RemotingConnection):
+                link.close(f"broker address {address} has not registered for 120 s")
+
+    def close(self) -> None:
+        """Wait for values that are being written. Idempotent."""
+        self._writer.shutdown()
+
+    # -- brokers -------------------------------------------------------------------------------------------------------
+
+    def _register(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow(connection, self._brokers, "register brokers")
+        one = self._registration(read_header(RegisterBrokerHeader, frame.fields), frame)
+        before = self._tables.master(one.broker)
+        taken, master, master_ha = self._tables.register(one, connection, _now_ms())
+        if not taken:
+            self._tell_outdated(one, master)
+        elif (after := self._tables.master(one.broker)) != before:
+            _LOG.info("broker %s: master changed from %s to %s", one.broker, before or "-", after or "-")
+        orders = self._kv.table(ORDER_TOPICS)
+        answer = RegisterBrokerAnswer(master_ha, master)
+        return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
+
+    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
+        """Decode a registration, unless it repeats the last one: decoding 10,000 topics takes 0.1 s."""
+        digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
+        version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
+        if version is not None:
+            return _registration(header, version, {}, digest)
+        body = RegisterBrokerBody.of_request(
+            frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
+        )
+        return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
+
+    def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
+        key = one.broker, one.address, one.term
+        if key in self._told:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told.add(key)
+        _LOG.warning(
+            "broker %s: registration of %s as id %d in term %s ignored: the master is %s in term %s",
+            one.broker,
+            one.address,
+            one.broker_id,
+            one.term,
+            master or "-",
+            self._tables.term_of(one.broker, _now_ms()),
+        )
+
+    def _unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow(connection, self._brokers, "unregister brokers")
+        header = read_header(BrokerHeader, frame.fields)
+        if self._tables.unregister(header.broker_name, header.broker_id, header.broker_addr):
+            _LOG.info("broker %s: %s unregistered", header.broker_name, header.broker_addr)
+        return frame.answer()
+
+    def _query_version(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow(connection, self._brokers, "register brokers")
+        header = read_header(BrokerHeader, frame.fields)
+        if len(frame.body) > VERSION_BYTES_MAX:
+            raise RequestError(f"a version of {len(frame.body)} bytes: at most {VERSION_BYTES_MAX} are allowed")
+        asked = DataVersion.decode(frame.body)
+        changed, known = self._tables.renew(header.broker_addr, asked, _now_ms())
+        body = known.encode() if known is not None else b""
+        return frame.answer(fields=write_header(DataVersionAnswer(changed)), body=body)
+
+    def _closed(self, connection: RemotingConnection) -> None:
+        for address in self._tables.closed(connection):
+            _LOG.info("broker address %s disconnected and is removed", address)
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def _route(self, _: RemotingConnection, frame: Frame) -> Frame:
+        topic = read_header(RouteHeader, frame.fields).topic
+        route = self._tables.route(topic)
+        if route is None:
+            remark = f"No topic route info in name server for the topic: {topic}"
+            return frame.answer(ResponseCode.TOPIC_NOT_EXIST, remark)
+        if self._orders:
+            route = replace(route, order_topic_conf=self._kv.get(ORDER_TOPICS, topic) or "")
+        return frame.answer(body=route.encode())
+
+    def _clusters(self, _: RemotingConnection, frame: Frame) -> Frame:
+        brokers = self._tables.brokers()
+        clusters: dict[str, tuple[str, ...]] = {}
+        for one in brokers:
+            clusters[one.cluster] = (*clusters.get(one.cluster, ()), one.broker_name)
+        return frame.answer(body=ClusterInfo({one.broker_name: one for one in brokers}, clusters).encode())
+
+    def _topics(self, _: RemotingConnection, frame: Frame) -> Frame:
+        return _topic_list(frame, self._tables.topics())
+
+    def _topics_by_cluster(self, _: RemotingConnection, frame: Frame) -> Frame:
+        return _topic_list(frame, self._tables.topics_of_cluster(read_header(ClusterHeader, frame.fields).cluster))
+
+    def _topics_with(self, sys_flag: int, without: int, _: RemotingConnection, frame: Frame) -> Frame:
+        return _topic_list(frame, self._tables.topics_with(sys_flag, without))
+
+    def _system_topics(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """Clusters and brokers have topics of their names; the other system topics are known to any broker."""
+        brokers = self._tables.brokers()
+        names = {one.cluster for one in brokers} | {one.broker_name for one in brokers}
+        address = next((one for broker in brokers for one in broker.broker_addrs.values()), "")
+        return _topic_list(frame, tuple(sorted(names)), address)
+
+    # -- administrators ------------------------------------------------------------------------------------------------
+
+    def _wipe_write(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow_admin(connection)
+        name = read_header(BrokerNameHeader, frame.fields).broker_name
+        count = self._tables.wipe_write(name)
+        _LOG.info("broker %s: write permission of %d topics removed by %s", name, count, connection.place)
+        return frame.answer(fields=write_header(WipedAnswer(count)))
+
+    def _add_write(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow_admin(connection)
+        name = read_header(BrokerNameHeader, frame.fields).broker_name
+        count = self._tables.add_write(name)
+        _LOG.info("broker %s: write permission of %d topics restored by %s", name, count, connection.place)
+        return frame.answer(fields=write_header(AddedAnswer(count)))
+
+    def _delete_topic(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow_admin(connection)
+        header = read_header(TopicHeader, frame.fields)
+        self._tables.delete_topic(header.topic, header.cluster_name)
+        _LOG.info("topic %s deleted by %s", header.topic, connection.place)
+        return frame.answer()
+
+    def _get_value(self, _: RemotingConnection, frame: Frame) -> Frame:
+        header = read_header(KeyHeader, frame.fields)
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            return frame.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+        return frame.answer(fields=write_header(ValueAnswer(value)))
+
+    def _get_values(self, _: RemotingConnection, frame: Frame) -> Frame:
+        namespace = read_header(NamespaceHeader, frame.fields).namespace
+        table = self._kv.table(namespace)
+        if table is None:
+            return frame.answer(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return frame.answer(body=KVTable(table).encode())
+
+    async def _put_value(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow_admin(connection)
+        header = read_header(KeyValueHeader, frame.fields)
+        write = partial(self._kv.put, header.namespace, header.key, header.value)
+        await asyncio.get_running_loop().run_in_executor(self._writer, write)
+        _LOG.info("value %s of namespace %s set by %s", header.key, header.namespace, connection.place)
+        return frame.answer()
+
+    async def _delete_value(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        self._allow_admin(connection)
+        header = read_header(KeyHeader, frame.fields)
+        write = partial(self._kv.delete, header.namespace, header.key)
+        await asyncio.get_running_loop().run_in_executor(self._writer, write)
+        _LOG.info("value %s of namespace %s deleted by %s", header.key, header.namespace, connection.place)
+        return frame.answer()
+
+    def _get_config(self, _: RemotingConnection, frame: Frame) -> Frame:
+        lines = shown(replace(self._config, order_message_enable=self._orders))
+        return frame.answer(body="".join(f"{name}={value}\n" for name, value in lines).encode())
+
+    def _update_config(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """One setting can change while running; the others are read at start."""
+        self._allow_admin(connection)
+        try:
+            given = {one.key: one.value for one in properties.parse(properties.decode(frame.body))}
+            others = sorted(given.keys() - {_CHANGEABLE})
+            if others:
+                raise RequestError(
+                    f"{', '.join(others)[:NAME_CHARS_MAX]}: only {_CHANGEABLE} can change without a restart: "
+                    "change the others in the name server's configuration",
+                    ResponseCode.NO_PERMISSION,
+                )
+            if _CHANGEABLE in given:
+                self._orders = parse_boolean(given[_CHANGEABLE])
+                _LOG.info("%s=%s until the next start, by %s", _CHANGEABLE, self._orders, connection.place)
+        except (ConfigError, ValueError) as error:
+            raise RequestError(f"malformed settings: {error}") from error
+        return frame.answer()
+
+    # -- access --------------------------------------------------------------------------------------------------------
+
+    def _allow_admin(self, connection: RemotingConnection) -> None:
+        self._allow(connection, self._admins, "change anything")
+
+    def _allow(self, connection: RemotingConnection, patterns: tuple[AddressPattern, ...], what: str) -> None:
+        if patterns and not any_matches(patterns, ip_address(plain_host(connection.place.host))):
+            raise RequestError(f"{connection.place.host} may not {what}", ResponseCode.NO_PERMISSION)
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _at_once(handler: _Answering, connection: RemotingConnection, frame: Frame) -> None:
+    answer = handler(connection, frame)
+    try:
+        connection.done(frame, answer)
+    except FrameError as error:
+        connection.send(encode(frame.answer(ResponseCode.SYSTEM_ERROR, f"the answer is too long: {error}")))
+
+
+def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Frame:
+    return frame.answer(body=TopicList(topics, address).encode())
+
+
+def _registration(
+    header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
+) -> BrokerRegistration:
+    """Raises ``RequestError`` for an invalid name or address."""
+    for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
+        _check_name(what, name)
+    try:
+        parse_address(header.broker_addr)
+    except ValueError as error:
+        raise RequestError(f"brokerAddr: {error}") from error
+    if len(header.ha_server_addr) > NAME_CHARS_MAX:
+        raise RequestError(
+            f"haServerAddr has {len(header.ha_server_addr)} characters: at most {NAME_CHARS_MAX} are allowed"
+        )
+    if header.broker_id < _BROKER_ID_MIN:
+        raise RequestError(f"brokerId={header.broker_id} must be at least {_BROKER_ID_MIN}")
+    topics: dict[str, QueueData] = {}
+    for name, one in table.items():
+        _check_name("a topic", name)
+        topics[name] = QueueData(
+            header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
+        )
+    return BrokerRegistration(
+        header.cluster_name,
+        header.broker_name,
+        header.broker_id,
+        header.broker_addr,
+        header.ha_server_addr,
+        version,
+        topics,
+        header.dledger_term if header.dledger_term >= 0 else None,
+        digest,
+    )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name.strip() or len(name) > NAME_CHARS_MAX:
+        raise RequestError(f"{what} must have 1 to {NAME_CHARS_MAX} characters, not {len(name)}")

@@ -1,0 +1,388 @@
+"""The tables of a name server: the brokers, and the queues that each topic has at them. Pure: the time is an argument.
+
+A broker's *name* stands for a master (id 0) and its slaves, or for the members of a DLedger group; an id of a name is a
+place. The rules are RocketMQ's, with these differences:
+
+- an address has one place, and a place one address: a broker that unregisters, disconnects or expires leaves only its
+  own place;
+- a registration may contain the Raft term in which it was made. A deposed leader that does not know it yet then cannot
+  regain the master's place. The term of a name counts while its master registers, and is forgotten ``SILENCE_MS`` after
+  the last time, because the terms of a group rebuilt from nothing start again;
+- a registration of all topics adds those of earlier registrations that were lost, even if its version is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from dledger.records import record
+from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
+from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.errors import RequestError
+
+SILENCE_MS: Final = 120_000
+"""RocketMQ's: a broker that has not registered for this time is removed."""
+MASTER_ID: Final = 0
+PERMISSION_WRITE: Final = 2
+SYS_FLAG_UNIT: Final = 1
+SYS_FLAG_UNIT_SUB: Final = 2
+
+
+@record(frozen=True, slots=True)
+class TableLimits:
+    """Limits of the tables."""
+
+    brokers_max: int
+    """Names."""
+    addresses_max: int
+    topics_max: int
+    places_max: int
+    """Pairs of a topic and a broker's name."""
+
+
+@record(frozen=True, slots=True)
+class BrokerRegistration:
+    """A broker's registration."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    address: str
+    ha_address: str
+    version: DataVersion
+    topics: Mapping[str, QueueData]
+    """All topics, or only changed ones; the others stay unchanged."""
+    term: int | None = None
+    """The Raft term in which the broker has this id; None for Java's brokers."""
+    digest: bytes = b""
+    """Digest of version and topics, see ``repeated``; empty: none."""
+
+
+class RegistrationResult(NamedTuple):
+    """The outcome of a registration."""
+
+    is_taken: bool
+    """False: a newer master is known, and nothing was changed."""
+    master: str
+    """The master's address, for other brokers; empty: none."""
+    master_ha: str
+
+
+class _Applied(NamedTuple):
+    """The registration that the topics of a name come from."""
+
+    address: str
+    version: DataVersion
+    topics: int
+
+    def is_of(self, one: BrokerRegistration) -> bool:
+        """Return whether ``one`` has the same address and version."""
+        return (self.address, self.version) == (one.address, one.version)
+
+
+class _Broker:
+    """Everything known of one name."""
+
+    __slots__ = ("addresses", "applied", "cluster", "led_ms", "name", "term", "topics")
+
+    def __init__(self, name: str, cluster: str) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.addresses: dict[int, str] = {}
+        self.topics: set[str] = set()
+        self.applied: _Applied | None = None
+        self.term: int | None = None
+        self.led_ms = 0  # when the master of that term last registered
+
+
+class _Live:
+    """A registered address."""
+
+    __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
+
+    def __init__(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
+        self.broker = one.broker
+        self.broker_id = one.broker_id
+        self.ha_address = one.ha_address
+        self.version = one.version
+        self.digest = one.digest
+        self.link = link
+        self.seen_ms = now_ms
+
+
+class RouteTables:
+    """All registrations. ``link`` identifies the connection of a broker."""
+
+    def __init__(self, limits: TableLimits) -> None:
+        self._limits = limits
+        self._brokers: dict[str, _Broker] = {}
+        self._live: dict[str, _Live] = {}  # the addresses of all brokers, and no others
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._places = 0
+        self._by_link: dict[object, set[str]] = {}
+
+    # -- brokers -------------------------------------------------------------------------------------------------------
+
+    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationResult:
+        """Apply a registration, unless a newer master is known. Raises ``RequestError``: a limit is reached."""
+        broker = self._brokers.get(one.broker)
+        if broker is not None and _is_outdated(one, broker, now_ms):
+            return RegistrationResult(False, *self._master_of(broker))
+        is_master = one.broker_id == MASTER_ID
+        topics = _news(one, broker) if is_master else {}
+        self._check_room(one, broker, topics, now_ms)
+        broker = self._take_place(one, broker)
+        self._note(one, link, now_ms)
+        if is_master:
+            broker.cluster, broker.term, broker.led_ms = one.cluster, one.term, now_ms
+            broker.applied = _applied(one, broker.applied)
+            self._apply(broker, topics)
+        return RegistrationResult(True, *(("", "") if is_master else self._master_of(broker)))
+
+    def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
+        """Return the version last registered if that had the same digest, else None.
+
+        The new registration may then omit its topics: they would change nothing.
+        """
+        live = self._live.get(address)
+        if live is None or not digest or (live.broker, live.broker_id, live.digest) != (name, broker_id, digest):
+            return None
+        return live.version
+
+    def renew(self, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
+        """Renew an address, or return True with the known version if it must register: its version is another one."""
+        live = self._live.get(address)
+        if live is None:
+            return True, None
+        if live.version != version:
+            return True, live.version
+        live.seen_ms = now_ms
+        if live.broker_id == MASTER_ID:
+            self._brokers[live.broker].led_ms = now_ms
+        return False, live.version
+
+    def unregister(self, name: str, broker_id: int, address: str) -> bool:
+        """Remove a broker. False if the address has no place, or another one: nothing was changed."""
+        live = self._live.get(address)
+        if live is None or (live.broker, live.broker_id) != (name, broker_id):
+            return False
+        self._drop(address)
+        return True
+
+    def closed(self, link: object) -> tuple[str, ...]:
+        """Remove and return the addresses that last registered over a connection, which has ended."""
+        gone = tuple(sorted(self._by_link.get(link, ())))
+        for address in gone:
+            self._drop(address)
+        return gone
+
+    def expire(self, now_ms: int) -> tuple[tuple[str, object], ...]:
+        """Remove and return the addresses that have not registered in time, with their connections."""
+        silent = [(one, live.link) for one, live in self._live.items() if now_ms - live.seen_ms > SILENCE_MS]
+        for address, _ in silent:
+            self._drop(address)
+        return tuple(silent)
+
+    # -- administrators ------------------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, cluster: str = "") -> None:
+        """Remove a topic, or its queues at the brokers of one cluster, until a changed registration contains it."""
+        for name in tuple(self._topics.get(topic, ())):
+            broker = self._brokers[name]
+            if not cluster or broker.cluster == cluster:
+                self._take_queues(broker, topic)
+
+    def wipe_write(self, name: str) -> int:
+        """Remove the write permission of all topics of a broker, until a changed registration; return their number."""
+        return self._permit(name, take=PERMISSION_WRITE)
+
+    def add_write(self, name: str) -> int:
+        """Restore it; return the number of topics."""
+        return self._permit(name, give=PERMISSION_WRITE)
+
+    def _permit(self, name: str, *, take: int = 0, give: int = 0) -> int:
+        broker = self._brokers.get(name)
+        if broker is None:
+            return 0
+        for topic in broker.topics:
+            old = self._topics[topic][name]
+            self._topics[topic][name] = replace(old, perm=old.perm & ~take | give)
+        return len(broker.topics)
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """Return where a topic is; None: unknown topic."""
+        at = self._topics.get(topic)
+        if at is None:
+            return None
+        names = sorted(at)
+        return TopicRouteData(tuple([at[one] for one in names]), tuple([self._data_of(one) for one in names]))
+
+    def brokers(self) -> tuple[BrokerData, ...]:
+        """Return all names and their addresses, sorted."""
+        return tuple([self._data_of(name) for name in sorted(self._brokers)])
+
+    def topics(self) -> tuple[str, ...]:
+        """Return the names of all topics, sorted."""
+        return tuple(sorted(self._topics))
+
+    def topics_of_cluster(self, cluster: str) -> tuple[str, ...]:
+        """Return the topics with queues at a broker of that cluster."""
+        found = {topic for one in self._brokers.values() if one.cluster == cluster for topic in one.topics}
+        return tuple(sorted(found))
+
+    def topics_with(self, sys_flag: int, without: int = 0) -> tuple[str, ...]:
+        """Return the topics whose system flag has all bits of ``sys_flag`` and none of ``without``."""
+        return tuple(topic for topic, flag in self._sys_flags() if flag & sys_flag == sys_flag and not flag & without)
+
+    def _sys_flags(self) -> Iterator[tuple[str, int]]:
+        """Yield each topic with its flag at the first of its brokers."""
+        for topic in sorted(self._topics):
+            at = self._topics[topic]
+            yield topic, at[min(at)].topic_sys_flag
+
+    def master(self, name: str) -> str:
+        """Return the address of a name's master; empty: none."""
+        broker = self._brokers.get(name)
+        return "" if broker is None else broker.addresses.get(MASTER_ID, "")
+
+    def term_of(self, name: str, now_ms: int) -> int | None:
+        """Return the term of a name's master, if it counts."""
+        broker = self._brokers.get(name)
+        return None if broker is None else _known_term(broker, now_ms)
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Return the numbers of names, addresses, topics, and pairs of topic and name."""
+        return len(self._brokers), len(self._live), len(self._topics), self._places
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def _data_of(self, name: str) -> BrokerData:
+        broker = self._brokers[name]
+        return BrokerData(broker.cluster, name, dict(sorted(broker.addresses.items())))
+
+    def _master_of(self, broker: _Broker) -> tuple[str, str]:
+        address = broker.addresses.get(MASTER_ID)
+        return ("", "") if address is None else (address, self._live[address].ha_address)
+
+    def _check_room(
+        self, one: BrokerRegistration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
+    ) -> None:
+        """Raise ``RequestError`` if a limit is exceeded; a known broker is renewed all the same."""
+        limits = self._limits
+        live = self._live.get(one.address)
+        if broker is None and len(self._brokers) >= limits.brokers_max:
+            raise RequestError(f"there are {limits.brokers_max} brokers, the most this name server takes (brokersMax)")
+        if live is None and len(self._live) >= limits.addresses_max:
+            raise RequestError(
+                f"there are {limits.addresses_max} broker addresses, the most this name server takes (addressesMax)"
+            )
+        topics = len(self._topics) + sum(1 for topic in news if topic not in self._topics)
+        known = broker.topics if broker is not None else ()
+        places = self._places + sum(1 for topic in news if topic not in known)
+        if topics <= limits.topics_max and places <= limits.places_max:
+            return
+        if live is not None and (live.broker, live.broker_id) == (one.broker, one.broker_id):
+            live.seen_ms = now_ms
+        if topics > limits.topics_max:
+            raise RequestError(f"{topics} topics: this name server takes at most {limits.topics_max} (topicsMax)")
+        raise RequestError(
+            f"{places} pairs of topic and broker: this name server takes at most {limits.places_max} (placesMax)"
+        )
+
+    def _take_place(self, one: BrokerRegistration, broker: _Broker | None) -> _Broker:
+        """Assign the place to the address, and remove the one that had it."""
+        live = self._live.get(one.address)
+        if live is not None and live.broker != one.broker:
+            self._drop(one.address)
+        if broker is None:
+            broker = self._brokers[one.broker] = _Broker(one.broker, one.cluster)
+        elif live is not None and live.broker == one.broker and live.broker_id != one.broker_id:
+            del broker.addresses[live.broker_id]
+        former = broker.addresses.get(one.broker_id)
+        if former is not None and former != one.address:
+            self._forget(former)
+        broker.addresses[one.broker_id] = one.address
+        return broker
+
+    def _note(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
+        if one.address in self._live:
+            self._forget(one.address)
+        self._live[one.address] = _Live(one, link, now_ms)
+        self._by_link.setdefault(link, set()).add(one.address)
+
+    def _apply(self, broker: _Broker, topics: Mapping[str, QueueData]) -> None:
+        for topic, queues in topics.items():
+            at = self._topics.setdefault(topic, {})
+            if broker.name not in at:
+                self._places += 1
+                broker.topics.add(topic)
+            at[broker.name] = queues
+
+    def _forget(self, address: str) -> _Live:
+        live = self._live.pop(address)
+        of_link = self._by_link[live.link]
+        of_link.discard(address)
+        if not of_link:
+            del self._by_link[live.link]
+        return live
+
+    def _drop(self, address: str) -> None:
+        """Remove an address, and with the last one of a name everything known of the name."""
+        live = self._forget(address)
+        broker = self._brokers[live.broker]
+        del broker.addresses[live.broker_id]
+        if broker.addresses:
+            return
+        del self._brokers[live.broker]
+        for topic in tuple(broker.topics):
+            self._take_queues(broker, topic)
+
+    def _take_queues(self, broker: _Broker, topic: str) -> None:
+        broker.topics.discard(topic)
+        self._places -= 1
+        at = self._topics[topic]
+        del at[broker.name]
+        if not at:
+            del self._topics[topic]
+
+
+def _applied(one: BrokerRegistration, before: _Applied | None) -> _Applied:
+    topics = before.topics if before is not None and before.is_of(one) else 0
+    return _Applied(one.address, one.version, max(len(one.topics), topics))
+
+
+def _known_term(broker: _Broker, now_ms: int) -> int | None:
+    return broker.term if now_ms - broker.led_ms <= SILENCE_MS else None
+
+
+def _news(one: BrokerRegistration, broker: _Broker | None) -> Mapping[str, QueueData]:
+    """Return the topics of a master's registration that change something.
+
+    If the version is known, these are the unknown topics, and only if the earlier registration of that version had
+    fewer: it contained the last change only, and those before it may have been lost. Permissions removed by an
+    administrator stay removed.
+    """
+    applied = None if broker is None else broker.applied
+    if broker is None or applied is None or not applied.is_of(one):
+        return one.topics
+    if len(one.topics) <= applied.topics:
+        return {}
+    return {topic: queues for topic, queues in one.topics.items() if topic not in broker.topics}
+
+
+def _is_outdated(one: BrokerRegistration, broker: _Broker, now_ms: int) -> bool:
+    """Return whether a registration is older than the known master.
+
+    A term has one leader, so two masters in one term belong to two groups of the same name: the first keeps the place.
+    """
+    known = _known_term(broker, now_ms)
+    if one.term is None or known is None:
+        return False
+    holder = broker.addresses.get(MASTER_ID)
+    if one.broker_id == MASTER_ID:
+        return one.term < known or (one.term == known and holder not in (None, one.address))
+    return one.term < known and holder == one.address

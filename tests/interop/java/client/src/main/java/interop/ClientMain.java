@@ -1,0 +1,68 @@
+package interop;
+
+import java.nio.charset.StandardCharsets;
+import java.util.Set;
+import java.util.concurrent.ConcurrentSkipListSet;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** Sends numbered messages, or receives them: {@code produce|consume NAME_SERVERS TOPIC COUNT}. */
+public final class ClientMain {
+  private static final int TIMEOUT_S = 120;
+
+  private ClientMain() {}
+
+  public static void main(String[] arguments) throws Exception {
+    int count = Integer.parseInt(arguments[3]);
+    if (arguments[0].equals("produce")) {
+      produce(arguments[1], arguments[2], count);
+    } else {
+      consume(arguments[1], arguments[2], count);
+    }
+  }
+
+  private static void produce(String nameServers, String topic, int count) throws Exception {
+    DefaultMQProducer producer = new DefaultMQProducer("interop-producers");
+    producer.setNamesrvAddr(nameServers);
+    producer.start();
+    for (int number = 0; number < count; number++) {
+      byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
+      SendResult result = producer.send(new Message(topic, body));
+      System.out.println("> " + result.getSendStatus() + " " + result.getMessageQueue().getBrokerName());
+    }
+    producer.shutdown();
+  }
+
+  private static void consume(String nameServers, String topic, int count) throws Exception {
+    Set<Integer> found = new ConcurrentSkipListSet<>();
+    CountDownLatch all = new CountDownLatch(count);
+    DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-consumers");
+    consumer.setNamesrvAddr(nameServers);
+    consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+    consumer.subscribe(topic, "*");
+    consumer.registerMessageListener(
+        (MessageListenerConcurrently)
+            (messages, context) -> {
+              for (MessageExt one : messages) {
+                if (found.add(Integer.parseInt(new String(one.getBody(), StandardCharsets.UTF_8)))) {
+                  all.countDown();
+                }
+              }
+              return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+    consumer.start();
+    if (!all.await(TIMEOUT_S, TimeUnit.SECONDS)) {
+      throw new IllegalStateException("received " + found + " of " + count + " messages");
+    }
+    consumer.shutdown();
+    found.forEach(number -> System.out.println("> " + number));
+  }
+}

@@ -1,0 +1,141 @@
+"""RocketMQ's own programs as processes: the broker 4.9.7, mqadmin and clients 4.9.8."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cluster.local.group import free_ports
+from tests.interop.java import OPENED, SOURCES, environment
+
+TIMEOUT_S: Final = 180
+TESTS_TIMEOUT_S: Final = 900
+_HEAP: Final = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m")
+
+
+def class_path(module: str) -> str:
+    """Of a module's programs; without what silences the log, which the broker configures itself."""
+    target = SOURCES / module / "target"
+    jars = (target / "class-path").read_text().strip().split(":")
+    return ":".join([str(target / "classes"), *(one for one in jars if "slf4j-nop" not in one)])
+
+
+def make_home(directory: Path) -> Path:
+    """A directory that the programs take for RocketMQ's, with empty settings of their logs."""
+    conf = directory / "rocketmq" / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for program in ("broker", "tools", "namesrv"):
+        (conf / f"logback_{program}.xml").write_text("<configuration/>")
+    return conf.parent
+
+
+def junit(directory: Path, test: str, properties: Mapping[str, object]) -> str:
+    """What JUnit prints of one class of RocketMQ's own integration tests."""
+    directory.mkdir(parents=True, exist_ok=True)
+    words = _command("its", "org.junit.runner.JUnitCore", directory, test)
+    settings = [f"-D{name}={value}" for name, value in properties.items()]
+    ended = subprocess.run(
+        [words[0], *settings, *words[1:]],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TESTS_TIMEOUT_S,
+        env=_environment(directory),
+        check=False,
+    )
+    return ended.stdout + ended.stderr
+
+
+def _command(module: str, main: str, directory: Path, *arguments: str) -> list[str]:
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
+    home = f"-Duser.home={directory}"  # the libraries' log files go there
+    return ["java", home, *_HEAP, *opened, "-cp", class_path(module), main, *arguments]
+
+
+def _environment(directory: Path) -> Mapping[str, str]:
+    return environment() | {"ROCKETMQ_HOME": str(make_home(directory))}
+
+
+def broker_port() -> int:
+    """A free one; so are the one two below and the one above."""
+    while True:
+        (port,) = free_ports(1, companion=1)
+        try:
+            with socket.create_server(("127.0.0.1", port - 2)):
+                return port
+        except OSError:
+            continue
+
+
+def _settings(file: Path, settings: Mapping[str, object]) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return str(file)
+
+
+@contextmanager
+def _running(main: str, conf: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    directory = conf.parent
+    command = _command("state", main, directory, "-c", _settings(conf, settings))
+    with conf.with_suffix(".out").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    """A broker meanwhile; killed at the end."""
+    plain = {
+        "storePathRootDir": directory / "store",
+        "mappedFileSizeCommitLog": 8 << 20,
+        "registerNameServerPeriod": 10_000,
+        "brokerIP1": "127.0.0.1",
+        "diskMaxUsedSpaceRatio": 99,
+    }
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    with _running(main, directory / "broker.conf", plain | dict(settings)) as process:
+        yield process
+
+
+@contextmanager
+def name_server(directory: Path) -> Iterator[str]:
+    """A name server meanwhile; gives its address."""
+    (port,) = free_ports(1)
+    settings = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+    with _running("org.apache.rocketmq.namesrv.NamesrvStartup", directory / "namesrv.conf", settings):
+        yield f"127.0.0.1:{port}"
+
+
+def admin(directory: Path, *arguments: str) -> str:
+    """What mqadmin prints."""
+    return _run("org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
+
+
+def client(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our program with RocketMQ's client prints; the client's log is among them."""
+    lines = _run("interop.ClientMain", directory, *arguments).splitlines()
+    return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
+
+
+def _run(main: str, directory: Path, *arguments: str) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    ended = subprocess.run(
+        _command("client", main, directory, *arguments),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        env=_environment(directory),
+        check=False,
+    )
+    if ended.returncode:
+        raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    return ended.stdout

@@ -1,0 +1,86 @@
+"""A slave passes on what only the master may do, once, and says where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker.remoting.forwarding import BORN_HOST
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.types import BrokerRole
+from tests.support.remoting import RemotingSocket, send_fields
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+
+
+@pytest.fixture
+def master() -> Iterator[RemotingHarness]:
+    with RemotingHarness() as harness:
+        yield harness
+
+
+@pytest.fixture
+def slave(master: RemotingHarness) -> Iterator[RemotingHarness]:
+    with RemotingHarness() as harness:
+        harness.become(BrokerRole.SLAVE)
+        address = f"127.0.0.1:{master.remoting_port}"
+        harness.view = GroupView("FOLLOWER", 3, "n1", address, {"n0": "", "n1": address})
+        yield harness
+
+
+@pytest.fixture
+def client(slave: RemotingHarness) -> Iterator[RemotingSocket]:
+    with slave.dial() as dialled:
+        yield dialled
+
+
+def test_a_message_sent_to_a_slave_is_stored_by_the_master(master: RemotingHarness, client: RemotingSocket) -> None:
+    answers = [client.send(body=b"%d" % number) for number in range(3)]
+    assert [(one.code, one.fields["queueOffset"]) for one in answers] == [(0, "0"), (0, "1"), (0, "2")]
+    assert [decode_record(one.record).body for one in master.store.log.records] == [b"0", b"1", b"2"]
+
+
+def test_reads_are_answered_where_they_are_asked(slave: RemotingHarness, client: RemotingSocket) -> None:
+    assert client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}).code == 0
+    assert client.subscribe("g", "T").code == 0
+    assert client.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}).code == 0
+
+
+def test_offsets_are_committed_at_the_master(master: RemotingHarness, client: RemotingSocket) -> None:
+    where = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 7}
+    client.tell(RequestCode.UPDATE_CONSUMER_OFFSET, where)
+    wait_until(lambda: master.state.committed == {("g", "T", 0): 7}, "the offset is committed")
+
+
+def test_nothing_is_passed_on_twice(master: RemotingHarness, client: RemotingSocket) -> None:
+    master.become(BrokerRole.SLAVE)  # and knows itself for the leader's address: a circle, if it passed on
+    assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
+    fields = send_fields("T") | {BORN_HOST: "192.0.2.1:5"}
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, fields).code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_stranger_is_not_believed_where_a_request_comes_from(master: RemotingHarness) -> None:
+    """Else it could have the limits of others, and none of its own."""
+    with master.dial() as stranger:
+        stranger.ask(RequestCode.SEND_MESSAGE_V2, send_fields("T") | {BORN_HOST: "192.0.2.1:5"}, b"x")
+        (stored,) = master.store.log.records
+        assert decode_record(stored.record).born_host.ip == b"\x7f\0\0\1"
+
+
+def test_without_a_master_clients_are_told_to_try_another_broker(
+    slave: RemotingHarness, client: RemotingSocket
+) -> None:
+    slave.view = GroupView("CANDIDATE", 4, "", "", {})
+    assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_master_that_hangs_up_leaves_the_outcome_open(
+    master: RemotingHarness, slave: RemotingHarness, client: RemotingSocket
+) -> None:
+    assert client.send().code == 0
+    master.stop()
+    refused = client.send()
+    assert refused.code in (AnswerCode.SERVICE_NOT_AVAILABLE, AnswerCode.SYSTEM_ERROR)

@@ -1,0 +1,335 @@
+"""A name server at its port: frames of the real programs, and what each request does."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.config import ClientAuth, SecurityConfig
+from dledger.errors import ConfigError
+from dledger.values import parse_address
+from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
+from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.fastjson import loads
+from rocketstore.remoting.frame import Frame, HeaderForm, encode
+from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, Caller, calling, config_in, running
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NameServer]:
+    """With default settings."""
+    with running(config_in(tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture
+def caller(server: NameServer) -> Iterator[Caller]:
+    """A connection to it."""
+    with calling(server) as made:
+        yield made
+
+
+def _same(found: Frame, expected: Frame) -> None:
+    """All that a client looks at, the version apart; a remark may be shorter."""
+    assert (found.code, found.opaque, found.flag, found.form) == (
+        expected.code,
+        expected.opaque,
+        expected.flag,
+        expected.form,
+    )
+    assert dict(found.fields) == dict(expected.fields)
+    assert expected.remark.startswith(found.remark)
+    if found.body or expected.body:
+        assert loads(found.body) == loads(expected.body)
+
+
+def test_frames_of_the_real_programs_are_answered_as_by_the_real_one(caller: Caller) -> None:
+    """A broker of 4.9.7 registers, changes a topic and goes; mqadmin and clients of three languages ask."""
+    for request, answer in (("F1", "F2"), ("F3", "F4"), ("F5", "F6"), ("F7", "F8")):
+        _same(caller.send(GOLDEN[request].data), GOLDEN[answer].frame)
+
+    assert caller.send(GOLDEN["F61"].data).code == ResponseCode.SUCCESS
+    assert caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T2")["queueDatas"][0]["writeQueueNums"] == 4
+    for request in ("F50", "F74", "F81"):
+        frame = GOLDEN[request].frame
+        found = caller.send(GOLDEN[request].data)
+        assert (found.opaque, found.form) == (frame.opaque, frame.form)
+    assert caller.send(GOLDEN["F66"].data).code == ResponseCode.SUCCESS
+    assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO) == {"brokerAddrTable": {}, "clusterAddrTable": {}}
+
+
+def test_a_binary_header_is_answered_with_one(caller: Caller) -> None:
+    """F50 and F51, with the route that was captured."""
+    caller.register(0, "127.0.0.1:20911", name="broker-a", topics=("ProbeTopic",))
+    caller.register(1, "127.0.0.1:20921", name="broker-a", topics=())
+
+    found = caller.send(GOLDEN["F50"].data)
+
+    expected = GOLDEN["F51"].frame
+    assert found.form is HeaderForm.BINARY
+    assert json.loads(found.body)["queueDatas"] == json.loads(expected.body)["queueDatas"]
+    assert json.loads(found.body)["brokerDatas"][0]["brokerAddrs"] == {"0": "127.0.0.1:20911", "1": "127.0.0.1:20921"}
+
+
+def test_slaves_and_deposed_leaders_are_told_the_master(caller: Caller) -> None:
+    """With the term that our brokers send along."""
+    assert dict(caller.register(0, "a:1", term=5).fields) == {}
+    assert dict(caller.register(1, "b:1", term=5, compressed=True).fields) == {
+        "masterAddr": "a:1",
+        "haServerAddr": "ha-a:1",
+    }
+
+    caller.register(0, "b:1", term=6)
+    late = caller.register(0, "a:1", term=5)
+
+    assert (late.code, late.fields["masterAddr"]) == (ResponseCode.SUCCESS, "b:1")
+    route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+    assert route["brokerDatas"] == [{"brokerAddrs": {"0": "b:1"}, "brokerName": "g", "cluster": "c"}]
+
+
+def test_a_broker_that_hangs_up_is_dropped(server: NameServer, caller: Caller) -> None:
+    """At once; one that unregisters in time as well, and of another name nothing."""
+    with calling(server) as broker:
+        broker.register(0, "a:1")
+        broker.register(0, "x:1", name="h")
+        where = {"brokerName": "h", "brokerAddr": "x:1", "clusterName": "c", "brokerId": "0"}
+        assert broker.ask(RequestCode.UNREGISTER_BROKER, **where).code == ResponseCode.SUCCESS
+        assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g"]
+        broker.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            broker.receive()
+
+    assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_a_broker_may_ask_whether_it_must_register(caller: Caller) -> None:
+    """QUERY_DATA_VERSION, with forceRegister=false."""
+    where = {"brokerName": "g", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"}
+
+    def ask(version: int) -> tuple[str, bytes]:
+        answer = caller.ask(RequestCode.QUERY_DATA_VERSION, DataVersion(version).encode(), **where)
+        return answer.fields["changed"], answer.body
+
+    assert ask(3) == ("true", b"")
+    caller.register(0, "a:1", version=3)
+    assert ask(3) == ("false", DataVersion(3).encode())
+    assert ask(4) == ("true", DataVersion(3).encode())
+
+
+def test_lists_of_topics(caller: Caller) -> None:
+    """All, of a cluster, those named after clusters and brokers, and those of units."""
+    caller.register(0, "a:1", topics=("T", "U"))
+
+    def topics(code: RequestCode, **fields: str) -> list[str]:
+        found: list[str] = caller.json(code, **fields)["topicList"]
+        return found
+
+    assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["T", "U"]
+    assert topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="c") == ["T", "U"]
+    assert topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="d") == []
+    assert caller.json(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS) == {"brokerAddr": "a:1", "topicList": ["c", "g"]}
+    for code in (
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+    ):
+        assert topics(code) == []
+
+
+def test_permissions_and_topics_are_changed(caller: Caller) -> None:
+    """As `mqadmin wipeWritePerm`, `addWritePerm` and `deleteTopic` do it."""
+    caller.register(0, "a:1", topics=("T", "U"))
+
+    def permission() -> int:
+        found: int = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")["queueDatas"][0]["perm"]
+        return found
+
+    assert dict(caller.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="g").fields) == {"wipeTopicCount": "2"}
+    assert permission() == 4
+    assert dict(caller.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="g").fields) == {"addTopicCount": "2"}
+    assert permission() == 6
+    assert caller.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == ResponseCode.SUCCESS
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_values_are_kept_over_a_restart_and_ordered_topics_are_told(tmp_path: Path) -> None:
+    """As `mqadmin updateOrderConf` sets them: brokers get all orders, clients that of their topic, if switched on."""
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}
+    with running(config_in(tmp_path)) as server, calling(server) as caller:
+        assert caller.ask(RequestCode.GET_KV_CONFIG, **order).code == ResponseCode.QUERY_NOT_FOUND
+        missing = caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="ORDER_TOPIC_CONFIG")
+        assert missing.code == ResponseCode.QUERY_NOT_FOUND
+        assert caller.ask(RequestCode.PUT_KV_CONFIG, **order, value="g:4").code == ResponseCode.SUCCESS
+        caller.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
+        assert caller.ask(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k").code == ResponseCode.SUCCESS
+        caller.register(0, "a:1")
+        assert "orderTopicConf" not in caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+
+    with running(config_in(tmp_path, order_message_enable=True)) as server, calling(server) as caller:
+        assert dict(caller.ask(RequestCode.GET_KV_CONFIG, **order).fields) == {"value": "g:4"}
+        assert caller.json(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n") == {"table": {}}
+        assert json.loads(caller.register(0, "a:1", topics=("T", "U")).body) == {"table": {"T": "g:4"}}
+        assert caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")["orderTopicConf"] == "g:4"
+        assert "orderTopicConf" not in caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="U")
+
+
+def test_settings_are_shown_and_one_of_them_changes_meanwhile(caller: Caller) -> None:
+    """As `mqadmin getNamesrvConfig` and `updateNamesrvConfig` ask."""
+    lines = caller.ask(RequestCode.GET_NAMESRV_CONFIG).body.decode().splitlines()
+    assert "orderMessageEnable=false" in lines
+    assert not [line for line in lines if line.startswith(("security", "tls_"))]
+
+    assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true\n").code == ResponseCode.SUCCESS
+    assert b"orderMessageEnable=true\n" in caller.ask(RequestCode.GET_NAMESRV_CONFIG).body
+    refused = caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"listenPort=1\n")
+    assert (refused.code, "restart" in refused.remark) == (ResponseCode.NO_PERMISSION, True)
+    for wrong in (b"orderMessageEnable=perhaps\n", b"orderMessageEnable=\\u12\n"):
+        assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, wrong).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "remark"),
+    [
+        ({"brokerAddr": ""}, b"{}", "invalid address"),
+        ({"brokerAddr": "a"}, b"{}", "invalid address"),
+        ({"brokerName": " "}, b"{}", "brokerName must have"),
+        ({"clusterName": "c" * 256}, b"{}", "clusterName must have"),
+        ({"brokerId": "-2"}, b"{}", "brokerId=-2"),
+        ({"brokerId": "x"}, b"{}", "brokerId"),
+        ({"haServerAddr": "h" * 256}, b"{}", "haServerAddr"),
+        ({"bodyCrc32": "1"}, b"{}", "crc32 not match"),
+        ({}, b"{", "malformed body"),
+        ({}, b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"":{"topicName":""}}}}', "a topic must have"),
+        ({"compressed": "true"}, b"{}", "not zlib"),
+    ],
+)
+def test_a_malformed_registration_is_answered_and_changes_nothing(
+    caller: Caller, fields: dict[str, str], body: bytes, remark: str
+) -> None:
+    """With the reason; the connection goes on."""
+    good = {"brokerName": "g", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0", "haServerAddr": "h:1"}
+
+    answer = caller.ask(RequestCode.REGISTER_BROKER, body, **(good | fields))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert remark in answer.remark
+    assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
+
+
+def test_a_registration_that_repeats_is_not_decoded_again(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute apart, and the same but for the term: it renews, and its topics are there as before."""
+    decoded: list[bool] = []
+    of_request = RegisterBrokerBody.of_request
+
+    def counted(body: bytes, *, compressed: bool, version: int, crc32: int) -> RegisterBrokerBody:
+        decoded.append(compressed)
+        return of_request(body, compressed=compressed, version=version, crc32=crc32)
+
+    monkeypatch.setattr(RegisterBrokerBody, "of_request", staticmethod(counted))
+    for term in (1, 1, 2):
+        assert caller.register(0, "a:1", term=term).code == ResponseCode.SUCCESS
+    assert decoded == [False]
+    caller.register(0, "a:1", term=2, compressed=True)
+    caller.register(0, "a:1", term=2, version=2)
+    caller.register(0, "b:1", term=3, version=2)
+    caller.register(0, "a:1", term=4, version=2)  # it had lost its place
+    assert decoded == [False, True, False, False, False]
+
+    route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+    assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "a:1"}
+
+
+def test_what_is_missing_unknown_or_too_long_is_answered(caller: Caller) -> None:
+    """RocketMQ's codes and words."""
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC).remark == "the custom field <topic> is null"
+    assert caller.ask(RequestCode.SEND_MESSAGE).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    where = {"brokerName": "g", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"}
+    long = caller.ask(RequestCode.QUERY_DATA_VERSION, b" " * 5000, **where)
+    assert (long.code, "5000 bytes" in long.remark) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+def test_only_some_addresses_may_register_or_change_anything(tmp_path: Path) -> None:
+    """Whoever asks may ask from everywhere."""
+    config = config_in(tmp_path, allowed_brokers="10.0.0.0/8", allowed_admins="10.0.0.*")
+    with running(config) as server, calling(server) as caller:
+        where = {"brokerName": "g", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"}
+        refused = [
+            caller.register(0, "a:1"),
+            caller.ask(RequestCode.UNREGISTER_BROKER, **where),
+            caller.ask(RequestCode.QUERY_DATA_VERSION, DataVersion().encode(), **where),
+            caller.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="g"),
+            caller.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="g"),
+            caller.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T"),
+            caller.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v"),
+            caller.ask(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k"),
+            caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true"),
+        ]
+        assert {one.code for one in refused} == {ResponseCode.NO_PERMISSION}
+        assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
+        assert not (tmp_path / "kv" / "kvConfig.json").exists()
+
+    with running(config_in(tmp_path, allowed_brokers="127.0.0.1,::1")) as server, calling(server) as caller:
+        assert caller.register(0, "a:1").code == ResponseCode.SUCCESS
+
+
+def test_one_host_cannot_have_all_connections_and_strangers_are_hung_up_on(tmp_path: Path) -> None:
+    """A client that speaks HTTP is no client."""
+    with running(config_in(tmp_path, host_connections_max=1)) as server, calling(server) as first:
+        first.register(0, "a:1")
+        with calling(server) as second, pytest.raises((EOFError, ConnectionResetError)):
+            second.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        with socket.create_connection(parse_address(server.address), TIMEOUT_S) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert stranger.recv(1) == b""
+        assert list(first.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g"]
+
+
+def test_it_starts_once_stops_for_good_and_says_where_it_listens(tmp_path: Path) -> None:
+    """Whoever waits is told; the port of another one is refused."""
+    with running(config_in(tmp_path)) as server:
+        assert server.wait(0) is None
+        host, port = parse_address(server.address)
+        assert host == "127.0.0.1"
+        other = NameServer(config_in(tmp_path / "other"))
+        object.__setattr__(other.config, "listen_port", port)
+        with pytest.raises(ConfigError, match=str(port)):
+            other.start()
+        assert other.wait(TIMEOUT_S) == 0
+
+    assert server.wait(0) == 0
+    assert server.start().wait(0) == 0
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """Plaintext for other machines among them."""
+    with pytest.raises(ConfigError, match=r"allowed_admins: invalid address .*\n?.*") as found:
+        NameServer(config_in(tmp_path, listen_host="0.0.0.0", allowed_admins="nowhere", topics_max=0))
+
+    assert [word for word in ("insecure=true", "topics_max=0", "allowed_admins") if word not in str(found.value)] == []
+    with pytest.raises(ConfigError, match="tls_trust_cert_path"):
+        NameServer(
+            config_in(tmp_path, security=SecurityConfig(tls_cert_path=tmp_path, tls_client_auth=ClientAuth.NONE))
+        )
+
+
+def test_an_answer_waits_for_nobody_elses_half_request(server: NameServer, caller: Caller) -> None:
+    """One connection holds a frame back for ever, another sends a million requests and reads no answers."""
+    route = encode(Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 1))
+    with calling(server) as slow, calling(server) as greedy:
+        slow.socket.sendall(b"\x00\xff\x00\x00")
+        greedy.socket.setblocking(False)
+        sent = 0
+        while sent < 1 << 20:
+            try:
+                sent += greedy.socket.send(route * 1000)
+            except BlockingIOError:
+                break
+        assert caller.register(0, "a:1").code == ResponseCode.SUCCESS
+        assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g"]

@@ -1,0 +1,43 @@
+"""The settings of a name server: a table of their own, for they share names with those of a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from dledger.limits import Unit
+from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.settings import TARGETS, UNUSED
+from tools.docs_reference.records import Field, default_text, fields_of
+
+TITLE: Final = "Name server"
+_HEAD: Final = """
+## Name server
+
+Settings of `dledger nameserver` ([nameserver.md](nameserver.md)), from the same sources as the others. With them it has
+[tls_cert_path](#tls_cert_path) and what else is under [TLS](#tls), `tls_client_trust_cert_path` included.
+
+| setting | default | limits | meaning |
+|---|---|---|---|
+"""
+
+
+def section() -> str:
+    """The table, and the names of RocketMQ's that change nothing."""
+    fields = fields_of(NameServerConfig(), lambda one: one.problems(), without=frozenset({"security"}))
+    unused = " ".join(f"`{one}`" for one in sorted(UNUSED, key=str.lower))
+    return "".join((_HEAD, *map(_row, fields), f"\nRead, and without an effect:\n\n> {unused}\n"))
+
+
+def _row(field: Field) -> str:
+    unit = "size" if field.unit is Unit.BYTES else ""
+    names = ", ".join(_names(field))
+    limits = field.limits[0] if field.kind == "int" else ""
+    default = "unset" if field.default is None else default_text(field, unit)
+    return f"| {names} | {default} | {limits} | {field.meaning.replace('``', '`')} |\n"
+
+
+def _names(field: Field) -> Iterator[str]:
+    for name, target in TARGETS.items():
+        if target.setting == field.name:
+            yield f"`{name}`"
