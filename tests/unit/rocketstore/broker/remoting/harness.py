@@ -23,7 +23,7 @@ class RemotingHarness(Harness):
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
         self.announced = []
-        here = "127.0.0.1:1"  # no name, whose look-up may take seconds
+        here = "192.0.2.1:1"  # no name, whose look-up may take seconds; and not where the clients are
         self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
