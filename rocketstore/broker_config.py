@@ -52,7 +52,7 @@ class BrokerConfig:
     listen_port: Port = 10911
     """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
     grpc_port: Port = 0
-    """Further port for gRPC alone, a little faster than ``listen_port``; 0: none."""
+    """Further port for gRPC alone, without the relay behind ``listen_port``: for very high load; 0: none."""
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.

@@ -326,7 +326,7 @@ class BrokerServer:
         self._serve_remoting(self._service.parts)
         await server.start()
         door.open()
-        connections.watch(door.ports, calls_max)
+        connections.watch(door.ports, calls_max, door.remoting_clients)
 
     def _serve_remoting(self, parts: BrokerParts) -> None:
         """RocketMQ's clients on the same port; and the name servers that tell them of it."""
