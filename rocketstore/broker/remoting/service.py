@@ -63,6 +63,7 @@ class RemotingService:
         self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
+        self._transactions = RemotingTransactions(parts, members.clients)
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -81,7 +82,8 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-            code.END_TRANSACTION: RemotingTransactions(parts).end,
+            code.END_TRANSACTION: self._transactions.end,
+            code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
         } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
@@ -112,6 +114,7 @@ class RemotingService:
         self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
+        await self._transactions.close()
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
