@@ -52,7 +52,7 @@ class Askers:
         self.all = (*self.all, asker)
 
 
-class Opened(Protocol):
+class OpenTransactions(Protocol):
     """The open transactions."""
 
     def open_before(self, is_due: Callable[[Half], bool]) -> list[Half]:
@@ -73,7 +73,7 @@ class Checks:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenTransactions,
         config: BrokerConfig,
         store: MessageStore,
         state: BrokerState,
