@@ -20,7 +20,7 @@ from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
-from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, Registration, Tables
+from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.codes import RequestCode, ResponseCode
@@ -68,7 +68,7 @@ _Awaiting = Callable[[RemotingConnection, Frame], Awaitable[Frame]]
 class NameService:
     """The handlers of one name server, on the loop's thread; values are written and topics decoded by others."""
 
-    def __init__(self, config: NameServerConfig, tables: Tables, kv: KvConfig) -> None:
+    def __init__(self, config: NameServerConfig, tables: RouteTables, kv: KvConfig) -> None:
         self._config = config
         self._tables = tables
         self._kv = kv
@@ -145,7 +145,7 @@ class NameService:
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
-    async def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> Registration:
+    async def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
         """Decode a registration, unless it repeats the last one."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
@@ -156,7 +156,7 @@ class NameService:
             return decode()
         return await asyncio.get_running_loop().run_in_executor(self._decoder, decode)
 
-    def _tell_outdated(self, one: Registration, master: str) -> None:
+    def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
         key = one.broker, one.address, one.term
         if key in self._told:
             return
@@ -332,7 +332,7 @@ def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Fra
     return frame.answer(body=TopicList(topics, address).encode())
 
 
-def _decode(header: RegisterBrokerHeader, frame: Frame, digest: bytes) -> Registration:
+def _decode(header: RegisterBrokerHeader, frame: Frame, digest: bytes) -> BrokerRegistration:
     """Raises ``RequestError``."""
     body = RegisterBrokerBody.of_request(
         frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
@@ -342,7 +342,7 @@ def _decode(header: RegisterBrokerHeader, frame: Frame, digest: bytes) -> Regist
 
 def _registration(
     header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
-) -> Registration:
+) -> BrokerRegistration:
     """Raises ``RequestError`` for an invalid name or address."""
     for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
         _check_name(what, name)
@@ -362,7 +362,7 @@ def _registration(
         topics[name] = QueueData(
             header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
         )
-    return Registration(
+    return BrokerRegistration(
         header.cluster_name,
         header.broker_name,
         header.broker_id,

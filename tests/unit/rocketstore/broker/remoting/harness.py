@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.remoting.service import RemotingService
@@ -22,6 +23,8 @@ class RemotingHarness(Harness):
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
         self.announced = []
+        here = "192.0.2.1:1"  # no name, whose look-up may take seconds; and not where the clients are
+        self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
