@@ -105,6 +105,12 @@ class BrokerConfig:
     """Maximum bytes of messages of all producers waiting to be stored."""
     read_threads: Positive = 4
     """Number of threads that read messages for pulls and queries."""
+    reject_transaction_message: bool = False
+    """Whether transactional messages are refused."""
+    transactions_open_max: Positive = 100_000
+    """Maximum transactions neither committed nor rolled back; one producer group may have ``account_share_percent`` of
+    them.
+    """
     metrics_port: Port = 0
     """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"
