@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rocketstore.remoting.codes import RequestCode as Code
 
 
-class Receiver(StrEnum):
+class AnsweredBy(StrEnum):
     """Whose request it is to answer."""
 
     BROKER = "broker"
@@ -29,35 +29,34 @@ class Support(StrEnum):
 class Supported(NamedTuple):
     """What becomes of a request; ``note`` is what differs from RocketMQ, or why it is not supported."""
 
-    receiver: Receiver
+    receiver: AnsweredBy
     support: Support
     note: str = ""
 
 
 def _by_broker(note: str = "") -> Supported:
-    return Supported(Receiver.BROKER, Support.YES, note)
+    return Supported(AnsweredBy.BROKER, Support.YES, note)
 
 
 def _by_name_server(note: str = "") -> Supported:
-    return Supported(Receiver.NAME_SERVER, Support.YES, note)
+    return Supported(AnsweredBy.NAME_SERVER, Support.YES, note)
 
 
 def _to_client(note: str = "") -> Supported:
-    return Supported(Receiver.CLIENT, Support.YES, note)
+    return Supported(AnsweredBy.CLIENT, Support.YES, note)
 
 
 def _answered(note: str) -> Supported:
-    return Supported(Receiver.BROKER, Support.ANSWERED, note)
+    return Supported(AnsweredBy.BROKER, Support.ANSWERED, note)
 
 
-def _not(note: str, receiver: Receiver = Receiver.BROKER) -> Supported:
+def _not(note: str, receiver: AnsweredBy = AnsweredBy.BROKER) -> Supported:
     return Supported(receiver, Support.NO, note)
 
 
 _AT_MASTER: Final = "a slave passes it on to the master"
 _MASTER_ONLY: Final = "the master only"
 _ACL: Final = "code 3: access rules are a file on each broker ([access.md](access.md))"
-_TRANSACTIONS: Final = "no transactions yet"
 _QUEUES: Final = "about 20,000 queues at most"
 
 CODES: Final[Mapping[Code, Supported]] = {
@@ -81,9 +80,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.HEART_BEAT: _by_broker(),
     Code.UNREGISTER_CLIENT: _by_broker(),
     Code.CONSUMER_SEND_MSG_BACK: _by_broker(_AT_MASTER),
-    Code.END_TRANSACTION: _not(_TRANSACTIONS),
+    Code.END_TRANSACTION: _by_broker(f"{_AT_MASTER}; ends a transaction once ([transactions.md](transactions.md))"),
     Code.GET_CONSUMER_LIST_BY_GROUP: _by_broker(),
-    Code.CHECK_TRANSACTION_STATE: _not(_TRANSACTIONS, Receiver.CLIENT),
+    Code.CHECK_TRANSACTION_STATE: _not("producers are not asked yet", AnsweredBy.CLIENT),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _to_client(),
     Code.LOCK_BATCH_MQ: _by_broker(_AT_MASTER),
     Code.UNLOCK_BATCH_MQ: _by_broker(_AT_MASTER),
@@ -146,7 +145,7 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.SEND_BATCH_MESSAGE: _by_broker(_AT_MASTER),
     Code.QUERY_CONSUME_QUEUE: _by_broker("at most 4096 units"),
     Code.QUERY_DATA_VERSION: _by_name_server(),
-    Code.RESUME_CHECK_HALF_MESSAGE: _not(_TRANSACTIONS),
+    Code.RESUME_CHECK_HALF_MESSAGE: _not("a transaction is checked until it ends"),
     Code.SEND_REPLY_MESSAGE: _by_broker("replies are delivered, but not stored"),
     Code.SEND_REPLY_MESSAGE_V2: _by_broker("replies are delivered, but not stored"),
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _to_client(),
