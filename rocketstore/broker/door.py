@@ -2,7 +2,7 @@
 
 A remoting frame begins with its length, which is below 16 MiB, so its first byte is zero. gRPC begins with HTTP/2's
 preface, or with TLS that offers HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC handles its own TLS; TLS of
-remoting connections is handled here.
+remoting connections is handled by ``rocketstore.remoting.door``.
 """
 
 from __future__ import annotations
