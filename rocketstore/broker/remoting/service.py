@@ -27,6 +27,7 @@ from rocketstore.broker.remoting.slave_source import SlaveSource
 from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
+from rocketstore.broker.remoting.transactions import RemotingTransactions
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -80,6 +81,7 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
+            code.END_TRANSACTION: RemotingTransactions(parts).end,
         } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",

@@ -196,6 +196,9 @@ class FakeState(BrokerState):
             raise InvalidRequestError("negative")
         self._apply(lambda: self.committed.update(noted), done)
 
+    def commit_own_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], done: StateDone) -> None:
+        self.commit_offsets(group, offsets, done=done)
+
     def runtime_info(self) -> dict[str, str]:
         return {"brokerStateOffset": "1,1"}
 
