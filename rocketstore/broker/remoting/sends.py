@@ -36,7 +36,8 @@ from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
+from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
+from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
@@ -65,6 +66,8 @@ _REFUSED: Final = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
     PutMessageStatus.NO_PERMISSION: AnswerCode.NO_PERMISSION,
 }
+_OTHERS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+_PUT_OK: Final = PutMessageStatus.PUT_OK
 _LATE: Final = (
     f"the message was not acknowledged within {ANSWER_S_MAX:g} s: it may be stored, now or later; sending it again may "
     "store it twice"
@@ -109,12 +112,13 @@ class RemotingSends:
         self._origin_of = origin_of
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
+        self._stored_answers = StoredAnswers(_OTHERS)
         self._gathered: list[_Send] = []
         self._creating: dict[str, list[_Send]] = {}
 
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
         """Store what is sent, and answer. Raises ``RequestError``: it is refused at once."""
-        header = read_header(SendHeader, frame.fields, short=frame.code not in _LONG_NAMES)
+        header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
         target = self._retries.target_of(header) if header.topic.startswith(RETRY_PREFIX) else None
         send = self._read(connection, frame, header, target)
         topic = send.messages[0].topic
@@ -309,10 +313,17 @@ class RemotingSends:
             return
         first = results[0].stored
         assert first is not None
-        ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
         queue_id = send.asked_queue_id if send.is_half else first.queue_id
+        if len(results) == 1 and results[0].status is _PUT_OK:
+            message_id = f"{self._id_prefix}{first.offset:016X}"
+            if not send.frame.is_oneway:
+                answer = self._stored_answers.encode(send.frame, message_id, queue_id, first.queue_offset)
+                send.connection.send(answer)
+            send.connection.let_go(send.frame)
+            return
+        ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
         fields = write_header(SendAnswer(ids, queue_id, first.queue_offset))
-        fields |= {"MSG_REGION": REGION, "TRACE_ON": "true"}
+        fields |= _OTHERS
         code = next((_STORED[one.status] for one in results if one.status in _STORED), AnswerCode.SUCCESS)
         send.connection.done(send.frame, send.frame.answer(code, "", fields))
 
