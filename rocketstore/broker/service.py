@@ -35,6 +35,7 @@ from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.memberships import Memberships
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
@@ -54,11 +55,11 @@ from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
-STREAM_KINDS: Final = 3
-"""Send, pull, and health and reflection: ``streams_max`` applies to each."""
+STREAM_KINDS: Final = 4
+"""Send, pull, membership, and health and reflection: ``streams_max`` applies to each."""
 
 _log = logging.getLogger("rocketstore")
-_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
+_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull", "Membership": "membership"}
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
 _T = TypeVar("_T")
 
@@ -151,6 +152,7 @@ class BrokerService:
             self._check_caught_up,
         )
         """What other protocols serve, too."""
+        self.memberships: Final = Memberships(self.parts)
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
         self._report = StatusReport(
@@ -166,9 +168,10 @@ class BrokerService:
             "Producer": unary(self._refusing("Producer", self._producer)),
             "Pull": unary(self._refusing("Pull", self._pull)),
             "PullStream": stream(self._streaming("PullStream", self._pull_stream)),
+            "Membership": stream(self._streaming("Membership", self._membership)),
             "Status": unary(self._refusing("Status", self._checked("Status", self._status))),
         }
-        for name, handler in self._admin.handlers().items():
+        for name, handler in (self._admin.handlers() | self.memberships.handlers()).items():
             methods[name] = unary(self._refusing(name, self._checked(name, self._once_caught_up(handler))))
         return methods
 
@@ -234,6 +237,15 @@ class BrokerService:
         if access is not None and caller is not None and pull.wait_ms:
             access.check_after_wait(caller, pull)
         return codec.encode_pulled(result)
+
+    async def _membership(self, call: Call) -> None:
+        access, caller = self._access, call.caller
+
+        def check(data: bytes) -> None:
+            if access is not None and caller is not None:
+                access.check("Membership", caller, data)
+
+        await self.memberships.run(call, check, self._stop)
 
     async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)

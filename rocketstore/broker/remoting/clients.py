@@ -7,7 +7,7 @@ a group are those of its last heartbeat, as in RocketMQ: clients of one group mu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
@@ -18,8 +18,9 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.connection import Place
 from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
 
 SILENT_S_MAX: Final = 120.0
 """RocketMQ's: who sends no heartbeat for so long is no client any more."""
@@ -29,12 +30,29 @@ CONNECTION_MEMBERS_MAX: Final = 4096
 """Of one connection."""
 
 
+class ClientLink(Protocol):
+    """A client's connection: of RocketMQ's remoting protocol, or a stream of ours."""
+
+    @property
+    def place(self) -> Place:
+        """Where the client is."""
+
+    def tell(self, request: Frame) -> bool:
+        """Send a request that has no answer; returns whether it could be sent."""
+
+    async def call(self, request: Frame, timeout_s: float) -> Frame:
+        """Ask the client."""
+
+    def close(self, reason: str) -> None:
+        """Hang up."""
+
+
 class Client:
     """One member of a group."""
 
     __slots__ = ("client_id", "connection", "heard_at", "language", "version")
 
-    def __init__(self, client_id: str, connection: RemotingConnection, language: int, version: int, now: float) -> None:
+    def __init__(self, client_id: str, connection: ClientLink, language: int, version: int, now: float) -> None:
         self.client_id = client_id
         self.connection = connection
         self.language = language
@@ -49,7 +67,7 @@ class ConsumerGroup:
     __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
 
     def __init__(self) -> None:
-        self.clients: dict[RemotingConnection, Client] = {}
+        self.clients: dict[ClientLink, Client] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.consume_type = ConsumeType.CONSUME_PASSIVELY
         self.message_model = MessageModel.CLUSTERING
@@ -77,11 +95,11 @@ class ClientTables:
         self._now = now
         self._changed = changed
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._producers: dict[str, dict[RemotingConnection, Client]] = {}
-        self._groups_of: dict[RemotingConnection, tuple[set[str], set[str]]] = {}  # as consumer, as producer
+        self._producers: dict[str, dict[ClientLink, Client]] = {}
+        self._groups_of: dict[ClientLink, tuple[set[str], set[str]]] = {}  # as consumer, as producer
         self._members = 0
 
-    def heartbeat(self, connection: RemotingConnection, language: int, version: int, beat: HeartbeatData) -> None:
+    def heartbeat(self, connection: ClientLink, language: int, version: int, beat: HeartbeatData) -> None:
         """A client says which groups it is in. Raises ``RequestError``: too many."""
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
@@ -107,14 +125,14 @@ class ClientTables:
         if changed or known is None or known.client_id != client.client_id:
             self._changed(data.group_name, group)
 
-    def unregister(self, connection: RemotingConnection, producer_group: str, consumer_group: str) -> None:
+    def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
         """A client leaves these groups; an empty name is none."""
         if producer_group:
             self._leave_producers(connection, producer_group)
         if consumer_group:
             self._leave_consumers(connection, consumer_group)
 
-    def closed(self, connection: RemotingConnection) -> None:
+    def closed(self, connection: ClientLink) -> None:
         """A client is gone."""
         as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
         for name in tuple(as_producer):
@@ -123,10 +141,10 @@ class ClientTables:
             self._leave_consumers(connection, name)
         self._members -= len(as_consumer) + len(as_producer)
 
-    def silent(self) -> list[RemotingConnection]:
+    def silent(self) -> list[ClientLink]:
         """Connections of clients whose last heartbeat is too long ago."""
         before = self._now() - SILENT_S_MAX
-        found: dict[RemotingConnection, None] = {}
+        found: dict[ClientLink, None] = {}
         for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
             found.update(dict.fromkeys(connection for connection, one in clients.items() if one.heard_at < before))
         return list(found)
@@ -166,7 +184,7 @@ class ClientTables:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _leave_producers(self, connection: RemotingConnection, name: str) -> None:
+    def _leave_producers(self, connection: ClientLink, name: str) -> None:
         clients = self._producers.get(name, {})
         if clients.pop(connection, None) is None:
             return
@@ -176,7 +194,7 @@ class ClientTables:
             self._groups_of[connection][1].discard(name)
             self._members -= 1
 
-    def _leave_consumers(self, connection: RemotingConnection, name: str) -> None:
+    def _leave_consumers(self, connection: ClientLink, name: str) -> None:
         group = self._consumers.get(name)
         if group is None or group.clients.pop(connection, None) is None:
             return

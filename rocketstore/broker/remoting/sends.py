@@ -15,7 +15,7 @@ from dledger.access.quota import Quota
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.retries import DEAD_PREFIX, RETRY_PREFIX, Retries
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.message.batch import expand_batch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
@@ -35,7 +35,7 @@ from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import DEAD_PREFIX, RETRY_PREFIX, BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""

@@ -50,8 +50,10 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        retries = Retries(parts)
-        self._members = members = Members(parts, retries)
+        self.retries: Final = Retries(parts)
+        self.members: Final = Members(parts, self.retries)
+        """These two also serve the members of groups that use gRPC."""
+        retries, members = self.retries, self.members
         offsets = Offsets(parts)
         sends = RemotingSends(parts, retries, forwarding.origin_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
@@ -104,10 +106,10 @@ class RemotingService:
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self._members.closed(connection)
+        self.members.closed(connection)
 
     def _expire(self) -> None:
-        self._members.hang_up_on_the_silent()
+        self.members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
