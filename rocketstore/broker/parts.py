@@ -1,4 +1,4 @@
-"""What a broker's protocols share: gRPC and remoting serve the same log, topics, offsets and limits."""
+"""The parts shared by a broker's protocols: gRPC and remoting serve the same log, topics, offsets and limits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.send import SendHandler
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState
@@ -23,7 +24,7 @@ from rocketstore.store.message_store import MessageStore
 
 @record(frozen=True, slots=True)
 class BrokerParts:
-    """Everything on the loop's thread, but what is said to be for any."""
+    """Everything runs on the loop's thread, unless stated otherwise."""
 
     config: BrokerConfig
     store: MessageStore
@@ -37,6 +38,8 @@ class BrokerParts:
     clock: Clock
     quotas: Quotas
     room: AnswerRoom
+    transactions: TransactionService
+    """For any thread."""
     view: Callable[[], GroupView]
     store_host: HostAddress
     check_caught_up: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Every setting of a name server, its default and its limits. Pure: it reads no file."""
+"""Every setting of a name server, its default and its limits. Pure: it reads no files."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ class NameServerConfig:
 
     @property
     def table_limits(self) -> TableLimits:
-        """How much may be registered."""
+        """The limits for registrations."""
         return TableLimits(self.brokers_max, self.addresses_max, self.topics_max, self.places_max)
 
     @property
     def brokers(self) -> tuple[AddressPattern, ...]:
-        """From where brokers may register; empty: from everywhere."""
+        """The addresses from which brokers may register; empty: all."""
         return parse_patterns(self.allowed_brokers)
 
     @property
     def admins(self) -> tuple[AddressPattern, ...]:
-        """From where something may be changed; empty: from everywhere."""
+        """The addresses from which changes are allowed; empty: all."""
         return parse_patterns(self.allowed_admins)
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self) + self.security.problems([self.listen_host])
         if self.tls_server_mode is TlsServerMode.ENFORCING and not self.security.has_tls:
             found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")

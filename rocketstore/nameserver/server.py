@@ -1,4 +1,4 @@
-"""One name server, wired: settings, values, tables, port. One thread serves, a second one writes values."""
+"""One name server, wired: settings, values, tables, port. One thread serves; others write values and decode topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dledger.values import address_text
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
-from rocketstore.nameserver.tables import Tables
+from rocketstore.nameserver.tables import RouteTables
 from rocketstore.remoting.door import RemotingDoor
 from rocketstore.remoting.server import RemotingServer, ServerLimits
 
@@ -28,7 +28,7 @@ SCAN_INTERVAL_S: Final = 10.0
 """RocketMQ's interval of looking for brokers that have not registered in time."""
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 1024
-"""The limit of changes of values under way; all other requests are answered immediately."""
+"""The limit of registrations and changes of values under way; all other requests are answered immediately."""
 REQUEST_S_MAX: Final = 30.0
 
 
@@ -43,7 +43,7 @@ class NameServer:
         security = config.security
         self._tls = TlsKeeper(security, name="name server", member=None) if security.has_tls else None
         kv = KvConfig(config.kv_config_path, entries_max=config.kv_entries_max, bytes_max=config.kv_bytes_max)
-        self.tables: Final = Tables(config.table_limits)
+        self.tables: Final = RouteTables(config.table_limits)
         """For the loop's thread only."""
         self._service = NameService(config, self.tables, kv)
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops

@@ -43,7 +43,7 @@ class TableLimits:
 
 
 @record(frozen=True, slots=True)
-class Registration:
+class BrokerRegistration:
     """A broker's registration."""
 
     cluster: str
@@ -60,7 +60,7 @@ class Registration:
     """Digest of version and topics, see ``repeated``; empty: none."""
 
 
-class Registered(NamedTuple):
+class RegistrationResult(NamedTuple):
     """The outcome of a registration."""
 
     is_taken: bool
@@ -77,7 +77,7 @@ class _Applied(NamedTuple):
     version: DataVersion
     topics: int
 
-    def is_of(self, one: Registration) -> bool:
+    def is_of(self, one: BrokerRegistration) -> bool:
         """Return whether ``one`` has the same address and version."""
         return (self.address, self.version) == (one.address, one.version)
 
@@ -102,7 +102,7 @@ class _Live:
 
     __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
 
-    def __init__(self, one: Registration, link: object, now_ms: int) -> None:
+    def __init__(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
         self.broker = one.broker
         self.broker_id = one.broker_id
         self.ha_address = one.ha_address
@@ -112,7 +112,7 @@ class _Live:
         self.seen_ms = now_ms
 
 
-class Tables:
+class RouteTables:
     """All registrations. ``link`` identifies the connection of a broker."""
 
     def __init__(self, limits: TableLimits) -> None:
@@ -125,11 +125,11 @@ class Tables:
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def register(self, one: Registration, link: object, now_ms: int) -> Registered:
+    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationResult:
         """Apply a registration, unless a newer master is known. Raises ``RequestError``: a limit is reached."""
         broker = self._brokers.get(one.broker)
         if broker is not None and _is_outdated(one, broker, now_ms):
-            return Registered(False, *self._master_of(broker))
+            return RegistrationResult(False, *self._master_of(broker))
         is_master = one.broker_id == MASTER_ID
         topics = _news(one, broker) if is_master else {}
         self._check_room(one, broker, topics, now_ms)
@@ -139,7 +139,7 @@ class Tables:
             broker.cluster, broker.term, broker.led_ms = one.cluster, one.term, now_ms
             broker.applied = _applied(one, broker.applied)
             self._apply(broker, topics)
-        return Registered(True, *(("", "") if is_master else self._master_of(broker)))
+        return RegistrationResult(True, *(("", "") if is_master else self._master_of(broker)))
 
     def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
         """Return the version last registered if that had the same digest, else None.
@@ -269,7 +269,7 @@ class Tables:
         return ("", "") if address is None else (address, self._live[address].ha_address)
 
     def _check_room(
-        self, one: Registration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
+        self, one: BrokerRegistration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
     ) -> None:
         """Raise ``RequestError`` if a limit is exceeded; a known broker is renewed all the same."""
         limits = self._limits
@@ -293,7 +293,7 @@ class Tables:
             f"{places} pairs of topic and broker: this name server takes at most {limits.places_max} (placesMax)"
         )
 
-    def _take_place(self, one: Registration, broker: _Broker | None) -> _Broker:
+    def _take_place(self, one: BrokerRegistration, broker: _Broker | None) -> _Broker:
         """Assign the place to the address, and remove the one that had it."""
         live = self._live.get(one.address)
         if live is not None and live.broker != one.broker:
@@ -308,7 +308,7 @@ class Tables:
         broker.addresses[one.broker_id] = one.address
         return broker
 
-    def _note(self, one: Registration, link: object, now_ms: int) -> None:
+    def _note(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
         if one.address in self._live:
             self._forget(one.address)
         self._live[one.address] = _Live(one, link, now_ms)
@@ -350,7 +350,7 @@ class Tables:
             del self._topics[topic]
 
 
-def _applied(one: Registration, before: _Applied | None) -> _Applied:
+def _applied(one: BrokerRegistration, before: _Applied | None) -> _Applied:
     topics = before.topics if before is not None and before.is_of(one) else 0
     return _Applied(one.address, one.version, max(len(one.topics), topics))
 
@@ -359,7 +359,7 @@ def _known_term(broker: _Broker, now_ms: int) -> int | None:
     return broker.term if now_ms - broker.led_ms <= SILENCE_MS else None
 
 
-def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
+def _news(one: BrokerRegistration, broker: _Broker | None) -> Mapping[str, QueueData]:
     """Return the topics of a master's registration that change something.
 
     If the version is known, these are the unknown topics, and only if the earlier registration of that version had
@@ -374,7 +374,7 @@ def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
     return {topic: queues for topic, queues in one.topics.items() if topic not in broker.topics}
 
 
-def _is_outdated(one: Registration, broker: _Broker, now_ms: int) -> bool:
+def _is_outdated(one: BrokerRegistration, broker: _Broker, now_ms: int) -> bool:
     """Return whether a registration is older than the known master.
 
     A term has one leader, so two masters in one term belong to two groups of the same name: the first keeps the place.

@@ -1,7 +1,7 @@
-"""Which clients are here: producers and consumers by group, as their heartbeats say. In memory, per node.
+"""The connected clients: producers and consumers by group, from their heartbeats. In memory, per node.
 
-Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of
-a group are those of its last heartbeat, as in RocketMQ: clients of one group must subscribe alike.
+Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of a
+group are those of its last heartbeat, as in RocketMQ: clients of one group must have the same subscriptions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 
 SILENT_S_MAX: Final = 120.0
-"""RocketMQ's: who sends no heartbeat for so long is no client any more."""
+"""RocketMQ's: a client without a heartbeat for this long is dropped."""
 MEMBERS_MAX: Final = 200_000
-"""Memberships in groups, of all clients together."""
+"""Maximum memberships in groups, of all clients together."""
 CONNECTION_MEMBERS_MAX: Final = 4096
-"""Of one connection."""
+"""The maximum for one connection."""
 
 
 class ClientLink(Protocol):
@@ -58,11 +58,11 @@ class Client:
         self.language = language
         self.version = version
         self.heard_at = now
-        """By the loop's clock."""
+        """In the loop's time."""
 
 
 class ConsumerGroup:
-    """The consumers of one group, and what they subscribe to."""
+    """The consumers of one group, and its subscriptions."""
 
     __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
 
@@ -74,7 +74,7 @@ class ConsumerGroup:
         self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 
     def subscribe(self, data: ConsumerData) -> bool:
-        """Take what a heartbeat says. Whether a topic was added or taken away."""
+        """Apply a heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
@@ -89,7 +89,7 @@ class ConsumerGroup:
 
 
 class ClientTables:
-    """On the loop. ``changed`` is told of a consumer group whose clients or topics are others now."""
+    """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed."""
 
     def __init__(self, now: Callable[[], float], changed: Callable[[str, ConsumerGroup], None]) -> None:
         self._now = now
@@ -97,10 +97,12 @@ class ClientTables:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[ClientLink, Client]] = {}
         self._groups_of: dict[ClientLink, tuple[set[str], set[str]]] = {}  # as consumer, as producer
+        self._producer_ids: dict[ClientLink, str] = {}
+        self._producer_at: dict[str, ClientLink] = {}  # by id, the last that had it
         self._members = 0
 
     def heartbeat(self, connection: ClientLink, language: int, version: int, beat: HeartbeatData) -> None:
-        """A client says which groups it is in. Raises ``RequestError``: too many."""
+        """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
         named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
@@ -111,6 +113,11 @@ class ClientTables:
         for data in beat.consumer_data_set:
             self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)
             as_consumer.add(data.group_name)
+        if beat.producer_data_set and self._producer_ids.get(connection) != beat.client_id:
+            self._forget_id(connection)
+            self._producer_ids[connection] = beat.client_id
+        if beat.producer_data_set:
+            self._producer_at[beat.client_id] = connection
         for producer in beat.producer_data_set:
             clients = self._producers.setdefault(producer.group_name, {})
             clients[connection] = Client(beat.client_id, connection, language, version, now)
@@ -126,14 +133,15 @@ class ClientTables:
             self._changed(data.group_name, group)
 
     def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
-        """A client leaves these groups; an empty name is none."""
+        """Remove a client from these groups; an empty name means none."""
         if producer_group:
             self._leave_producers(connection, producer_group)
         if consumer_group:
             self._leave_consumers(connection, consumer_group)
 
     def closed(self, connection: ClientLink) -> None:
-        """A client is gone."""
+        """Remove a disconnected client."""
+        self._forget_id(connection)
         as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
         for name in tuple(as_producer):
             self._leave_producers(connection, name)
@@ -142,7 +150,7 @@ class ClientTables:
         self._members -= len(as_consumer) + len(as_producer)
 
     def silent(self) -> list[ClientLink]:
-        """Connections of clients whose last heartbeat is too long ago."""
+        """Connections of clients whose last heartbeat is too old."""
         before = self._now() - SILENT_S_MAX
         found: dict[ClientLink, None] = {}
         for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
@@ -168,21 +176,25 @@ class ClientTables:
 
     def producer_by_id(self, client_id: str) -> Client | None:
         """Any producer with this id."""
-        for clients in self._producers.values():
-            for one in clients.values():
-                if one.client_id == client_id:
-                    return one
-        return None
+        connection = self._producer_at.get(client_id)
+        if connection is None:
+            return None
+        return next((self._producers[name][connection] for name in self._groups_of[connection][1]), None)
 
     def consumer_groups(self) -> list[str]:
-        """All that have consumers."""
+        """All groups with consumers."""
         return list(self._consumers)
 
     def producer_groups(self) -> list[str]:
-        """All that have producers."""
+        """All groups with producers."""
         return list(self._producers)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _forget_id(self, connection: ClientLink) -> None:
+        client_id = self._producer_ids.pop(connection, "")
+        if self._producer_at.get(client_id) is connection:
+            del self._producer_at[client_id]
 
     def _leave_producers(self, connection: ClientLink, name: str) -> None:
         clients = self._producers.get(name, {})

@@ -1,8 +1,8 @@
-"""How topics and groups stand: the ends of queues, how far groups are, and how old what they still need is."""
+"""Statistics of topics and groups: the bounds of queues, the progress of groups, and the age of their next messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from rocketstore.broker.hosts import host_text
@@ -36,10 +36,18 @@ _NONE: Final = -1
 
 
 class Stats:
-    """On the loop."""
+    """On the loop. ``get_tps`` is how many messages a second a group gets of a topic; for any thread."""
 
-    def __init__(self, parts: BrokerParts, admin: Administration, clients: ClientTables, offsets: Offsets) -> None:
+    def __init__(
+        self,
+        parts: BrokerParts,
+        admin: Administration,
+        clients: ClientTables,
+        offsets: Offsets,
+        get_tps: Callable[[str, str], float],
+    ) -> None:
         self._parts = parts
+        self._get_tps = get_tps
         self._admin = admin
         self._clients = clients
         self._offsets = offsets
@@ -51,7 +59,7 @@ class Stats:
         return frame.answer(body=await self._admin.read(self._topic_stats, topic))
 
     async def of_group(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """GET_CONSUME_STATS: of all topics that the group has offsets in, unless one is named."""
+        """GET_CONSUME_STATS: for all topics in which the group has offsets, or for one."""
         header = read_header(ConsumeStatsHeader, frame.fields)
         self._parts.check_caught_up()
         group = self._clients.consumers(header.consumer_group)
@@ -88,10 +96,12 @@ class Stats:
         known = [one for name in topics if (one := find_topic(self._parts, name)) is not None]
         check_queues(sum(one.read_queue_nums for one in known))
         table: dict[MessageQueue, ConsumeOffset] = {}
+        tps = 0.0
         for topic in known:
-            if not subscribed or topic.topic_name in subscribed:  # else it was consumed once
+            if not subscribed or topic.topic_name in subscribed:  # otherwise it is no longer subscribed to
                 table |= self._progress(topic, group)
-        return ConsumeStats(table).encode()
+                tps += self._get_tps(group, topic.topic_name)
+        return ConsumeStats(table, tps).encode()
 
     def _all_stats(self, only_ordered: bool) -> bytes:
         wanted: dict[str, list[TopicConfigData]] = {}
@@ -102,7 +112,9 @@ class Stats:
         found: list[dict[str, tuple[ConsumeStats, ...]]] = []
         behind = 0
         for group, configs in wanted.items():
-            stats = tuple(ConsumeStats(self._progress(topic, group)) for topic in configs)
+            stats = tuple(
+                ConsumeStats(self._progress(topic, group), self._get_tps(group, topic.topic_name)) for topic in configs
+            )
             if stats:
                 found.append({group: stats})
             places = [place for one in stats for place in one.offset_table.values()]
@@ -138,5 +150,5 @@ class Stats:
         return (MessageQueue(topic.topic_name, self._parts.config.name, queue_id) for queue_id in range(count))
 
     def _time(self, queue: MessageQueue, offset: int) -> int:
-        """When a message was stored; 0 if it is not there."""
+        """When a message was stored; 0 if it does not exist."""
         return max(self._parts.store.store_time(queue.topic, queue.queue_id, offset), 0) if offset >= 0 else 0

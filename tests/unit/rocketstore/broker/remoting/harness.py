@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.remoting.service import RemotingService
@@ -21,7 +22,10 @@ class RemotingHarness(Harness):
 
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
+        self.service.parts.transactions.start()
         self.announced = []
+        here = "192.0.2.1:1"  # no name, whose look-up may take seconds; and not where the clients are
+        self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
         self.service.memberships.serve(self.remoting.members, self.remoting.retries)
@@ -35,6 +39,7 @@ class RemotingHarness(Harness):
         self._listening.close()
         await self.remoting.close(grace_s or 0)
         await self.client.close()
+        self.service.parts.transactions.stop()
         await super()._end(grace_s)
 
     def dial(self) -> RemotingSocket:

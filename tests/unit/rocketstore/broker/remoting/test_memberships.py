@@ -120,7 +120,7 @@ def test_members_are_told_to_go_elsewhere_when_the_broker_stops(broker: Remoting
         broker.bridge.post(broker.service.stop_waiting)
         with failing(grpc.StatusCode.UNAVAILABLE, "stopping") as told:
             list(one.call)
-        assert told["leader"] == "host:1"
+        assert told["leader"] == broker.view.leader_address
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_queue_is_locked_for_one_member_of_any_kind(broker: RemotingHarness, c
     broker.become(BrokerRole.SLAVE)
     with failing(grpc.StatusCode.UNAVAILABLE, "lock at the master") as told:
         lock("another")
-    assert told == {"outcome": "not_applied", "leader": "host:1"}
+    assert told == {"outcome": "not_applied", "leader": broker.view.leader_address}
 
 
 def test_a_message_sent_back_comes_again_and_is_dead_in_the_end(broker: RemotingHarness) -> None:
@@ -205,4 +205,4 @@ def test_a_message_sent_back_comes_again_and_is_dead_in_the_end(broker: Remoting
     broker.become(BrokerRole.SLAVE)
     with failing(grpc.StatusCode.UNAVAILABLE, "send back to the master") as told:
         back()
-    assert told == {"outcome": "not_applied", "leader": "host:1"}
+    assert told == {"outcome": "not_applied", "leader": broker.view.leader_address}
