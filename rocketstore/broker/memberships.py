@@ -67,7 +67,7 @@ class MemberLink:
         self.news.set()
 
 
-class Group(NamedTuple):
+class _Served(NamedTuple):
     """A group, and what serves it."""
 
     members: Members
@@ -79,11 +79,11 @@ class Memberships:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        self._group: Group | None = None
+        self._group: _Served | None = None
 
     def serve(self, members: Members, retries: Retries) -> None:
         """Use what serves RocketMQ's clients, too."""
-        self._group = Group(members, retries)
+        self._group = _Served(members, retries)
 
     def handlers(self) -> dict[str, Callable[[bytes, str], Awaitable[bytes]]]:
         """The unary methods; each gets a request and its owner."""
@@ -152,7 +152,7 @@ class Memberships:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _served(self) -> Group:
+    def _served(self) -> _Served:
         if self._group is None:
             raise self._unavailable("this broker serves no consumer groups yet")
         return self._group

@@ -13,8 +13,6 @@ from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.config import AccessConfig, ConnectionLimits
 from rocketstore.broker.access import BrokerAccess
-from rocketstore.broker.remoting.members import Members
-from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.pb import broker_pb2 as pb
@@ -226,14 +224,8 @@ def test_a_stream_of_a_revoked_key_is_ended_while_it_waits(broker: Harness) -> N
 def test_a_member_may_read_what_it_subscribes(broker: Harness, group: str, topic: str, words: str) -> None:
     """And must be allowed to use the group."""
     request = pb.MembershipRequest(group=group, client_id="a", subscriptions=[pb.Subscription(topic=topic)])
-    broker.bridge.run(_serve_groups(broker))
     with failing(DENIED, words):
         list(broker.stream("Membership", iter([request.SerializeToString()])))
-
-
-async def _serve_groups(broker: Harness) -> None:
-    retries = Retries(broker.service.parts)
-    broker.service.memberships.serve(Members(broker.service.parts, retries), retries)
 
 
 def test_a_method_that_nobody_thought_of_is_denied(broker: Harness) -> None:
