@@ -33,6 +33,7 @@ from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.memberships import Memberships
@@ -136,8 +137,9 @@ class BrokerService:
             leader_address=self._leader_address,
             conditions=self._conditions,
         )
+        adopters = (topics.adopt, self._admin.adopt, self._sender.adopt, self._pulls.adopt)
         self.parts: Final = BrokerParts(
-            config,
+            LiveConfig(config, *adopters),
             store,
             state,
             topics,

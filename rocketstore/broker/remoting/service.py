@@ -142,7 +142,7 @@ def _administration(
     calls = ClientCalls(parts, admin, clients, offsets, queries)
     progress = Progress(parts, admin, clients, offsets)
     slaves = SlaveSource(parts, admin)
-    running = RunningBroker(parts, admin, statistics)
+    running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
@@ -174,6 +174,7 @@ def _administration(
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
         code.GET_BROKER_CONFIG: running.config,
+        code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
         code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
         code.CLEAN_UNUSED_TOPIC: running.clean_queues,
