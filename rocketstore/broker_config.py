@@ -78,7 +78,7 @@ class BrokerConfig:
     auto_create_topic_enable: bool = True
     """Whether sending to a topic that does not exist creates it."""
     auto_create_subscription_group: bool = True
-    """Whether RocketMQ creates a consumer group that does not exist."""
+    """Whether RocketMQ's consumers may use a group that does not exist, which creates it; our own always may."""
     default_topic_queue_nums: Positive = 8
     """Number of queues for a topic that does not set its own."""
     queues_max: Positive = 16_384

@@ -57,8 +57,10 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        retries = Retries(parts)
-        self._members = members = Members(parts, retries)
+        self.retries: Final = Retries(parts)
+        self.members: Final = Members(parts, self.retries)
+        """These two also serve the members of groups that use gRPC."""
+        retries, members = self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of)
@@ -118,10 +120,10 @@ class RemotingService:
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self._members.closed(connection)
+        self.members.closed(connection)
 
     def _expire(self) -> None:
-        self._members.hang_up_on_the_silent()
+        self.members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
@@ -143,7 +145,7 @@ def _administration(
     calls = ClientCalls(parts, admin, clients, offsets, queries)
     progress = Progress(parts, admin, clients, offsets)
     slaves = SlaveSource(parts, admin)
-    running = RunningBroker(parts, admin, statistics)
+    running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
@@ -175,6 +177,7 @@ def _administration(
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
         code.GET_BROKER_CONFIG: running.config,
+        code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
         code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
         code.CLEAN_UNUSED_TOPIC: running.clean_queues,
