@@ -1,4 +1,4 @@
-"""RocketMQ's producer while masters of a group of ours are killed: nothing acknowledged is lost, and it soon goes on."""
+"""RocketMQ's producer while masters of a group are killed: nothing acknowledged is lost, and it soon goes on."""
 
 from __future__ import annotations
 
