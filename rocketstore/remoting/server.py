@@ -82,6 +82,11 @@ class RemotingServer:
         """The number of requests with their own task."""
         return len(self._tasks)
 
+    @property
+    def codes(self) -> frozenset[int]:
+        """The requests that have a handler."""
+        return frozenset(self._handlers.direct.keys() | self._handlers.awaited.keys())
+
     def protocol(self) -> RemotingConnection:
         """The protocol of one accepted connection."""
         if self._scan is None and not self._is_closing:
