@@ -69,8 +69,8 @@ CODES: Final[Mapping[Code, Supported]] = {
         f"{_AT_MASTER}; answered once the name servers know, or after a second; 1 to 1024 queues"
     ),
     Code.GET_ALL_TOPIC_CONFIG: _by_broker(),
-    Code.UPDATE_BROKER_CONFIG: _not("code 3: change the conf file and restart the broker"),
-    Code.GET_BROKER_CONFIG: _by_broker("the settings that the broker started with"),
+    Code.UPDATE_BROKER_CONFIG: _by_broker("[a few settings](#settings-of-a-running-broker); code 16 for all others"),
+    Code.GET_BROKER_CONFIG: _by_broker(),
     Code.GET_BROKER_RUNTIME_INFO: _by_broker("the times that requests wait for threads are always 0"),
     Code.SEARCH_OFFSET_BY_TIMESTAMP: _by_broker(),
     Code.GET_MAX_OFFSET: _by_broker(),

@@ -57,12 +57,15 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        retries = Retries(parts)
-        self._members = members = Members(parts, retries)
+        self.retries: Final = Retries(parts)
+        self.members: Final = Members(parts, self.retries)
+        """These two also serve the members of groups that use gRPC."""
+        retries, members = self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
+        self._transactions = RemotingTransactions(parts, members.clients)
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -81,7 +84,8 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-            code.END_TRANSACTION: RemotingTransactions(parts).end,
+            code.END_TRANSACTION: self._transactions.end,
+            code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
         } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
@@ -112,13 +116,14 @@ class RemotingService:
         self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
+        await self._transactions.close()
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self._members.closed(connection)
+        self.members.closed(connection)
 
     def _expire(self) -> None:
-        self._members.hang_up_on_the_silent()
+        self.members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
@@ -140,7 +145,7 @@ def _administration(
     calls = ClientCalls(parts, admin, clients, offsets, queries)
     progress = Progress(parts, admin, clients, offsets)
     slaves = SlaveSource(parts, admin)
-    running = RunningBroker(parts, admin, statistics)
+    running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
@@ -172,6 +177,7 @@ def _administration(
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
         code.GET_BROKER_CONFIG: running.config,
+        code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
         code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
         code.CLEAN_UNUSED_TOPIC: running.clean_queues,

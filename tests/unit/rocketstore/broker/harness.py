@@ -21,6 +21,8 @@ from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
+from rocketstore.broker.remoting.members import Members
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
@@ -265,6 +267,8 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
+        retries = Retries(self.service.parts)
+        self.service.memberships.serve(Members(self.service.parts, retries), retries)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
