@@ -149,6 +149,7 @@ class BrokerService:
             view,
             store_host,
             self._check_caught_up,
+            guard,
         )
         """What other protocols serve, too."""
         self._encoder = codec.ResultEncoder(store_host)

@@ -156,6 +156,11 @@ class ClientTables:
                     return one
         return None
 
+    def groups_of(self, connection: RemotingConnection) -> Iterable[str]:
+        """In which groups a client consumes."""
+        as_consumer, _as_producer = self._groups_of.get(connection, (frozenset[str](), frozenset[str]()))
+        return as_consumer
+
     def consumer_groups(self) -> list[str]:
         """All that have consumers."""
         return list(self._consumers)

@@ -7,6 +7,7 @@ import logging
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup
 from rocketstore.broker.remoting.locks import QueueLocks
 from rocketstore.broker.remoting.retries import Retries, retry_topic
@@ -32,8 +33,9 @@ HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 class Members:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries, quota_of: QuotaOf) -> None:
         self._retries = retries
+        self._quota_of = quota_of
         now = asyncio.get_running_loop().time
         self._parts = parts
         self.clients = ClientTables(now, self._changed)
@@ -48,16 +50,16 @@ class Members:
             check_name(data.group_name, "group")
         self.clients.heartbeat(connection, frame.language, frame.version, beat)
         if self._parts.store.role is not BrokerRole.SLAVE:
-            await self._make_retry_topics(connection, beat)
+            await self._make_retry_topics(self._quota_of(connection, frame).owner, beat)
         return frame.answer()
 
-    async def _make_retry_topics(self, connection: RemotingConnection, beat: HeartbeatData) -> None:
+    async def _make_retry_topics(self, owner: str, beat: HeartbeatData) -> None:
         """Consumers subscribe to them, and pull from them, before anything was sent back."""
         for data in beat.consumer_data_set:
             group = self._retries.group(data.group_name)
             if group.retry_queues and data.message_model is not MessageModel.BROADCASTING:
                 try:
-                    await self._retries.ensure_topic(retry_topic(group), connection.place.host)
+                    await self._retries.ensure_topic(retry_topic(group), owner)
                 except RequestError as error:
                     _LOG.warning("no topic for what %s sends back: %s", group.name, error)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -45,8 +46,9 @@ _READ_WRITE: Final = 6
 class Retries:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
         self._parts = parts
+        self._quota_of = quota_of
 
     async def send_back(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """CONSUMER_SEND_MSG_BACK."""
@@ -65,7 +67,7 @@ class Retries:
         if not is_dead:
             level = header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
             again.properties[PROPERTY_DELAY] = str(level)
-        await self.ensure_topic(target, connection.place.host)
+        await self.ensure_topic(target, self._quota_of(connection, frame).owner)
         result = await self._stored(again)
         if not result.ok:
             raise RequestError(result.reason or str(result.status))
