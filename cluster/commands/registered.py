@@ -1,4 +1,4 @@
-"""``dledger cluster list --namesrv``: the brokers that have registered with a name server, ours or Java's."""
+"""``dledger cluster list --namesrv``: lists the brokers registered with a name server, ours or Java's."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "version", "in/
 _STYLES: Final = {"master": "green"}
 _ASKED_AT_ONCE: Final = 16
 _ERROR_CHARS_MAX: Final = 200
-"""Java answers with where in its code something failed."""
+"""Java's error responses include a position in its code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One address that a name server tells, and what the broker there says of itself; empty if it says nothing."""
+    """One address known to a name server, and the status of the broker there; empty if it does not respond."""
 
     cluster: str
     broker: str
@@ -56,7 +56,7 @@ class Registered:
 
 
 def show(name_servers: Sequence[str], timeout_s: float, security: CommandSecurity, *, as_json: bool) -> None:
-    """Print them. Raises ``ClickException`` if a broker has no master, or there is none at all."""
+    """Print the brokers. Raises ``ClickException`` if a broker has no master, or there are no brokers."""
     with closing(BlockingRemotingClient(tls=_context_of(name_servers, security))) as frames:
         clusters = NameServers(name_servers, frames, timeout_s=timeout_s).clusters()
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
@@ -80,7 +80,7 @@ def _addresses(clusters: ClusterInfo) -> Iterator[Registered]:
 
 
 def _ask(frames: BlockingRemotingClient, timeout_s: float, one: Registered) -> Registered:
-    """What mqadmin's clusterList asks for."""
+    """Request what mqadmin's clusterList requests."""
     known = one.cluster, one.broker, one.id, one.address
     try:
         answer = frames.call(one.address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0), timeout_s)
@@ -107,7 +107,7 @@ def _rate(text: str) -> str:
 
 
 def _context_of(addresses: Sequence[str], security: CommandSecurity) -> _MakeContext | None:
-    """Raises ``ConfigError`` for files that do not do, and for plaintext that would leave this machine."""
+    """Raises ``ConfigError`` for unusable files, and for plaintext to other machines."""
     wanted = security.for_client()
     if wanted.tls is not None:
         return _MakeContext(wanted.tls)
@@ -118,10 +118,10 @@ def _context_of(addresses: Sequence[str], security: CommandSecurity) -> _MakeCon
 
 
 class _MakeContext:
-    """Made once, with the names of servers checked."""
+    """Created once, after checking the servers' names."""
 
     def __init__(self, files: TlsFiles) -> None:
-        from dledger.rpc import tls  # here, so that a command without TLS need not wait for gRPC
+        from dledger.rpc import tls  # here, so that a command without TLS does not load gRPC
 
         self._context = tls.client_context(tls.read(files))
         self._context.check_hostname = True

@@ -99,8 +99,7 @@ class BulkReader(LogReader):
         self._check_kept(first, end)
         if first > committed:
             raise IndexOutOfRangeError(f"entry {first} is not committed here: the last committed entry is {committed}")
-        last = LogIndex(files.slice_end(first, min(end - 1, committed), max_bytes, _COLD))
-        run = self._read_run(first, last, hot_from=_COLD)
+        run = self._run(*files.longest_run(first, min(end - 1, committed), max_bytes, _COLD), _COLD)
         count, data = self._sound_entries(run)
         return LogChunk(
             first_index=first,

@@ -86,17 +86,19 @@ class LogFiles:
 
     def located(self, index: int, hot_from: int = 0) -> EntryHeader:
         """The header that an entry's index unit names. Raises like ``unit``, also if the two disagree."""
-        unit = self.unit(index)
+        return self._header_of(self.unit(index), hot_from)
+
+    def _header_of(self, unit: IndexUnit, hot_from: int) -> EntryHeader:
         header = self.header_at(unit.position, hot_from)
         if (
             header is None
-            or header.index != index
+            or header.index != unit.index
             or header.position != unit.position
             or header.size != unit.size
             or header.term != unit.term
             or header.magic != unit.magic
         ):
-            raise self.suspect(index)
+            raise self.suspect(unit.index)
         return header
 
     def read(self, position: int, length: int, hot_from: int = 0) -> bytes:
@@ -180,21 +182,20 @@ class LogFiles:
             raise self.suspect(first + int(np.argmin(agree)))
         return headers
 
-    def slice_end(self, first: int, last: int, max_bytes: int, hot_from: int = 0) -> int:
-        """The last index of the longest run from ``first`` to at most ``last`` in one segment within ``max_bytes``.
+    def longest_run(self, first: int, last: int, max_bytes: int, hot_from: int = 0) -> tuple[EntryHeader, EntryHeader]:
+        """The first and last header of the longest run of entries from ``first`` to at most ``last``.
 
-        A damaged unit can make it shorter, but never wrong.
+        It is within one segment and ``max_bytes``. A damaged index unit can make it shorter, but never wrong.
         """
+        start = self.located(first, hot_from)
         if first == last:
-            return last
-        start = self.located(first, hot_from).position
-        stop = min(start + max_bytes, self.data.base_of(start) + self.segment_bytes)
-        found = last
-        if self._end(last) > stop:
-            past = bisect.bisect_right(range(first, last + 1), stop, key=self._end)
-            found = max(first, first + past - 1)
-        self.located(found, hot_from)
-        return found
+            return start, start
+        stop = min(start.position + max_bytes, self.data.base_of(start.position) + self.segment_bytes)
+        unit = self.unit(last)
+        if unit.position + unit.size <= stop:
+            return start, self._header_of(unit, hot_from)
+        found = first + bisect.bisect_right(range(first, last + 1), stop, key=self._end) - 1
+        return start, self.located(found, hot_from) if found > first else start
 
     def _end(self, index: int) -> int:
         unit = self.unit(index)

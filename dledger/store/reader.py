@@ -153,7 +153,9 @@ class LogReader:
 
     def _slice_run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> LogIndex:
         self._check_entry(first)
-        return LogIndex(self._files.slice_end(first, last, max_bytes, self._hot_from))
+        if first == last:
+            return last
+        return LogIndex(self._files.longest_run(first, last, max_bytes, self._hot_from)[1].index)
 
     def _check_entry(self, index: int) -> None:
         self._state.check_index(index)
@@ -176,32 +178,33 @@ class LogReader:
     ) -> EntryRun:
         self._check_entry(first)
         self._check_entry(last)
-        files, begin = self._files, self._state.begin
         hot_from = self._hot_from if hot_from is None else hot_from
-        previous = LogIndex(first - 1)
+        start = self._files.located(first, hot_from)
+        run = self._run(start, start if first == last else self._files.located(last, hot_from), hot_from)
+        if verified:
+            self._verify(run)
+        return run
+
+    def _run(self, start: EntryHeader, stop: EntryHeader, hot_from: int) -> EntryRun:
+        """The entries from one located header to another."""
+        files, begin, previous = self._files, self._state.begin, LogIndex(start.index - 1)
         if previous == begin.index:
             term, chain_crc = begin.term, begin.chain_crc
         else:
             self._state.check_index(previous)
             header = files.located(previous, hot_from)
             term, chain_crc = Term(header.term), header.chain_crc
-        start = files.located(first, hot_from)
         self._headers.require_continuing(start, chain_crc)
-        stop = start if first == last else files.located(last, hot_from)
-        length = stop.position + stop.size - start.position
-        if last < first or files.data.base_of(start.position) != files.data.base_of(stop.position):
-            raise InvalidRequestError(f"entries {first} to {last} do not lie within one segment")
-        run = EntryRun(
+        if stop.index < start.index or files.data.base_of(start.position) != files.data.base_of(stop.position):
+            raise InvalidRequestError(f"entries {start.index} to {stop.index} are not within one segment")
+        return EntryRun(
             previous=EntryId(term, previous),
             previous_chain_crc=chain_crc,
-            first_index=first,
-            last_index=last,
+            first_index=LogIndex(start.index),
+            last_index=LogIndex(stop.index),
             position=Position(start.position),
-            data=files.read(start.position, length, hot_from),
+            data=files.read(start.position, stop.position + stop.size - start.position, hot_from),
         )
-        if verified:
-            self._verify(run)
-        return run
 
     def _verify(self, run: EntryRun) -> None:
         scan = scan_run(run, unchecked=self._unchecked)
@@ -243,8 +246,9 @@ class LogReader:
 
         def read() -> list[Entry]:
             self._check_entry(first)
-            stop = self._slice_run(first, LogIndex(min(last, self._state.last.index)), max_bytes)
-            run = self._read_run(first, stop)
+            hot_from = self._hot_from
+            bounds = self._files.longest_run(first, min(last, self._state.last.index), max_bytes, hot_from)
+            run = self._run(*bounds, hot_from)
             entries, scan = decode_run(run, unchecked=self._unchecked)
             if not entries:
                 self._blame(run, scan)
@@ -341,8 +345,8 @@ class LogReader:
         first, files = EntryHeader(*HEADER.unpack_from(data)).index, self._files
         with suppress(CorruptLogError, IndexBeforeBeginError, UnreadableError):
             if self._state.begin.index < first <= self._state.committed:
-                last = files.slice_end(first, self._state.committed, len(data), self._hot_from)
-                headers = files.headers_in(data, position, first, last)
+                _, last = files.longest_run(first, self._state.committed, len(data), self._hot_from)
+                headers = files.headers_in(data, position, first, last.index)
                 self._headers.require_bodies(headers, data)
                 return int(headers["size"].sum(dtype=np.int64))
         return 0

@@ -1,4 +1,4 @@
-"""What a broker's protocols share: gRPC and remoting serve the same log, topics, offsets and limits."""
+"""The parts shared by a broker's protocols: gRPC and remoting serve the same log, topics, offsets and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rocketstore.store.message_store import MessageStore
 
 @record(frozen=True, slots=True)
 class BrokerParts:
-    """Everything on the loop's thread, but what is said to be for any."""
+    """Everything runs on the loop's thread, unless stated otherwise."""
 
     config: BrokerConfig
     store: MessageStore

@@ -1,1 +1,1 @@
-"""RocketMQ's name server: brokers register with it, clients ask it where the queues of a topic are."""
+"""RocketMQ's name server: brokers register with it, and clients look up the routes of topics."""

@@ -1,7 +1,7 @@
-"""Asking name servers, ours or Java's: where a topic is, and which brokers there are.
+"""Requests to name servers, ours or Java's: routes of topics, brokers.
 
-They do not know of each other, and one that was restarted knows nothing for half a minute. So the one that answered
-last is asked first, and the others if it does not answer, or does not know.
+Name servers do not know each other, and a restarted one is empty for half a minute. So the last one that answered is
+asked first, and the others if it does not answer or does not know the topic.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import RouteHeader, write_header
 
 REFRESH_S: Final = 30.0
-"""RocketMQ's ``pollNameServerInterval``: a route is asked for again when it is older."""
+"""RocketMQ's ``pollNameServerInterval``: an older route is requested again."""
 TIMEOUT_S: Final = 3.0
 ROUTES_MAX: Final = 4096
-"""Routes that are remembered; the one that was asked for longest ago goes first."""
+"""The limit of cached routes; the oldest is removed first."""
 
 
 class AsyncFrames(Protocol):
-    """What carries requests."""
+    """The transport of requests."""
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The answer. Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``."""
+        """Return the answer. Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``."""
 
 
 class AsyncNameServers:
-    """Asks over ``frames``, which stay the caller's to close; ``timeout_s`` is for each name server."""
+    """Sends requests over ``frames``, which the caller closes; ``timeout_s`` applies to each name server."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AsyncNameServers:
         refresh_s: float = REFRESH_S,
     ) -> None:
         if not addresses:
-            raise ValueError("no name server is given")
+            raise ValueError("no name server given")
         self._addresses = tuple(addresses)
         self._frames = frames
         self._timeout_s = timeout_s
@@ -54,9 +54,9 @@ class AsyncNameServers:
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
 
     async def route(self, topic: str, *, refresh: bool = False) -> TopicRouteData | None:
-        """Where a topic is, None if nobody knows. What is known is given for a while, unless it is to be refreshed.
+        """Return where a topic is, None if no name server knows it. Routes are cached; ``refresh`` asks again.
 
-        Without an answer, what was known before goes on counting. Raises ``NameServerError`` if nothing was.
+        If no name server answers, the cached route stays valid. Raises ``NameServerError`` if there is none.
         """
         asked_at = time.monotonic()
         known = self._routes.get(topic)
@@ -80,7 +80,7 @@ class AsyncNameServers:
         return found
 
     async def clusters(self) -> ClusterInfo:
-        """All brokers that one name server knows. Raises ``NameServerError``."""
+        """Return all brokers known to a name server. Raises ``NameServerError``."""
         body = await self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
         try:
             return ClusterInfo.decode(body or b"{}")
@@ -88,7 +88,7 @@ class AsyncNameServers:
             raise NameServerError(f"clusters: {error}") from error
 
     async def topics(self) -> tuple[str, ...]:
-        """The names of all topics. Raises ``NameServerError``."""
+        """Return the names of all topics. Raises ``NameServerError``."""
         body = await self._ask(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 0))
         try:
             return TopicList.decode(body or b"{}").topic_list
@@ -96,7 +96,7 @@ class AsyncNameServers:
             raise NameServerError(f"topics: {error}") from error
 
     async def _ask(self, request: Frame, unknown: int | None = None) -> bytes | None:
-        """The body of an answer; None if all that answer say ``unknown``. Raises ``NameServerError``."""
+        """Return the body of an answer; None if all answers have the code ``unknown``. Raises ``NameServerError``."""
         reasons: list[str] = []
         is_unknown = False
         first = self._first
@@ -117,4 +117,4 @@ class AsyncNameServers:
                 reasons.append(f"{address} answered with code {answer.code}: {answer.remark}")
         if is_unknown:
             return None
-        raise NameServerError(f"no name server could tell: {'; '.join(reasons)}")
+        raise NameServerError(f"no name server answered: {'; '.join(reasons)}")

@@ -1,4 +1,4 @@
-"""Every setting of a name server, its default and its limits. Pure: it reads no file."""
+"""Every setting of a name server, its default and its limits. Pure: it reads no files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class NameServerConfig:
     listen_host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 or :: for all. Other machines need TLS or ``insecure``."""
     kv_config_path: Path = Path("~/namesrv/kvConfig.json")
-    """File that keeps what administrators have set (``updateKvConfig``, ``updateOrderConf``)."""
+    """File with the values set by administrators (``updateKvConfig``, ``updateOrderConf``)."""
     order_message_enable: bool = False
-    """Whether routes tell the queues of ordered topics, as ``updateOrderConf`` has set them."""
+    """Whether routes of ordered topics contain the queues set by ``updateOrderConf``."""
     allowed_brokers: str = ""
-    """Addresses from which brokers may register, such as ``10.0.0.0/24,10.1.*.*``; empty: all. Not checked further."""
+    """Addresses from which brokers may register, such as ``10.0.0.0/24,10.1.*.*``; empty: all."""
     allowed_admins: str = ""
-    """Addresses from which settings, permissions and topics may be changed; empty: all."""
+    """Addresses from which values, permissions, topics and settings may be changed; empty: all."""
     brokers_max: _Count = 4096
-    """Maximum broker names; each stands for a group."""
+    """Maximum broker names; a group has one."""
     addresses_max: _Count = 16_384
     """Maximum addresses of brokers."""
     topics_max: _Count = 131_072
@@ -40,40 +40,40 @@ class NameServerConfig:
     places_max: _Count = 1_000_000
     """Maximum pairs of a topic and a broker's name."""
     kv_entries_max: _Count = 10_000
-    """Maximum values that administrators may have set."""
+    """Maximum values set by administrators."""
     kv_bytes_max: Annotated[int, Range(1024, 8 * MIB), Unit.BYTES] = 4 * MIB
-    """Maximum size of the file with them."""
+    """Maximum size of the file with these values."""
     connections_max: Annotated[int, Range(1, 1_000_000)] = 16_384
-    """Maximum connections; further ones are hung up on."""
+    """Maximum connections; further ones are closed."""
     host_connections_max: Annotated[int, Range(1, 1_000_000)] = 4096
-    """Maximum connections from one address; further ones are hung up on."""
+    """Maximum connections from one address; further ones are closed."""
     receive_bytes_max: Annotated[int, Range(32 * MIB, 1 << 40), Unit.BYTES] = 256 * MIB
-    """Maximum bytes of requests that are not complete or not answered."""
+    """Maximum bytes of incomplete and unanswered requests."""
     host_receive_bytes_max: Annotated[int, Range(32 * MIB, 1 << 40), Unit.BYTES] = 64 * MIB
-    """The same for the connections from one address."""
+    """The same for all connections from one address."""
     tls_server_mode: TlsServerMode | None = None
-    """Which clients may connect if there is a certificate: ``permissive`` with and without TLS, ``enforcing`` (the
-    default) only with TLS, ``disabled`` only without.
+    """Whether clients use TLS if certificates are set: ``enforcing`` (required; the default), ``permissive``
+    (optional), ``disabled`` (never).
     """
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @property
     def table_limits(self) -> TableLimits:
-        """How much may be registered."""
+        """The limits for registrations."""
         return TableLimits(self.brokers_max, self.addresses_max, self.topics_max, self.places_max)
 
     @property
     def brokers(self) -> tuple[AddressPattern, ...]:
-        """From where brokers may register; empty: from everywhere."""
+        """The addresses from which brokers may register; empty: all."""
         return parse_patterns(self.allowed_brokers)
 
     @property
     def admins(self) -> tuple[AddressPattern, ...]:
-        """From where something may be changed; empty: from everywhere."""
+        """The addresses from which changes are allowed; empty: all."""
         return parse_patterns(self.allowed_admins)
 
     def problems(self) -> list[str]:
-        """Everything wrong with this configuration, as sentences; empty when it is sound."""
+        """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self) + self.security.problems([self.listen_host])
         if self.tls_server_mode is TlsServerMode.ENFORCING and not self.security.has_tls:
             found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")

@@ -1,4 +1,4 @@
-"""What goes wrong when a name server is asked."""
+"""Errors of requests to name servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from dledger.errors import DLedgerError, ResponseCode
 
 
 class NameServerError(DLedgerError):
-    """Raised when no name server answered, or one refused; the message says which and why. May be tried again."""
+    """Raised when no name server could answer; the message lists each with its reason. Retry later."""
 
     code = ResponseCode.NETWORK_ERROR

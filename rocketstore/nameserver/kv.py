@@ -1,4 +1,4 @@
-"""What administrators have set, by namespace and key, in RocketMQ's ``kvConfig.json``."""
+"""Values set by administrators, by namespace and key, in RocketMQ's ``kvConfig.json``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Table = Mapping[str, Mapping[str, str]]
 
 @record(frozen=True, slots=True)
 class KvFile(Body):
-    """The file."""
+    """The file's content."""
 
     config_table: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class KvConfig:
-    """Reads from memory, and writes the file before a change is seen. One thread changes, any may read.
+    """Reads are from memory; a change is written to the file before it is visible. One thread changes, any may read.
 
-    Raises ``ConfigError`` from the constructor if there is a file that cannot be read.
+    The constructor raises ``ConfigError`` if the file is damaged or cannot be used.
     """
 
     def __init__(self, path: Path, *, entries_max: int, bytes_max: int, fs: FileSystem | None = None) -> None:
@@ -48,26 +48,26 @@ class KvConfig:
             raise ConfigError([f"{path}: cannot be used: {error.strerror}"]) from error
 
     def get(self, namespace: str, key: str) -> str | None:
-        """A value, if it is set."""
+        """Return a value, if it is set."""
         return self._table.get(namespace, {}).get(key)
 
     def table(self, namespace: str) -> Mapping[str, str] | None:
-        """All of a namespace, if there is one."""
+        """Return a namespace's values, if it exists."""
         return self._table.get(namespace)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value, durably. Raises ``RequestError``: it is too much, or the disk does not take it."""
+        """Set a value durably. Raises ``RequestError``: a limit is exceeded, or the file cannot be written."""
         for what, text, limit in (
             ("namespace", namespace, NAME_CHARS_MAX),
             ("key", key, NAME_CHARS_MAX),
             ("value", value, VALUE_CHARS_MAX),
         ):
             if len(text) > limit:
-                raise RequestError(f"the {what} has {len(text)} characters, {limit} are allowed")
+                raise RequestError(f"the {what} has {len(text)} characters: at most {limit} are allowed")
         self._write({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Take a value away, durably; nothing if there is none. Raises ``RequestError``."""
+        """Remove a value durably, if it is set. Raises ``RequestError``."""
         if self.get(namespace, key) is None:
             return
         left = {one: value for one, value in self._table[namespace].items() if one != key}
@@ -100,6 +100,6 @@ def _load(path: Path) -> Table:
         raise ConfigError(
             [
                 f"{path}: damaged ({error}): restore it from a copy or from another name server, or move it aside to "
-                "start without what administrators had set"
+                "start without the values set by administrators"
             ]
         ) from error

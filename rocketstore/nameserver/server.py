@@ -1,4 +1,4 @@
-"""One name server, wired: settings, values, tables, port. It has one thread, and one more that writes values."""
+"""One name server, wired: settings, values, tables, port. One thread serves, a second one writes values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dledger.values import address_text
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
-from rocketstore.nameserver.tables import Tables
+from rocketstore.nameserver.tables import RouteTables
 from rocketstore.remoting.door import RemotingDoor
 from rocketstore.remoting.server import RemotingServer, ServerLimits
 
@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 2.0
 SCAN_INTERVAL_S: Final = 10.0
-"""RocketMQ's: how often silent brokers are looked for."""
+"""RocketMQ's interval of looking for brokers that have not registered in time."""
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 1024
-"""Of values that are being written; everything else is answered at once."""
+"""The limit of changes of values under way; all other requests are answered immediately."""
 REQUEST_S_MAX: Final = 30.0
 
 
 class NameServer:
-    """Use ``start``, ``wait`` and ``stop``. Raises ``ConfigError`` from the constructor."""
+    """A name server. Use ``start``, ``wait`` and ``stop``. The constructor raises ``ConfigError``."""
 
     def __init__(self, config: NameServerConfig) -> None:
         problems = config.problems()
@@ -43,7 +43,7 @@ class NameServer:
         security = config.security
         self._tls = TlsKeeper(security, name="name server", member=None) if security.has_tls else None
         kv = KvConfig(config.kv_config_path, entries_max=config.kv_entries_max, bytes_max=config.kv_bytes_max)
-        self.tables: Final = Tables(config.table_limits)
+        self.tables: Final = RouteTables(config.table_limits)
         """For the loop's thread only."""
         self._service = NameService(config, self.tables, kv)
         self._life_lock = threading.RLock()  # one start or stop at a time; a start that fails stops
@@ -57,7 +57,7 @@ class NameServer:
         self._port = config.listen_port
 
     def start(self) -> NameServer:
-        """Serve; nothing if it was stopped. Raises ``ConfigError``: the port is taken."""
+        """Serve, unless it was stopped. Raises ``ConfigError``: the port is in use."""
         with self._life_lock:
             if self._stopped.is_set():
                 return self
@@ -72,7 +72,7 @@ class NameServer:
             return self
 
     def stop(self) -> None:
-        """Answer what was asked, and end. Idempotent."""
+        """Answer the requests under way and stop. Idempotent."""
         with self._life_lock:
             if self._stopped.is_set():
                 return
@@ -90,12 +90,12 @@ class NameServer:
 
     @property
     def fatal(self) -> BaseException | None:
-        """Why it stopped itself."""
+        """Why it stopped by itself."""
         return self._threads.fatal
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address listened on."""
         return address_text(self.config.listen_host, self._port)
 
     async def _serve(self, listening: list[socket.socket]) -> None:
@@ -115,7 +115,7 @@ class NameServer:
         self._look()
 
     def _look(self) -> None:
-        """Drop silent brokers, now and then."""
+        """Remove brokers that have not registered in time, and again later."""
         self._service.expire()
         self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
 
@@ -128,6 +128,6 @@ class NameServer:
             await self._server.close(STOP_GRACE_S)
 
     def _fail(self, error: BaseException) -> None:
-        """The loop has ended: nothing is served any more."""
+        """Stop after a failure of the loop."""
         _LOG.critical("the name server stops: %s", error)
         self._stopped.set()

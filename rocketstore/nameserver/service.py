@@ -1,4 +1,4 @@
-"""A name server's requests: who may make them, what they do to the tables, and how they are answered."""
+"""The requests of a name server: access, effect on the tables, and answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
-from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, Registration, Tables
+from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.codes import RequestCode, ResponseCode
@@ -49,22 +49,22 @@ from rocketstore.remoting.server import Handlers
 _LOG = logging.getLogger(__name__)
 
 NAME_CHARS_MAX: Final = 255
-"""Of names of clusters, brokers and topics; RocketMQ's topics have at most 127, those of retries 255."""
+"""The limit of names of clusters, brokers and topics; RocketMQ's is 127 for topics, and 255 for retry topics."""
 VERSION_BYTES_MAX: Final = 4096
-"""Of the body that asks for a version."""
+"""The limit of a body with a version."""
 TOLD_MAX: Final = 1024
-"""Refused registrations that are remembered, to be logged once."""
+"""The limit of refused registrations that are remembered, to log each once."""
 _BROKER_ID_MIN: Final = -1
-"""What a member of a Java group without a leader says."""
+"""The id of members of a Java group without a leader."""
 _CHANGEABLE: Final = "orderMessageEnable"
 
 _Answering = Callable[[RemotingConnection, Frame], Frame]
 
 
 class NameService:
-    """The handlers of one name server. Everything on the loop's thread, but the writing of values."""
+    """The handlers of one name server. Everything runs on the loop's thread, except writing values."""
 
-    def __init__(self, config: NameServerConfig, tables: Tables, kv: KvConfig) -> None:
+    def __init__(self, config: NameServerConfig, tables: RouteTables, kv: KvConfig) -> None:
         self._config = config
         self._tables = tables
         self._kv = kv
@@ -75,7 +75,7 @@ class NameService:
         self._told: set[tuple[str, str, int | None]] = set()
 
     def handlers(self) -> Handlers:
-        """For the server."""
+        """Return the handlers by request code."""
         direct: Mapping[int, _Answering] = {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
@@ -106,11 +106,11 @@ class NameService:
         )
 
     def expire(self) -> None:
-        """Drop the brokers that have been silent for too long, and hang up on them."""
+        """Remove the brokers that have not registered in time, and close their connections."""
         for address, link in self._tables.expire(_now_ms()):
-            _LOG.warning("broker address %s was silent for too long and is dropped", address)
+            _LOG.warning("broker address %s has not registered for 120 s and is removed", address)
             if isinstance(link, RemotingConnection):
-                link.close(f"broker address {address} was silent for too long")
+                link.close(f"broker address {address} has not registered for 120 s")
 
     def close(self) -> None:
         """Wait for values that are being written. Idempotent."""
@@ -126,13 +126,13 @@ class NameService:
         if not taken:
             self._tell_outdated(one, master)
         elif (after := self._tables.master(one.broker)) != before:
-            _LOG.info("broker %s has its master at %s, before at %s", one.broker, after or "-", before or "-")
+            _LOG.info("broker %s: master changed from %s to %s", one.broker, before or "-", after or "-")
         orders = self._kv.table(ORDER_TOPICS)
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
-    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> Registration:
-        """Nearly all repeat the one before, and to decode 10,000 topics takes a tenth of a second."""
+    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
+        """Decode a registration, unless it repeats the last one: decoding 10,000 topics takes 0.1 s."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
         if version is not None:
@@ -142,7 +142,7 @@ class NameService:
         )
         return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
 
-    def _tell_outdated(self, one: Registration, master: str) -> None:
+    def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
         key = one.broker, one.address, one.term
         if key in self._told:
             return
@@ -150,7 +150,7 @@ class NameService:
             self._told.clear()
         self._told.add(key)
         _LOG.warning(
-            "broker %s: %s claims to be id %d in term %s, but the master is %s, in term %s: nothing is changed",
+            "broker %s: registration of %s as id %d in term %s ignored: the master is %s in term %s",
             one.broker,
             one.address,
             one.broker_id,
@@ -178,7 +178,7 @@ class NameService:
 
     def _closed(self, connection: RemotingConnection) -> None:
         for address in self._tables.closed(connection):
-            _LOG.info("broker address %s hung up and is dropped", address)
+            _LOG.info("broker address %s disconnected and is removed", address)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class NameService:
         return _topic_list(frame, self._tables.topics_with(sys_flag, without))
 
     def _system_topics(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """Clusters and brokers have topics of their names; and the address of some broker to ask for the others."""
+        """Clusters and brokers have topics of their names; the other system topics are known to any broker."""
         brokers = self._tables.brokers()
         names = {one.cluster for one in brokers} | {one.broker_name for one in brokers}
         address = next((one for broker in brokers for one in broker.broker_addrs.values()), "")
@@ -221,14 +221,14 @@ class NameService:
         self._allow_admin(connection)
         name = read_header(BrokerNameHeader, frame.fields).broker_name
         count = self._tables.wipe_write(name)
-        _LOG.info("broker %s: write permission taken from %d topics by %s", name, count, connection.place)
+        _LOG.info("broker %s: write permission of %d topics removed by %s", name, count, connection.place)
         return frame.answer(fields=write_header(WipedAnswer(count)))
 
     def _add_write(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow_admin(connection)
         name = read_header(BrokerNameHeader, frame.fields).broker_name
         count = self._tables.add_write(name)
-        _LOG.info("broker %s: write permission given to %d topics by %s", name, count, connection.place)
+        _LOG.info("broker %s: write permission of %d topics restored by %s", name, count, connection.place)
         return frame.answer(fields=write_header(AddedAnswer(count)))
 
     def _delete_topic(self, connection: RemotingConnection, frame: Frame) -> Frame:
@@ -274,15 +274,15 @@ class NameService:
         return frame.answer(body="".join(f"{name}={value}\n" for name, value in lines).encode())
 
     def _update_config(self, connection: RemotingConnection, frame: Frame) -> Frame:
-        """One setting may change meanwhile; the others are read at the start."""
+        """One setting can change while running; the others are read at start."""
         self._allow_admin(connection)
         try:
             given = {one.key: one.value for one in properties.parse(properties.decode(frame.body))}
             others = sorted(given.keys() - {_CHANGEABLE})
             if others:
                 raise RequestError(
-                    f"{', '.join(others)[:NAME_CHARS_MAX]}: only {_CHANGEABLE} changes without a restart: change the "
-                    "others where the name server reads its settings",
+                    f"{', '.join(others)[:NAME_CHARS_MAX]}: only {_CHANGEABLE} can change without a restart: "
+                    "change the others in the name server's configuration",
                     ResponseCode.NO_PERMISSION,
                 )
             if _CHANGEABLE in given:
@@ -295,7 +295,7 @@ class NameService:
     # -- access --------------------------------------------------------------------------------------------------------
 
     def _allow_admin(self, connection: RemotingConnection) -> None:
-        self._allow(connection, self._admins, "change anything here")
+        self._allow(connection, self._admins, "change anything")
 
     def _allow(self, connection: RemotingConnection, patterns: tuple[AddressPattern, ...], what: str) -> None:
         if patterns and not any_matches(patterns, ip_address(plain_host(connection.place.host))):
@@ -320,8 +320,8 @@ def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Fra
 
 def _registration(
     header: RegisterBrokerHeader, version: DataVersion, table: Mapping[str, TopicConfigData], digest: bytes
-) -> Registration:
-    """Raises ``RequestError`` if a name or an address cannot be one."""
+) -> BrokerRegistration:
+    """Raises ``RequestError`` for an invalid name or address."""
     for what, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
         _check_name(what, name)
     try:
@@ -329,7 +329,9 @@ def _registration(
     except ValueError as error:
         raise RequestError(f"brokerAddr: {error}") from error
     if len(header.ha_server_addr) > NAME_CHARS_MAX:
-        raise RequestError(f"haServerAddr has {len(header.ha_server_addr)} characters, {NAME_CHARS_MAX} are allowed")
+        raise RequestError(
+            f"haServerAddr has {len(header.ha_server_addr)} characters: at most {NAME_CHARS_MAX} are allowed"
+        )
     if header.broker_id < _BROKER_ID_MIN:
         raise RequestError(f"brokerId={header.broker_id} must be at least {_BROKER_ID_MIN}")
     topics: dict[str, QueueData] = {}
@@ -338,7 +340,7 @@ def _registration(
         topics[name] = QueueData(
             header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
         )
-    return Registration(
+    return BrokerRegistration(
         header.cluster_name,
         header.broker_name,
         header.broker_id,

@@ -1,7 +1,7 @@
-"""Where a name server's configuration comes from: flags, then the environment, then a conf file, then the defaults.
+"""Loads a name server's configuration: flags, then the environment, then a conf file, then the defaults.
 
-The file is RocketMQ's ``namesrv.conf``. A setting goes by RocketMQ's name (``kvConfigPath``) or by ours
-(``kv_config_path``); the environment spells it ``DLEDGER_<NAME>``.
+The file is RocketMQ's ``namesrv.conf``. A setting is accepted under RocketMQ's name (``kvConfigPath``) and under ours
+(``kv_config_path``); in the environment as ``DLEDGER_<NAME>``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.types import TlsServerMode
 
 OF_THE_IMAGE: Final = frozenset({"store_path_root_dir", "metrics_host", "metrics_port"})
-"""Set in the container image, for its brokers."""
+"""Set in the container image, for brokers."""
 UNUSED: Final = frozenset(
     {
         "clusterTest",
@@ -66,7 +66,7 @@ _SECURITY: Final = frozenset(one.name for one in fields(SecurityConfig))
 
 
 def camel(name: str) -> str:
-    """A setting's name as RocketMQ writes it."""
+    """A setting's name in RocketMQ's spelling."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
 
@@ -92,7 +92,7 @@ _VOCABULARY: Final = Vocabulary(
 def load_name_server_settings(
     file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> tuple[NameServerConfig, tuple[str, ...]]:
-    """Read and check everything; gives the configuration, and settings without an effect.
+    """Read and check everything; returns the configuration, and settings without effect.
 
     Raises ``ConfigError`` with every problem of every source.
     """
@@ -112,7 +112,7 @@ def load_name_server_settings(
 
 
 def shown(config: NameServerConfig) -> Iterator[tuple[str, str]]:
-    """What administrators may see of it, by RocketMQ's names."""
+    """The settings that administrators may see, under RocketMQ's names."""
     for one in fields(NameServerConfig):
         if one.name != "security":
             value = getattr(config, one.name)

@@ -1,13 +1,14 @@
-"""What a name server knows: which brokers there are, and which queues of each topic they have. Pure: it gets the time.
+"""The tables of a name server: the brokers, and the queues that each topic has at them. Pure: the time is an argument.
 
-A broker's *name* stands for a master (id 0) and its slaves, or for the members of a DLedger group. The rules are
-RocketMQ's, but that
+A broker's *name* stands for a master (id 0) and its slaves, or for the members of a DLedger group; an id of a name is a
+place. The rules are RocketMQ's, with these differences:
 
-- an address has one place, and a place one address: whoever unregisters, falls silent or hangs up takes nobody else's;
-- a registration may carry the Raft term in which it was made. Then a deposed leader, which has not noticed yet, cannot
-  take the master's place back. The term of a name is known for as long as its master registers, and is forgotten once
-  that has been silent for ``SILENCE_MS``: the terms of a group that was rebuilt from nothing start again;
-- a registration of all topics brings those that came in earlier ones which were lost, also if the version is not new.
+- an address has one place, and a place one address: a broker that unregisters, disconnects or expires leaves only its
+  own place;
+- a registration may contain the Raft term in which it was made. A deposed leader that does not know it yet then cannot
+  regain the master's place. The term of a name counts while its master registers, and is forgotten ``SILENCE_MS`` after
+  the last time, because the terms of a group rebuilt from nothing start again;
+- a registration of all topics adds those of earlier registrations that were lost, even if its version is known.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.errors import RequestError
 
 SILENCE_MS: Final = 120_000
-"""RocketMQ's: a broker that has not registered for so long is dropped."""
+"""RocketMQ's: a broker that has not registered for this time is removed."""
 MASTER_ID: Final = 0
 PERMISSION_WRITE: Final = 2
 SYS_FLAG_UNIT: Final = 1
@@ -31,7 +32,7 @@ SYS_FLAG_UNIT_SUB: Final = 2
 
 @record(frozen=True, slots=True)
 class TableLimits:
-    """How much may be registered."""
+    """Limits of the tables."""
 
     brokers_max: int
     """Names."""
@@ -42,8 +43,8 @@ class TableLimits:
 
 
 @record(frozen=True, slots=True)
-class Registration:
-    """What a broker says of itself."""
+class BrokerRegistration:
+    """A broker's registration."""
 
     cluster: str
     broker: str
@@ -52,37 +53,37 @@ class Registration:
     ha_address: str
     version: DataVersion
     topics: Mapping[str, QueueData]
-    """Some or all of them: what is not among them stays as it is."""
+    """All topics, or only changed ones; the others stay unchanged."""
     term: int | None = None
-    """The Raft term in which it has this id; None: Java's brokers do not say."""
+    """The Raft term in which the broker has this id; None for Java's brokers."""
     digest: bytes = b""
-    """Of what it says about its topics, see ``repeated``; empty if none was made."""
+    """Digest of version and topics, see ``repeated``; empty: none."""
 
 
-class Registered(NamedTuple):
-    """What became of a registration."""
+class RegistrationResult(NamedTuple):
+    """The outcome of a registration."""
 
     is_taken: bool
-    """False: there is a newer master, and nothing was changed."""
+    """False: a newer master is known, and nothing was changed."""
     master: str
-    """Its address, for everybody else; empty if there is none."""
+    """The master's address, for other brokers; empty: none."""
     master_ha: str
 
 
 class _Applied(NamedTuple):
-    """The registration whose topics count."""
+    """The registration that the topics of a name come from."""
 
     address: str
     version: DataVersion
     topics: int
 
-    def is_of(self, one: Registration) -> bool:
-        """Whether it was made by the same address, of the same version."""
+    def is_of(self, one: BrokerRegistration) -> bool:
+        """Return whether ``one`` has the same address and version."""
         return (self.address, self.version) == (one.address, one.version)
 
 
 class _Broker:
-    """All of one name."""
+    """Everything known of one name."""
 
     __slots__ = ("addresses", "applied", "cluster", "led_ms", "name", "term", "topics")
 
@@ -93,15 +94,15 @@ class _Broker:
         self.topics: set[str] = set()
         self.applied: _Applied | None = None
         self.term: int | None = None
-        self.led_ms = 0  # when the master of that term was last heard of
+        self.led_ms = 0  # when the master of that term last registered
 
 
 class _Live:
-    """One address that has registered."""
+    """A registered address."""
 
     __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
 
-    def __init__(self, one: Registration, link: object, now_ms: int) -> None:
+    def __init__(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
         self.broker = one.broker
         self.broker_id = one.broker_id
         self.ha_address = one.ha_address
@@ -111,24 +112,24 @@ class _Live:
         self.seen_ms = now_ms
 
 
-class Tables:
-    """Everything that is registered. ``link`` stands for the connection over which a broker registers."""
+class RouteTables:
+    """All registrations. ``link`` identifies the connection of a broker."""
 
     def __init__(self, limits: TableLimits) -> None:
         self._limits = limits
         self._brokers: dict[str, _Broker] = {}
-        self._live: dict[str, _Live] = {}  # exactly the addresses of all brokers
+        self._live: dict[str, _Live] = {}  # the addresses of all brokers, and no others
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._places = 0
         self._by_link: dict[object, set[str]] = {}
 
-    # -- what brokers say ----------------------------------------------------------------------------------------------
+    # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def register(self, one: Registration, link: object, now_ms: int) -> Registered:
-        """Take a registration, or leave everything as it is if there is a newer master. Raises ``RequestError``."""
+    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationResult:
+        """Apply a registration, unless a newer master is known. Raises ``RequestError``: a limit is reached."""
         broker = self._brokers.get(one.broker)
         if broker is not None and _is_outdated(one, broker, now_ms):
-            return Registered(False, *self._master_of(broker))
+            return RegistrationResult(False, *self._master_of(broker))
         is_master = one.broker_id == MASTER_ID
         topics = _news(one, broker) if is_master else {}
         self._check_room(one, broker, topics, now_ms)
@@ -138,12 +139,12 @@ class Tables:
             broker.cluster, broker.term, broker.led_ms = one.cluster, one.term, now_ms
             broker.applied = _applied(one, broker.applied)
             self._apply(broker, topics)
-        return Registered(True, *(("", "") if is_master else self._master_of(broker)))
+        return RegistrationResult(True, *(("", "") if is_master else self._master_of(broker)))
 
     def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
-        """The version of an address that said the same of its topics when it registered last, None if it did not.
+        """Return the version last registered if that had the same digest, else None.
 
-        Then its registration may have no topics: they would change nothing.
+        The new registration may then omit its topics: they would change nothing.
         """
         live = self._live.get(address)
         if live is None or not digest or (live.broker, live.broker_id, live.digest) != (name, broker_id, digest):
@@ -151,7 +152,7 @@ class Tables:
         return live.version
 
     def renew(self, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
-        """A broker asks whether it must register: whether its topics have changed, and which version is known here."""
+        """Renew an address, or return True with the known version if it must register: its version is another one."""
         live = self._live.get(address)
         if live is None:
             return True, None
@@ -163,7 +164,7 @@ class Tables:
         return False, live.version
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
-        """A broker goes. False if the address has another place by now, or none: then nothing is changed."""
+        """Remove a broker. False if the address has no place, or another one: nothing was changed."""
         live = self._live.get(address)
         if live is None or (live.broker, live.broker_id) != (name, broker_id):
             return False
@@ -171,34 +172,34 @@ class Tables:
         return True
 
     def closed(self, link: object) -> tuple[str, ...]:
-        """A connection has ended: drop, and give, the addresses that registered over it last."""
+        """Remove and return the addresses that last registered over a connection, which has ended."""
         gone = tuple(sorted(self._by_link.get(link, ())))
         for address in gone:
             self._drop(address)
         return gone
 
     def expire(self, now_ms: int) -> tuple[tuple[str, object], ...]:
-        """Drop the addresses that have been silent for too long; gives them and their connections."""
+        """Remove and return the addresses that have not registered in time, with their connections."""
         silent = [(one, live.link) for one, live in self._live.items() if now_ms - live.seen_ms > SILENCE_MS]
         for address, _ in silent:
             self._drop(address)
         return tuple(silent)
 
-    # -- what administrators change ------------------------------------------------------------------------------------
+    # -- administrators ------------------------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str, cluster: str = "") -> None:
-        """Forget a topic, or its queues at the brokers of one cluster, until a changed registration has it again."""
+        """Remove a topic, or its queues at the brokers of one cluster, until a changed registration contains it."""
         for name in tuple(self._topics.get(topic, ())):
             broker = self._brokers[name]
             if not cluster or broker.cluster == cluster:
                 self._take_queues(broker, topic)
 
     def wipe_write(self, name: str) -> int:
-        """Take the write permission from all topics of a broker, until a changed registration; gives their number."""
+        """Remove the write permission of all topics of a broker, until a changed registration; return their number."""
         return self._permit(name, take=PERMISSION_WRITE)
 
     def add_write(self, name: str) -> int:
-        """Give it back; gives the number of topics."""
+        """Restore it; return the number of topics."""
         return self._permit(name, give=PERMISSION_WRITE)
 
     def _permit(self, name: str, *, take: int = 0, give: int = 0) -> int:
@@ -210,10 +211,10 @@ class Tables:
             self._topics[topic][name] = replace(old, perm=old.perm & ~take | give)
         return len(broker.topics)
 
-    # -- what clients ask ----------------------------------------------------------------------------------------------
+    # -- clients -------------------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic is; None: nowhere."""
+        """Return where a topic is; None: unknown topic."""
         at = self._topics.get(topic)
         if at is None:
             return None
@@ -221,43 +222,43 @@ class Tables:
         return TopicRouteData(tuple([at[one] for one in names]), tuple([self._data_of(one) for one in names]))
 
     def brokers(self) -> tuple[BrokerData, ...]:
-        """All of them, in the order of their names."""
+        """Return all names and their addresses, sorted."""
         return tuple([self._data_of(name) for name in sorted(self._brokers)])
 
     def topics(self) -> tuple[str, ...]:
-        """The names of all topics, in their order."""
+        """Return the names of all topics, sorted."""
         return tuple(sorted(self._topics))
 
     def topics_of_cluster(self, cluster: str) -> tuple[str, ...]:
-        """Those with queues at a broker of that cluster."""
+        """Return the topics with queues at a broker of that cluster."""
         found = {topic for one in self._brokers.values() if one.cluster == cluster for topic in one.topics}
         return tuple(sorted(found))
 
     def topics_with(self, sys_flag: int, without: int = 0) -> tuple[str, ...]:
-        """Those whose system flag has all of some bits, and none of others."""
+        """Return the topics whose system flag has all bits of ``sys_flag`` and none of ``without``."""
         return tuple(topic for topic, flag in self._sys_flags() if flag & sys_flag == sys_flag and not flag & without)
 
     def _sys_flags(self) -> Iterator[tuple[str, int]]:
-        """Of every topic, at the first of its brokers."""
+        """Yield each topic with its flag at the first of its brokers."""
         for topic in sorted(self._topics):
             at = self._topics[topic]
             yield topic, at[min(at)].topic_sys_flag
 
     def master(self, name: str) -> str:
-        """The address of a name's master; empty if there is none."""
+        """Return the address of a name's master; empty: none."""
         broker = self._brokers.get(name)
         return "" if broker is None else broker.addresses.get(MASTER_ID, "")
 
     def term_of(self, name: str, now_ms: int) -> int | None:
-        """The term of a name's master, if it counts."""
+        """Return the term of a name's master, if it counts."""
         broker = self._brokers.get(name)
         return None if broker is None else _known_term(broker, now_ms)
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """How many names, addresses, topics, and pairs of topic and name there are."""
+        """Return the numbers of names, addresses, topics, and pairs of topic and name."""
         return len(self._brokers), len(self._live), len(self._topics), self._places
 
-    # -- the parts of a change -----------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def _data_of(self, name: str) -> BrokerData:
         broker = self._brokers[name]
@@ -268,9 +269,9 @@ class Tables:
         return ("", "") if address is None else (address, self._live[address].ha_address)
 
     def _check_room(
-        self, one: Registration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
+        self, one: BrokerRegistration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
     ) -> None:
-        """Raises ``RequestError`` if it would be too much; a broker that is known stays so."""
+        """Raise ``RequestError`` if a limit is exceeded; a known broker is renewed all the same."""
         limits = self._limits
         live = self._live.get(one.address)
         if broker is None and len(self._brokers) >= limits.brokers_max:
@@ -292,8 +293,8 @@ class Tables:
             f"{places} pairs of topic and broker: this name server takes at most {limits.places_max} (placesMax)"
         )
 
-    def _take_place(self, one: Registration, broker: _Broker | None) -> _Broker:
-        """Give the address its place, and take it from whoever had it."""
+    def _take_place(self, one: BrokerRegistration, broker: _Broker | None) -> _Broker:
+        """Assign the place to the address, and remove the one that had it."""
         live = self._live.get(one.address)
         if live is not None and live.broker != one.broker:
             self._drop(one.address)
@@ -307,7 +308,7 @@ class Tables:
         broker.addresses[one.broker_id] = one.address
         return broker
 
-    def _note(self, one: Registration, link: object, now_ms: int) -> None:
+    def _note(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
         if one.address in self._live:
             self._forget(one.address)
         self._live[one.address] = _Live(one, link, now_ms)
@@ -330,7 +331,7 @@ class Tables:
         return live
 
     def _drop(self, address: str) -> None:
-        """An address goes; with the last one of a name, all that is known of the name goes."""
+        """Remove an address, and with the last one of a name everything known of the name."""
         live = self._forget(address)
         broker = self._brokers[live.broker]
         del broker.addresses[live.broker_id]
@@ -349,7 +350,7 @@ class Tables:
             del self._topics[topic]
 
 
-def _applied(one: Registration, before: _Applied | None) -> _Applied:
+def _applied(one: BrokerRegistration, before: _Applied | None) -> _Applied:
     topics = before.topics if before is not None and before.is_of(one) else 0
     return _Applied(one.address, one.version, max(len(one.topics), topics))
 
@@ -358,12 +359,12 @@ def _known_term(broker: _Broker, now_ms: int) -> int | None:
     return broker.term if now_ms - broker.led_ms <= SILENCE_MS else None
 
 
-def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
-    """Which topics of a master's registration change something.
+def _news(one: BrokerRegistration, broker: _Broker | None) -> Mapping[str, QueueData]:
+    """Return the topics of a master's registration that change something.
 
-    Of a version that is known already those that are not known, if an earlier registration of it had fewer: it was of
-    the last change only, and what was sent before it may not have arrived. Permissions that an administrator has taken
-    away stay so.
+    If the version is known, these are the unknown topics, and only if the earlier registration of that version had
+    fewer: it contained the last change only, and those before it may have been lost. Permissions removed by an
+    administrator stay removed.
     """
     applied = None if broker is None else broker.applied
     if broker is None or applied is None or not applied.is_of(one):
@@ -373,10 +374,10 @@ def _news(one: Registration, broker: _Broker | None) -> Mapping[str, QueueData]:
     return {topic: queues for topic, queues in one.topics.items() if topic not in broker.topics}
 
 
-def _is_outdated(one: Registration, broker: _Broker, now_ms: int) -> bool:
-    """Whether a newer master is known than the one that a registration comes from, or speaks of.
+def _is_outdated(one: BrokerRegistration, broker: _Broker, now_ms: int) -> bool:
+    """Return whether a registration is older than the known master.
 
-    Two masters in one term cannot be: they are of two groups with the same name, and the first keeps its place.
+    A term has one leader, so two masters in one term belong to two groups of the same name: the first keeps the place.
     """
     known = _known_term(broker, now_ms)
     if one.term is None or known is None:

@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol (4.x): frames, headers, bodies, servers and clients. Knows nothing of brokers."""
+"""RocketMQ's remoting protocol (4.x): frames, headers, bodies, servers and clients. Independent of brokers."""

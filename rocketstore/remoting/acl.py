@@ -1,6 +1,6 @@
-"""RocketMQ's signatures of requests: HMAC-SHA1 of the fields' values and the body. Pure.
+"""RocketMQ's request signatures: HMAC-SHA1 of the fields' values and the body. Pure.
 
-They hold neither time nor nonce: a request that was overheard can be sent again for ever, so that only TLS protects it.
+They contain neither time nor nonce: an intercepted request can be replayed forever, so only TLS protects against that.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Older clients add this field behind the signature's back, newer ones sign it; Java's brokers refuse the newer."""
+"""Older clients add this field after signing, newer ones sign it; Java's brokers refuse the newer ones."""
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NONE: Final[frozenset[str]] = frozenset()
 
 
 def signature(secret: str, fields: Mapping[str, str], body: bytes, *, without: frozenset[str] = _NONE) -> str:
-    """Of all fields but the signature and those in ``without``.
+    """The signature of all fields but the signature itself and those in ``without``.
 
-    An empty text, which a binary header cannot tell from a missing one, adds nothing to the text that is signed.
+    An empty text, which a binary header cannot distinguish from a missing one, adds nothing to the signed text.
     """
     names = fields.keys() - (without | _SIGNATURE_ONLY if without else _SIGNATURE_ONLY)
     ordered = sorted(names) if "".join(names).isascii() else sorted(names, key=_as_java_sorts)
@@ -31,9 +31,9 @@ def signature(secret: str, fields: Mapping[str, str], body: bytes, *, without: f
 
 
 def is_signed(secret: str, fields: Mapping[str, str], body: bytes, *, without: frozenset[str] = _NONE) -> bool:
-    """Whether the signature is there and that of this secret; the time it takes does not tell how much of it is.
+    """Whether the signature is present and matches the secret; compared in constant time.
 
-    ``without``: fields that were added to the request on its way.
+    ``without``: fields added to the request on its way.
     """
     found = fields.get(SIGNATURE, "").encode()
     matches = hmac.compare_digest(signature(secret, fields, body, without=without).encode(), found)
@@ -46,7 +46,7 @@ def is_signed(secret: str, fields: Mapping[str, str], body: bytes, *, without: f
 def signed(
     fields: Mapping[str, str], body: bytes, access_key: str, secret: str, security_token: str = ""
 ) -> dict[str, str]:
-    """The fields of a request, with the key's name and the signature."""
+    """The fields of a request, with the access key and the signature."""
     found = {**fields, ACCESS_KEY: access_key}
     if security_token:
         found[SECURITY_TOKEN] = security_token
@@ -55,5 +55,5 @@ def signed(
 
 
 def _as_java_sorts(name: str) -> bytes:
-    """By UTF-16 units: beyond the basic plane their order is not that of characters."""
+    """By UTF-16 units, whose order differs from that of characters beyond the basic plane."""
     return name.encode("utf-16-be")

@@ -22,7 +22,7 @@ _OPAQUE_MASK: Final = (1 << 31) - 1
 
 
 class BlockingRemotingClient:
-    """Asks other programs, as ``RemotingClient`` does with asyncio. ``tls`` dials with TLS."""
+    """Sends requests to other programs, as ``RemotingClient`` does with asyncio. With ``tls``, over TLS."""
 
     def __init__(self, *, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         self._tls = tls
@@ -31,10 +31,10 @@ class BlockingRemotingClient:
         self._is_closed = False
 
     def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The answer of ``address``, whatever its code; connecting counts into the time.
+        """Return the answer of ``address``, whatever its code; the time includes connecting.
 
         Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two the request may have
-        been carried out.
+        been executed.
         """
         with self._lock:
             if self._is_closed:
@@ -46,7 +46,7 @@ class BlockingRemotingClient:
         return link.call(request, time.monotonic() + timeout_s)
 
     def close(self) -> None:
-        """Hang up on everybody; requests under way fail. Idempotent."""
+        """Close all connections; requests under way fail. Idempotent."""
         with self._lock:
             self._is_closed = True
             links = tuple(self._links.values())
@@ -56,7 +56,7 @@ class BlockingRemotingClient:
 
 
 class _Link:
-    """One address."""
+    """The connection to one address."""
 
     def __init__(self, address: str, tls: Callable[[], ssl.SSLContext] | None) -> None:
         self._address = address
@@ -66,7 +66,7 @@ class _Link:
         self._opaques = count(1)
 
     def call(self, request: Frame, deadline: float) -> Frame:
-        """See above; a connection that has not answered is not used again."""
+        """Return the answer; a connection without one is closed."""
         if not self._turn.acquire(timeout=_left(deadline)):
             raise UnreachableError(f"{self._address} did not answer an earlier request in time")
         try:
@@ -83,7 +83,7 @@ class _Link:
             self._turn.release()
 
     def close(self) -> None:
-        """Hang up; a request under way fails."""
+        """Close the connection; a request under way fails."""
         if (link := self._socket) is not None:
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
@@ -134,5 +134,5 @@ def _fill(link: socket.socket, data: bytearray, length: int, deadline: float) ->
 
 
 def _left(deadline: float) -> float:
-    """Never 0, which would mean: do not wait for anything that takes a moment."""
+    """Return the remaining time, and never 0, which would mean not to block."""
     return max(deadline - time.monotonic(), 0.001)

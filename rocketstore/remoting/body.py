@@ -1,8 +1,8 @@
-"""How a record becomes a JSON body and back: a plan per class, made from its fields' types once.
+"""Converts records to JSON bodies and back, with a plan per class, created once from the types of its fields.
 
-A member's name is the attribute's in camel case, or what ``Named`` says; a field without a default is required. Unknown
-members are ignored and a null is as good as none, as Java has it. ``decode`` raises ``RequestError``, and nothing else,
-whatever bytes it gets.
+A member's name is the attribute's in camel case, or given by ``Named``; fields without a default are required. Unknown
+members are ignored, and null counts as missing, as in Java. ``decode`` raises nothing but ``RequestError``, whatever
+the bytes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from rocketstore.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Bits, Named, camel
 
 ITEMS_MAX: Final = 131_072
-"""Of a list or a map, where nothing tighter is said: topics in 16 MiB of the shortest entries, 128 bytes each."""
+"""Default limit for a list or map: the topics in 16 MiB of the shortest entries, 128 bytes each."""
 TEXT_CHARS_MAX: Final = 65_536
-"""Of one text: twice what a message's properties may take; names are far shorter."""
+"""Limit for one text: twice the maximum of a message's properties; names are far shorter."""
 _B = TypeVar("_B", bound="Body")
 _DIGITS: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 class AtMost(NamedTuple):
-    """How many items a list or a map may have."""
+    """Limits the items of a list or map."""
 
     limit: int
 
 
 class _EmptyIsNull(NamedTuple):
-    """Marks a text that is null in Java when it is empty."""
+    """Marks a text for which Java writes null if it is empty."""
 
 
 NullableText = Annotated[str, _EmptyIsNull()]
 
 
 class Body:
-    """Base of the records that are bodies."""
+    """Base class of the records that are bodies."""
 
     __slots__ = ()
     bytes_max: ClassVar[int] = FRAME_BYTES_MAX
-    """How long it may be: less than a frame where any client sends it, since nothing else runs while one is read."""
+    """Maximum length: less than a frame for bodies sent by any client, because decoding blocks everything else."""
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -57,26 +57,26 @@ class Body:
         return read(cls, loads(data))
 
     def encode(self) -> bytes:
-        """The strictest form that Java reads."""
+        """Encode in the strictest form that Java reads."""
         hint: Any = type(self)
         converter = _converter(hint)
         return (dumps_plain if converter.plain else dumps)(converter.write(self))
 
 
 def read(kind: type[_B], value: object) -> _B:
-    """The record that a parsed body says. Raises ``RequestError``."""
+    """Convert a parsed body to a record. Raises ``RequestError``."""
     hint: Any = kind
     found: _B = _converter(hint).read(value, "body")
     return found
 
 
 class _Converter(NamedTuple):
-    """Between a value of JSON, and of a field; reading gets the member's name for what it raises."""
+    """Converts between a JSON value and a field; reading gets the member's name for errors."""
 
     read: Callable[[Any, str], Any]
     write: Callable[[Any], Any]
     plain: bool = True
-    """Whether it holds neither objects as keys nor floats."""
+    """Whether it contains neither objects as keys nor floats."""
 
 
 class _Member(NamedTuple):
@@ -128,7 +128,7 @@ def _integer(width: int) -> Callable[[object, str], int]:
 
     def convert(value: object, name: str) -> int:
         number = value
-        if type(value) is str and _DIGITS.fullmatch(value):  # the C++ client writes large numbers as texts
+        if type(value) is str and _DIGITS.fullmatch(value):  # the C++ client writes large numbers as text
             number = int(value)
         if type(number) is not int or not -limit <= number < limit:
             raise _refused(name, f"a whole number of {width} bits", value)
@@ -153,7 +153,7 @@ _BOOLEANS: Final[Mapping[object, bool]] = {
     "1": True,
     "0": False,
 }
-"""1 and 0 equal the first two; they are what the C++ client writes."""
+"""1 and 0, written by the C++ client, equal the first two."""
 
 
 def _boolean(value: object, name: str) -> bool:

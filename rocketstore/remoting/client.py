@@ -1,4 +1,4 @@
-"""Outgoing remoting connections: one per address, opened when it is needed. Everything on the loop's thread."""
+"""Outgoing remoting connections: one per address, opened on demand. Everything runs on the loop's thread."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame
 
 CONNECT_TIMEOUT_S: Final = 3.0
 ADDRESSES_MAX: Final = 256
-"""Connections that may be open; for one more, the one that was silent for longest is closed."""
+"""Maximum open connections; beyond that, the least recently active one is closed."""
 _PART_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
 class UnreachableError(Exception):
-    """Raised when no connection could be had: the request was certainly not sent."""
+    """Raised when no connection could be established: the request was certainly not sent."""
 
 
 class RemotingClient:
-    """Asks other programs. ``requests`` gets what they ask us (None: they may not); ``tls`` dials with TLS."""
+    """Sends requests to other programs. ``requests`` receives theirs (None: refused); ``tls`` connects with TLS."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class RemotingClient:
         self._is_closed = False
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The answer of ``address``, whatever its code; connecting counts into the time.
+        """The response of ``address``, whatever its code; the timeout includes connecting.
 
-        Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two the request may have
-        been carried out.
+        Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two, the request may
+        have been carried out.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -50,13 +50,13 @@ class RemotingClient:
         return await connection.call(request, max(deadline - loop.time(), 0.001))
 
     async def tell(self, address: str, request: Frame) -> None:
-        """Send a request that wants no answer. Raises ``UnreachableError``."""
+        """Send a request without a response. Raises ``UnreachableError``."""
         connection = await self._connection(address, CONNECT_TIMEOUT_S)
         if not connection.tell(request):
             raise UnreachableError(f"{address} does not take what it has been sent")
 
     async def close(self) -> None:
-        """Hang up on everybody; requests under way fail. Idempotent."""
+        """Close all connections; requests in progress fail. Idempotent."""
         self._is_closed = True
         opening = tuple(self._opening.values())
         for task in opening:
@@ -76,7 +76,7 @@ class RemotingClient:
             opening = asyncio.get_running_loop().create_task(self._connect(address))
             self._opening[address] = opening
             opening.add_done_callback(lambda _: self._opening.pop(address, None))
-        try:  # one that gives up must not take the connection from the others that wait for it
+        try:  # a caller that gives up must not cancel the connection that others are waiting for
             return await asyncio.wait_for(asyncio.shield(opening), timeout_s)
         except TimeoutError as error:
             raise UnreachableError(f"{address} did not accept a connection within {timeout_s:g} s") from error
@@ -107,7 +107,7 @@ class RemotingClient:
 
 
 def _refuse(connection: RemotingConnection, request: Frame) -> None:
-    """Nobody may ask this side anything."""
+    """Refuse requests from the other side."""
     connection.done(request, request.answer(3, f" request type {request.code} not supported"))
 
 

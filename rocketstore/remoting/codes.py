@@ -1,4 +1,4 @@
-"""The numbers of the remoting protocol: requests, responses, languages, versions. RocketMQ 4.9's, one home for each."""
+"""The numbers of the remoting protocol: requests, responses, languages, versions. RocketMQ 4.9's, each defined once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import IntEnum
 from typing import Final
 
 VERSION: Final = 409
-"""V4_9_8, the version that answers and requests of ours claim; clients decide by it what a broker can do."""
+"""V4_9_8, the version that our requests and responses claim; clients infer a broker's features from it."""
 VERSION_STANDARD_JSON: Final = 401
-"""V4_9_4: from here on clients read a route as standard JSON."""
+"""V4_9_4: clients from this version on read a route as standard JSON."""
 VERSION_REGISTER_BODY: Final = 37
-"""V3_0_11: from here on REGISTER_BROKER's body has a filter server list around the topics."""
+"""V3_0_11: from this version on, REGISTER_BROKER's body has a filter server list around the topics."""
 VERSION_SEND_BACK_MAX: Final = 121
-"""V3_4_9: from here on ``maxReconsumeTimes`` of a send-back counts."""
+"""V3_4_9: from this version on, ``maxReconsumeTimes`` of a send-back is used."""
 
 
 class RequestCode(IntEnum):
-    """What a request asks for; the names are RocketMQ's."""
+    """Request codes, with RocketMQ's names."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -104,7 +104,7 @@ class RequestCode(IntEnum):
 
 
 class AnswerCode(IntEnum):
-    """How a request ended; the names are RocketMQ's."""
+    """Response codes, with RocketMQ's names."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -149,7 +149,7 @@ ResponseCode = AnswerCode
 
 
 class Language(IntEnum):
-    """What a program is written in; JSON headers hold the name, binary ones the number."""
+    """A program's language; JSON headers contain the name, binary ones the number."""
 
     JAVA = 0
     CPP = 1
@@ -167,4 +167,4 @@ class Language(IntEnum):
 
 
 LANGUAGES: Final = {one.name: one for one in Language}
-"""By name; a name that is not here reads as ``OTHER``."""
+"""By name; unknown names are read as ``OTHER``."""

@@ -1,6 +1,6 @@
-"""One remoting connection: frames in and out, and requests of ours to the other side. Everything on the loop's thread.
+"""One remoting connection: incoming and outgoing frames and requests. Everything runs on the loop's thread.
 
-Either side may ask at any time, answers come in any order, and an ``opaque`` belongs to whoever asked.
+Either side may send requests at any time, responses arrive in any order, and an ``opaque`` is scoped to the requester.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, cut, en
 _LOG = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 1024
-"""Requests of one connection that may be under way; then nothing more is read from it until some are answered."""
+"""Maximum requests in progress per connection; then nothing more is read from it until some are answered."""
 REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes of their bodies, likewise."""
+"""Maximum bytes of their bodies, likewise."""
 CALLS_MAX: Final = 1024
-"""Requests of ours that may wait for the answer of one other side."""
+"""Maximum number of our requests waiting for a response from one peer."""
 UNSENT_BYTES_HIGH: Final = 16 * 1024 * 1024
-"""From so many bytes that the other side has not taken, nothing more is read from it."""
+"""With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""At so many it is hung up on: answers to what was read before still come."""
+"""With this many, the connection is closed: responses to earlier requests still add to them."""
 _OPAQUE_MASK: Final = (1 << 31) - 1
 
 
 class DisconnectedError(Exception):
-    """Raised when the connection ended before the answer came: whether the request was carried out is unknown."""
+    """Raised when the connection ended before the response: whether the request was carried out is unknown."""
 
 
 class TooManyCallsError(Exception):
-    """Raised when too many requests of ours wait already: the request was not sent."""
+    """Raised when too many of our requests are already waiting: the request was not sent."""
 
 
 @record(frozen=True, slots=True)
@@ -49,9 +49,10 @@ class Place:
 
 
 class ReceiveRoom:
-    """Bytes received and not done with, of all connections together and by host.
+    """Bytes received and not yet processed, of all connections together and by host.
 
-    Who has too many may go on once some of its requests are over. If none is under way, its frame is never complete.
+    A host over the limit may continue once some of its requests are done. If none is in progress, its frame can never
+    complete.
     """
 
     def __init__(self, bytes_max: int, host_bytes_max: int) -> None:
@@ -61,7 +62,7 @@ class ReceiveRoom:
         self._by_host: dict[str, int] = {}
 
     def change(self, host: str, more: int) -> None:
-        """Note ``more`` bytes (negative: fewer)."""
+        """Add ``more`` bytes (negative: fewer)."""
         self._bytes += more
         here = self._by_host.get(host, 0) + more
         if here:
@@ -70,21 +71,21 @@ class ReceiveRoom:
             self._by_host.pop(host, None)
 
     def is_over(self, host: str) -> bool:
-        """Whether nothing more shall be read from this host."""
+        """Whether nothing more may be read from this host."""
         return self._bytes > self._bytes_max or self._by_host.get(host, 0) > self._host_bytes_max
 
 
 class Owner(NamedTuple):
-    """What a connection tells the one it belongs to."""
+    """The callbacks of a connection to its owner."""
 
     opened: Callable[[RemotingConnection], None]
     request: Callable[[RemotingConnection, Frame], None]
-    """A request has come: once it is over, the connection's ``done`` or ``let_go`` is called, once."""
+    """Called with a request; when it is done, the connection's ``done`` or ``let_go`` must be called once."""
     closed: Callable[[RemotingConnection], None]
 
 
 class RemotingConnection(asyncio.Protocol):
-    """One connection, accepted or opened. ``room`` bounds what is received in part."""
+    """One connection, accepted or opened. ``room`` limits partially received data."""
 
     def __init__(self, owner: Owner, room: ReceiveRoom) -> None:
         self._owner = owner
@@ -104,17 +105,17 @@ class RemotingConnection(asyncio.Protocol):
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._opaque = 0
         self.place = Place("", 0)
-        """Where the other side is."""
+        """The address of the other side."""
         self.heard_at = self._loop.time()
-        """When the last byte came or went, by the loop's clock."""
+        """When the last byte was received or sent, by the loop's clock."""
         self.partial_since: float | None = None
-        """Since when a frame has begun and not come to its end."""
+        """Since when a frame has been incomplete."""
         self.is_closed = False
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins."""
+        """The connection is established."""
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=UNSENT_BYTES_HIGH)
         name = transport.get_extra_info("peername")
@@ -123,7 +124,7 @@ class RemotingConnection(asyncio.Protocol):
         self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes: give each whole frame to whom it is for."""
+        """Process received bytes: dispatch every complete frame."""
         self.heard_at = self._loop.time()
         self._buffer += data
         self._room.change(self.place.host, len(data))
@@ -163,11 +164,11 @@ class RemotingConnection(asyncio.Protocol):
         return frames
 
     def eof_received(self) -> bool:
-        """The other side sends nothing more: then it takes no answers either, as RocketMQ's own programs."""
+        """The other side sends nothing more; like RocketMQ's programs, it then reads no responses either."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The end, whoever wanted it."""
+        """The connection has ended, whichever side closed it."""
         self._end(str(error) if error is not None else "the other side hung up")
 
     def pause_writing(self) -> None:
@@ -176,7 +177,7 @@ class RemotingConnection(asyncio.Protocol):
         self._pause_or_resume()
 
     def resume_writing(self) -> None:
-        """The other side has taken some."""
+        """The other side has read some of it."""
         self._full = False
         self.heard_at = self._loop.time()
         self._tell_taken()
@@ -185,7 +186,7 @@ class RemotingConnection(asyncio.Protocol):
     # -- answers and requests ------------------------------------------------------------------------------------------
 
     def done(self, request: Frame, answer: Frame | None) -> None:
-        """A request is over; ``answer`` it, if it wants an answer. Raises ``FrameError``: the answer is too long."""
+        """A request is done; send ``answer`` if it expects one. Raises ``FrameError`` if the response is too long."""
         try:
             if answer is not None and not request.is_oneway:
                 self.send(encode(answer))
@@ -193,7 +194,7 @@ class RemotingConnection(asyncio.Protocol):
             self.let_go(request)
 
     def let_go(self, request: Frame) -> None:
-        """A request that was taken is over, and was answered by ``send`` if it wanted an answer."""
+        """A request is done, and was answered by ``send`` if it expected a response."""
         self._under_way -= 1
         self._under_way_bytes -= len(request.body)
         self._room.change(self.place.host, -len(request.body))
@@ -201,7 +202,7 @@ class RemotingConnection(asyncio.Protocol):
             self._pause_or_resume()
 
     async def drained(self) -> None:
-        """Return once the other side has taken nearly all that was sent, or is gone."""
+        """Wait until the other side has read nearly everything sent, or is gone."""
         self._flush()
         while self._full and not self.is_closed:
             if self._taken is None:
@@ -209,7 +210,7 @@ class RemotingConnection(asyncio.Protocol):
             await asyncio.shield(self._taken)
 
     def send(self, *parts: bytes) -> None:
-        """Send the bytes of a frame, with everything else of this turn of the loop."""
+        """Send the bytes of a frame, together with everything else of this turn of the loop."""
         if self.is_closed or self._transport is None:
             return
         self._out.extend(parts)
@@ -231,7 +232,7 @@ class RemotingConnection(asyncio.Protocol):
             self.close(f"it does not take its answers: {self._transport.get_write_buffer_size()} bytes wait")
 
     async def call(self, request: Frame, timeout_s: float) -> Frame:
-        """Ask the other side; its ``opaque`` is ours to choose.
+        """Send a request to the other side; we assign its ``opaque``.
 
         Raises ``TimeoutError``, ``DisconnectedError`` and ``TooManyCallsError``.
         """
@@ -250,7 +251,7 @@ class RemotingConnection(asyncio.Protocol):
             del self._calls[opaque]
 
     def tell(self, request: Frame) -> bool:
-        """Send a request that wants no answer. False if the other side does not take what it has been sent."""
+        """Send a request without a response. False if the other side does not read what it was sent."""
         if self.is_closed or self._full:
             return False
         self.send(encode(request._replace(opaque=self._next_opaque(), flag=FLAG_ONEWAY)))
@@ -264,13 +265,13 @@ class RemotingConnection(asyncio.Protocol):
 
     def _answered(self, frame: Frame) -> None:
         waiting = self._calls.get(frame.opaque)
-        if waiting is not None and not waiting.done():  # else it came too late
+        if waiting is not None and not waiting.done():  # otherwise it came too late
             waiting.set_result(frame)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Hang up at once. Idempotent."""
+        """Close the connection at once. Idempotent."""
         if not self.is_closed:
             _LOG.info("hung up on %s: %s", self.place, reason)
             self._end(reason)
@@ -278,7 +279,7 @@ class RemotingConnection(asyncio.Protocol):
                 self._transport.abort()
 
     def finish(self) -> None:
-        """Hang up once what has been sent is taken. Idempotent."""
+        """Close the connection once everything sent has been read. Idempotent."""
         if not self.is_closed:
             self._flush()
             self._end("closed")

@@ -1,4 +1,4 @@
-"""Takes over accepted remoting connections, with TLS or without, as the setting ``tls.server.mode`` says."""
+"""Accepts remoting connections with or without TLS, depending on ``tls.server.mode``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from dledger.access.addresses import place_of
 from dledger.rpc import tls
 from dledger.rpc.client_hello import HANDSHAKE_RECORD
 from dledger.rpc.front_door import Take, Verdict, hang_up
@@ -20,13 +21,13 @@ _LOG = logging.getLogger(__name__)
 
 TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
-"""Distinct reasons why connections were refused that are logged: whoever likes may connect, and fill logs."""
+"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
 REMOTING_FRAME: Final = 0x00
-"""A remoting connection's first byte: a frame begins with its length, which is below 16 MiB."""
+"""The first byte of a remoting connection: a frame begins with its length, which is below 16 MiB."""
 
 
 class RemotingDoor:
-    """For a ``FrontDoor``: ``look`` at a port that has nothing but remoting, ``take_plain`` and ``take_sealed``."""
+    """Serves a ``FrontDoor``: ``look`` for a port of remoting only, ``take_plain`` and ``take_sealed`` for any."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class RemotingDoor:
         self._reasons: set[str] = set()
 
     def look(self, head: bytes) -> Verdict | Take | int:
-        """What a connection is; see ``Look``."""
+        """Identify a connection; see ``Look``."""
         if not head:
             return 1
         if head[0] == REMOTING_FRAME:
@@ -52,14 +53,14 @@ class RemotingDoor:
         return self.take_sealed if head[0] == HANDSHAKE_RECORD else Verdict.CLOSE
 
     async def take_plain(self, link: socket.socket) -> None:
-        """Without TLS."""
+        """Take a connection without TLS."""
         if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
             self._refuse(link, f"this {self._whose} accepts only TLS (tls.server.mode=enforcing)")
         else:
             await self._take(link, None)
 
     async def take_sealed(self, link: socket.socket) -> None:
-        """With TLS."""
+        """Take a connection with TLS."""
         if self._tls is None:
             self._refuse(link, f"it uses TLS, and this {self._whose} does not: set tls_cert_path and the others")
         elif self._mode is TlsServerMode.DISABLED:
@@ -69,7 +70,7 @@ class RemotingDoor:
 
     async def _take(self, link: socket.socket, context: ssl.SSLContext | None) -> None:
         try:
-            whom = f"a remoting client at {peer_name(link)}"
+            whom = f"a remoting client at {place_of(peer_name(link))[0]}"
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             protocol = self._factory()
         except BaseException:
@@ -79,7 +80,7 @@ class RemotingDoor:
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # whatever happens, the socket is asyncio's from now on
+        try:  # asyncio owns the socket from now on, whatever happens
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, whom))

@@ -1,4 +1,4 @@
-"""What can be wrong with what came over a remoting connection, one class for each different reaction."""
+"""Errors in data received over a remoting connection, one class per distinct reaction."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rocketstore.remoting.codes import AnswerCode
 
 
 class FrameError(Exception):
-    """Raised for bytes that are no frame: nothing after them can be trusted, so the connection is closed."""
+    """Raised for invalid frames: nothing after them can be trusted, so the connection is closed."""
 
 
 class RequestError(Exception):
-    """Raised when a request cannot be carried out: it is answered with ``code`` and the message as its remark."""
+    """Raised when a request cannot be carried out: the response has ``code``, and the message as its remark."""
 
     def __init__(self, message: str, code: AnswerCode = AnswerCode.SYSTEM_ERROR) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
-"""JSON as fastjson, the library of RocketMQ's Java programs, writes and reads it. Pure.
+"""JSON as written and read by fastjson, the library of RocketMQ's Java programs. Pure.
 
-Java writes the keys of maps as the values they are: ``{0:"127.0.0.1:10911"}``, and an object as key,
+Java writes the keys of maps like values: ``{0:"127.0.0.1:10911"}``, and objects as keys,
 ``{{"brokerName":"b","queueId":0,"topic":"t"}:5}``. Here every key is a text: the number's digits, or the object's own
 JSON as an ``ObjectKey``.
 """
@@ -18,14 +18,15 @@ from typing import Any, Final, cast
 from rocketstore.remoting.errors import RequestError
 
 VALUES_MAX: Final = 500_000
-"""Values of one text, a registration of 60,000 topics: parsed, each takes up to 64 bytes, and up to two microseconds in
-which nothing else runs; without a bound, a frame of 16 MiB would become gigabytes."""
+"""Limit for the values in one text: a registration of 60,000 topics. Parsing takes up to 64 bytes and two microseconds
+per value, during which nothing else runs; without a limit, a frame of 16 MiB would become gigabytes.
+"""
 TOLERANT_VALUES_MAX: Final = 200_000
-"""Of a text that is not JSON: the parser for those takes a microsecond per value, and nothing else runs meanwhile."""
+"""Limit for a text that is not JSON: its parser takes a microsecond per value, during which nothing else runs."""
 DEPTH_MAX: Final = 32
-"""Of a text that is not JSON; no body of the protocol is deeper than eight."""
+"""Limit for a text that is not JSON; no body of the protocol is deeper than eight."""
 ESCAPES_MAX: Final = 200_000
-"""Of a text with escaped surrogates: each is looked at, which takes half a microsecond."""
+"""Limit for a text with escaped surrogates: each takes half a microsecond to check."""
 
 _scan_string: Final[Callable[[str, int, bool], tuple[str, int]]] = decoder.scanstring  # type: ignore[attr-defined]
 _WIDE_ESCAPE: Final = "\\ud"
@@ -52,13 +53,13 @@ _CONSTANTS: Final[Mapping[str, bool | None]] = {
 
 
 class ObjectKey(str):
-    """A key that is an object: its JSON. ``dumps`` writes it without quotes."""
+    """The JSON of an object used as a key. ``dumps`` writes it without quotes."""
 
     __slots__ = ()
 
 
 def loads(data: bytes) -> object:
-    """What a body says. Raises ``RequestError`` if it is neither JSON nor what fastjson writes instead."""
+    """Parse a body. Raises ``RequestError`` if it is neither JSON nor fastjson's variant."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -78,12 +79,12 @@ def loads(data: bytes) -> object:
 
 
 def strict(text: str) -> Any:  # noqa: ANN401  # whatever JSON holds
-    """JSON's value; no text in it holds half a surrogate pair. Raises ``ValueError`` and ``RecursionError``."""
+    """Parse JSON; no text in it contains half a surrogate pair. Raises ``ValueError`` and ``RecursionError``."""
     return _DECODER.decode(_whole(text))
 
 
 def _whole(text: str) -> str:
-    """With question marks for halves of surrogate pairs, as Java writes them: UTF-8 cannot hold one."""
+    """Replace halves of surrogate pairs by question marks, as Java does: UTF-8 cannot encode them."""
     if _WIDE_ESCAPE in text or "\\uD" in text:
         text, count = _ESCAPES.subn(lambda found: "?" if found[1] else found[0], text, ESCAPES_MAX)
         if count == ESCAPES_MAX:
@@ -92,14 +93,14 @@ def _whole(text: str) -> str:
 
 
 def _null(_: str) -> None:
-    """Java writes null for a number that is none."""
+    """Java writes null for NaN and infinity."""
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_null)
 
 
 class _Parser:
-    """Reads what only fastjson takes: names and numbers as keys, objects as keys, single quotes."""
+    """Parses what only fastjson accepts: names, numbers and objects as keys, single quotes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -107,7 +108,7 @@ class _Parser:
         self._left = TOLERANT_VALUES_MAX
 
     def parse(self) -> object:
-        """The one value of the text."""
+        """The only value in the text."""
         value = self._value(DEPTH_MAX)
         self._next()
         if self._at != len(self._text):
@@ -115,13 +116,13 @@ class _Parser:
         return value
 
     def _next(self) -> str:
-        """Go to the next character that is no space, and return it; nothing at the end."""
+        """Move to the next non-space character, and return it; empty at the end."""
         found = _SPACE.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._text[self._at : self._at + 1]
 
     def _take(self) -> str:
-        """The next character, left behind."""
+        """Consume and return the next character."""
         found = self._next()
         self._at += 1
         return found
@@ -170,7 +171,7 @@ class _Parser:
             self._at += 1
             return found
         while True:
-            if plain := _PLAIN_MEMBER.match(self._text, self._at):  # five times as fast, and most are such
+            if plain := _PLAIN_MEMBER.match(self._text, self._at):  # five times as fast, and the usual case
                 self._count()
                 self._at = plain.end()
                 quoted, digits, text, number, separator = plain.groups()
@@ -188,7 +189,7 @@ class _Parser:
         return found
 
     def _key(self, depth: int, *, as_key: bool) -> str:
-        """An object as key holds plain values only: the JSON of keys in keys would double with each."""
+        """An object as key contains only plain values: the JSON of nested keys would double with each level."""
         first = self._next()
         if first in {'"', "'"}:
             return self._string(first)
@@ -222,12 +223,12 @@ class _Parser:
 
 
 def dumps(value: object) -> bytes:
-    """The strictest form that Java reads: members sorted by name, nulls left out, digits as keys in quotes."""
+    """Encode in the strictest form that Java reads: members sorted by name, no nulls, numeric keys in quotes."""
     return _write(value).encode("ascii")
 
 
 def dumps_plain(value: object) -> bytes:
-    """As ``dumps``, five times as fast: for what holds no null, no object as key, and no float that is not finite."""
+    """Like ``dumps``, five times as fast, for values without nulls, objects as keys, and non-finite floats."""
     return _PLAIN.encode(value).encode("ascii")
 
 

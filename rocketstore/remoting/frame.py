@@ -1,7 +1,7 @@
-"""Frames: what one request or response is on the wire. Pure: bytes in, frames out, and back.
+"""Frames: the encoding of one request or response. Pure: bytes in, frames out, and back.
 
 ``[length i32][kind u8 | header length u24][header][body]``, big-endian; the length does not count itself. The header is
-JSON or RocketMQ's binary form, and every frame says which: an answer uses the form of its request.
+JSON or RocketMQ's binary form, as stated in every frame: a response uses the form of its request.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.fastjson import strict
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-"""RocketMQ's ``frameMaxLength``: a whole frame, its length field included."""
+"""RocketMQ's ``frameMaxLength``: a whole frame, including its length field."""
 HEADER_BYTES_MAX: Final = 1024 * 1024
-"""Ours: a property string of 32,767 characters, each escaped in JSON, takes less than a fifth of it."""
+"""Our limit: a property string of 32,767 characters, each escaped in JSON, takes less than a fifth of it."""
 FIELDS_MAX: Final = 256
-"""Ours: fields of one header."""
+"""Our limit for the fields of one header."""
 LENGTH_BYTES: Final = 4
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 _PREFIX: Final = struct.Struct(">iI")
 _FIXED: Final = struct.Struct(">hBhiii")
-"""Of a binary header: code, language, version, opaque, flag, length of the remark."""
+"""The fixed part of a binary header: code, language, version, opaque, flag, length of the remark."""
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _HEADER_LENGTH_BITS: Final = 24
@@ -41,14 +41,14 @@ _NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
 class HeaderForm(IntEnum):
-    """How a header is written; the numbers are the wire's."""
+    """The encoding of a header; the numbers are those on the wire."""
 
     JSON = 0
     BINARY = 1
 
 
 class Frame(NamedTuple):
-    """One request or response. ``fields`` is the header's ``extFields``: texts, and none where a value is null."""
+    """One request or response. ``fields`` is the header's ``extFields`` as texts, without null values."""
 
     code: int
     opaque: int
@@ -62,23 +62,23 @@ class Frame(NamedTuple):
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request of ours."""
+        """Whether it is a response to one of our requests."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether its sender wants no answer."""
+        """Whether its sender expects no response."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def answer(
         self, code: int = 0, remark: str = "", fields: Mapping[str, str] = _NO_FIELDS, body: bytes = b""
     ) -> Frame:
-        """The response to this request, in the form of its header."""
+        """The response to this request, with the same form of header."""
         return Frame(code, self.opaque, fields, body, FLAG_RESPONSE, remark, form=self.form)
 
 
 def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
-    """All whole frames from ``begin`` on, and where the rest begins. Raises ``FrameError``."""
+    """All complete frames from ``begin`` on, and where the rest starts. Raises ``FrameError``."""
     frames: list[Frame] = []
     available = len(buffer)
     view = memoryview(buffer)
@@ -88,9 +88,7 @@ def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
             end = begin + LENGTH_BYTES + length
             if end > available:
                 break
-            with view[
-                begin:end
-            ] as one:  # released here: while an error's traceback held it, no buffer could be cleared
+            with view[begin:end] as one:  # released here: a buffer held by an error's traceback could not be cleared
                 frames.append(decode(one))
             begin = end
     finally:
@@ -99,7 +97,7 @@ def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
 
 
 def frame_length(data: memoryview, begin: int = 0) -> int:
-    """What the first four bytes say, checked as early as it can be. Raises ``FrameError``."""
+    """The length in the first four bytes, validated as early as possible. Raises ``FrameError``."""
     (length,) = _INT32.unpack_from(data, begin)
     if not LENGTH_BYTES <= length <= FRAME_BYTES_MAX - LENGTH_BYTES:
         raise FrameError(f"a frame of {length} bytes: {LENGTH_BYTES} to {FRAME_BYTES_MAX - LENGTH_BYTES} are allowed")
@@ -107,7 +105,7 @@ def frame_length(data: memoryview, begin: int = 0) -> int:
 
 
 def decode(data: memoryview) -> Frame:
-    """One frame, its length included. Raises ``FrameError``."""
+    """Decode one frame, including its length. Raises ``FrameError``."""
     _, word = _PREFIX.unpack_from(data)
     kind, header_bytes = word >> _HEADER_LENGTH_BITS, word & _HEADER_LENGTH_MASK
     body_begin = _PREFIX.size + header_bytes
@@ -124,12 +122,12 @@ def decode(data: memoryview) -> Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """A frame as bytes. Raises ``FrameError`` if it would be longer than a receiver takes."""
+    """Encode a frame. Raises ``FrameError`` if it would exceed a receiver's limit."""
     return head_of(frame, len(frame.body)) + frame.body
 
 
 def head_of(frame: Frame, body_bytes: int) -> bytes:
-    """All of a frame that stands before its body, for those who write the body themselves. Raises ``FrameError``."""
+    """The part of a frame before its body, for callers that write the body themselves. Raises ``FrameError``."""
     header = _to_json(frame) if frame.form is HeaderForm.JSON else _to_binary(frame)
     length = LENGTH_BYTES + len(header) + body_bytes
     if length > FRAME_BYTES_MAX - LENGTH_BYTES or len(header) > HEADER_BYTES_MAX:
@@ -185,7 +183,7 @@ def _json_fields(found: object) -> Mapping[str, str]:
 
 
 def _texts(fields: Mapping[str, object]) -> dict[str, str]:
-    """The C++ client writes numbers as numbers; a null is no field."""
+    """The C++ client writes numbers as numbers; null fields are dropped."""
     texts: dict[str, str] = {}
     for name, value in fields.items():
         if type(value) is str:
@@ -200,9 +198,9 @@ def _texts(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def _to_json(frame: Frame) -> bytes:
-    """Members in the order that Java writes them, nulls left out."""
+    """Members in Java's order, without nulls."""
     values: dict[str, object] = {"code": frame.code}
-    if frame.fields or frame.is_response:  # Java's clients look into an answer's fields whether they need one or not
+    if frame.fields or frame.is_response:  # Java's clients read a response's fields even if they need none
         values["extFields"] = frame.fields
     values["flag"] = frame.flag
     values["language"] = frame.language.name
@@ -242,7 +240,7 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
 
 
 def _binary_fields(header: bytes, at: int, end: int) -> Mapping[str, str]:
-    """A value of length 0 is null; of a field that comes twice, as after Java's signing hook, the last counts."""
+    """A value of length 0 is null; of a repeated field, as after Java's signing hook, the last one counts."""
     fields: dict[str, str] = {}
     try:
         while at < end:

@@ -1,7 +1,7 @@
-"""The fields of each request and response, by code: one class per header, read from and written to texts.
+"""The fields of each request and response, by code: one class per header, converted from and to texts.
 
-A name on the wire is the attribute's in camel case, or what ``Named`` says; sends have a form with names of one letter,
-``Short``. A field without a default is required.
+A name on the wire is the attribute's in camel case, or given by ``Named``; sends have a form with one-letter names,
+``Short``. Fields without a default are required.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class Bits(NamedTuple):
-    """How wide a number is on the wire."""
+    """The width of a number on the wire."""
 
     width: int
 
 
 class Named(NamedTuple):
-    """The name of a field on the wire, where it is not the attribute's in camel case."""
+    """The name of a field on the wire, if it is not the attribute's in camel case."""
 
     name: str
 
 
 class Short(NamedTuple):
-    """The one-letter name that a field has in SEND_MESSAGE_V2 and its like."""
+    """The one-letter name of a field in SEND_MESSAGE_V2 and similar requests."""
 
     name: str
 
@@ -59,7 +59,7 @@ def _plan(kind: type[Any], short: bool) -> tuple[_Field, ...]:
 
 def _field(one: dataclasses.Field[Any], hint: Any, short: bool) -> _Field:  # noqa: ANN401  # whatever type a field has
     wire, bits = camel(one.name), 0
-    if get_origin(hint) is Annotated:  # nested ones come as one
+    if get_origin(hint) is Annotated:  # nested annotations are merged into one
         hint, *notes = get_args(hint)
         for note in notes:
             if isinstance(note, Named) or (isinstance(note, Short) and short):
@@ -70,13 +70,13 @@ def _field(one: dataclasses.Field[Any], hint: Any, short: bool) -> _Field:  # no
 
 
 def camel(name: str) -> str:
-    """An attribute's name as Java writes it."""
+    """An attribute's name in Java's spelling."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 def read_header(kind: type[_H], fields: Mapping[str, str], *, short: bool = False) -> _H:
-    """The header of a request or answer. Raises ``RequestError`` where a field is missing or has a wrong value."""
+    """Parse the header of a request or response. Raises ``RequestError`` if a field is missing or invalid."""
     values: dict[str, object] = {}
     for one in _plan(kind, short):
         text = fields.get(one.wire)
@@ -100,7 +100,7 @@ def _value(one: _Field, text: str) -> object:
 
 
 def write_header(header: DataclassInstance, *, short: bool = False) -> dict[str, str]:
-    """The fields of a header as texts, without those that have their default."""
+    """The fields of a header as texts, without those that have their default value."""
     fields: dict[str, str] = {}
     for one, plain in zip(_plan(type(header), short), dataclasses.fields(header), strict=True):
         value = getattr(header, one.name)
@@ -110,7 +110,7 @@ def write_header(header: DataclassInstance, *, short: bool = False) -> dict[str,
     return fields
 
 
-# One class per header. The docstring names the requests (or answers) that carry it.
+# One class per header. The docstring names the requests (or responses) that use it.
 
 
 @record(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class ViewMessageHeader:
 
 @record(frozen=True, slots=True)
 class SendBackHeader:
-    """CONSUMER_SEND_MSG_BACK; a negative ``max_reconsume_times``: the group's."""
+    """CONSUMER_SEND_MSG_BACK; a negative ``max_reconsume_times`` means the group's setting."""
 
     offset: Int64
     group: str
@@ -472,7 +472,7 @@ class VersionAnswer:
 class RegisterBrokerHeader:
     """REGISTER_BROKER; ``body_crc32`` 0: not checked.
 
-    ``dledger_term``, the Raft term in which the broker has its id, is ours: Java neither sends nor reads it.
+    ``dledger_term``, the Raft term in which the broker has its id, is our extension: Java neither sends nor reads it.
     """
 
     broker_name: str

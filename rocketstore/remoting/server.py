@@ -1,6 +1,6 @@
-"""Serves remoting connections: finds the handler of each request, bounds what is under way, answers what goes wrong.
+"""Serves remoting connections: dispatches requests to handlers, limits concurrency, and answers errors.
 
-Knows nothing of brokers or name servers: they give it their handlers, by request code.
+Independent of brokers and name servers, which pass in their handlers by request code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketstore.remoting.frame import Frame, encode
 _LOG = logging.getLogger(__name__)
 
 IDLE_S_MAX: Final = 120.0
-"""RocketMQ's: a connection on which nothing came or went for so long is closed."""
+"""RocketMQ's: a connection without traffic for this long is closed."""
 PARTIAL_S_MAX: Final = 30.0
 """How long one frame may take to arrive."""
 SCAN_INTERVAL_S: Final = 10.0
@@ -28,28 +28,28 @@ _BUSY: Final = "[OVERLOAD] this server has too much to do, try again later"
 
 Answer = Frame | None
 Handler = Callable[[RemotingConnection, Frame], Awaitable[Answer]]
-"""Answers a request; None: it has been, or will be, answered otherwise. May raise ``RequestError``."""
+"""Answers a request; None: it was, or will be, answered otherwise. May raise ``RequestError``."""
 Direct = Callable[[RemotingConnection, Frame], None]
-"""Takes a request at once, without a task of its own; calls ``done`` or ``let_go`` of the connection itself."""
+"""Handles a request at once, without a separate task; calls the connection's ``done`` or ``let_go`` itself."""
 
 
 @record(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of one server."""
+    """Limits of one server."""
 
     connections_max: int
     host_connections_max: int
     requests_max: int
-    """Requests under way of all connections together, besides those that are taken directly."""
+    """Maximum requests in progress of all connections together, except those handled directly."""
     request_s_max: float
-    """How long the handling of a request may take."""
+    """Maximum time for handling a request."""
     receive_bytes_max: int
     host_receive_bytes_max: int
 
 
 @record(frozen=True, slots=True)
 class Handlers:
-    """What a server can do, by request code. ``code_of`` says which answer an error of the handlers gets, if any."""
+    """A server's handlers, by request code. ``code_of`` maps handlers' errors to response codes."""
 
     direct: Mapping[int, Direct]
     awaited: Mapping[int, Handler]
@@ -60,7 +60,7 @@ class Handlers:
 
 
 class RemotingServer:
-    """Give each accepted connection a ``protocol()``. Everything on the loop's thread."""
+    """Create a ``protocol()`` for each accepted connection. Everything runs on the loop's thread."""
 
     def __init__(self, name: str, handlers: Handlers, limits: ServerLimits) -> None:
         self._name = name
@@ -76,22 +76,22 @@ class RemotingServer:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of connections."""
         return len(self._connections)
 
     @property
     def requests_under_way(self) -> int:
-        """How many have a task of their own."""
+        """The number of requests with their own task."""
         return len(self._tasks)
 
     def protocol(self) -> RemotingConnection:
-        """For one accepted connection."""
+        """The protocol of one accepted connection."""
         if self._scan is None and not self._is_closing:
             self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
         return RemotingConnection(self._owner, self._room)
 
     async def close(self, grace_s: float) -> None:
-        """Take no more requests, let those under way end for ``grace_s``, then hang up."""
+        """Accept no more requests, let those in progress finish for ``grace_s``, then close the connections."""
         self._is_closing = True
         if self._scan is not None:
             self._scan.cancel()
@@ -107,7 +107,7 @@ class RemotingServer:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _admit(self, connection: RemotingConnection) -> None:
-        """A connection begins; one too many is hung up on at once."""
+        """Add a connection, or close it if there are too many."""
         host, limits = connection.place.host, self._limits
         self._connections.add(connection)
         self._by_host[host] += 1
@@ -129,7 +129,7 @@ class RemotingServer:
         self._handlers.closed(connection)
 
     def _look(self) -> None:
-        """Hang up on the silent, and on those that do not bring a frame to its end."""
+        """Close idle connections, and those with overdue incomplete frames."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in tuple(self._connections):
@@ -189,7 +189,7 @@ class RemotingServer:
     def _finish(self, connection: RemotingConnection, frame: Frame, answer: Answer) -> None:
         try:
             connection.done(frame, answer)
-        except FrameError as error:  # it does not fit into a frame: an error of this side
+        except FrameError as error:  # the response does not fit into a frame, which is an error of this side
             refusal = frame.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}")
             connection.send(encode(refusal))
 

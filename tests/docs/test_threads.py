@@ -19,9 +19,11 @@ from dledger.types import NodeId
 from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, table_below
 from tests.support.waiting import wait_until
+from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
 
@@ -136,13 +138,22 @@ def _of_the_client() -> set[str]:
     }
 
 
+def test_the_threads_of_a_name_server_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
+    """One that has written a value."""
+    rows = _rows("Of a name server")
+    always = {name for name, there in rows.items() if there == "always"}
+    with running(config_in(tmp_path)) as server, calling(server) as caller:
+        caller.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
+        _compare(lambda: _names(before), always, set(rows) - always)
+
+
 def test_the_names_of_all_other_threads_stand_in_the_code() -> None:
     """Those that appear only with TLS, with access rules or in a process of their own."""
     sources = "".join(
         path.read_text() for package in ("dledger", "rocketstore", "cluster") for path in (ROOT / package).rglob("*.py")
     )
 
-    for heading in ("Of a node", "Of a broker", "Of the process"):
+    for heading in ("Of a node", "Of a broker", "Of a name server", "Of the process"):
         for name in _rows(heading):
             stem = re.sub(r"(-PEER)?-NODE|_N|dledger-(?=dispatcher|elector|handler|quorum)", "", name)
             assert name == "MainThread" or stem in sources, name

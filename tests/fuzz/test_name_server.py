@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
-from rocketstore.nameserver.tables import Tables
+from rocketstore.nameserver.tables import RouteTables
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.frame import LENGTH_BYTES, Frame, cut, encode
@@ -100,7 +100,7 @@ class _Wire(asyncio.Transport):
 
 async def _play(requests: list[Frame], directory: Path) -> int:
     """How many answers came."""
-    tables = Tables(LIMITS)
+    tables = RouteTables(LIMITS)
     config = config_in(directory)
     kv = KvConfig(config.kv_config_path, entries_max=5, bytes_max=2000)
     service = NameService(config, tables, kv)

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli
+from cluster.local.group import free_ports
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
@@ -138,6 +139,39 @@ def test_a_broker_that_stops_unregisters(
         process.wait(START_TIMEOUT_S)
 
     assert f"broker {BROKER}: 127.0.0.1:{port} unregistered" in caplog.text
+
+
+def test_the_master_of_javas_group_changes(tmp_path: Path, server: NameServer) -> None:
+    """Three brokers in DLedger mode: id -1 before there is a leader, 0 the leader, which is killed."""
+    members = dict(zip(("n0", "n1", "n2"), free_ports(3), strict=True))
+    peers = ";".join(f"{name}-127.0.0.1:{port}" for name, port in members.items())
+    with ExitStack() as stack:
+        running_at: dict[str, subprocess.Popen[bytes]] = {}
+        for name in members:
+            port = rocketmq.broker_port()
+            settings = {
+                "brokerClusterName": CLUSTER,
+                "brokerName": BROKER,
+                "listenPort": port,
+                "namesrvAddr": server.address,
+                "enableDLegerCommitLog": "true",
+                "dLegerGroup": BROKER,
+                "dLegerPeers": peers,
+                "dLegerSelfId": name,
+            }
+            running_at[f"127.0.0.1:{port}"] = stack.enter_context(rocketmq.broker(tmp_path / name, settings))
+
+        def addresses() -> dict[str, str]:
+            with calling(server) as caller:
+                found = caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]
+            return dict(found.get(BROKER, {}).get("brokerAddrs", {}))
+
+        wait_until(lambda: len(addresses()) == 3 and "0" in addresses(), "a master and slaves", START_TIMEOUT_S)
+        assert set(addresses().values()) == running_at.keys()
+        old = addresses()["0"]
+        running_at.pop(old).kill()
+        wait_until(lambda: old not in addresses().values(), "dropped")
+        wait_until(lambda: addresses().get("0") in running_at, "another master", START_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("whose", ["ours", "Java's"])

@@ -1,4 +1,6 @@
-"""What the requests of administrators share: reads on few threads, changes at the master only, answers that fit."""
+"""Common to the requests of administrators: reads on few threads, changes only on the master, responses of limited
+size.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from rocketstore.remoting.errors import RequestError
 from rocketstore.types import BrokerRole, PutResult
 
 READS_WAITING_MAX: Final = 256
-"""Reads of administrators that may wait for a thread."""
+"""Maximum reads of administrators waiting for a thread."""
 QUEUES_MAX: Final = 20_000
-"""Queues that one answer may be about: each costs up to two reads, and about 150 bytes of the 16 MiB of a frame."""
+"""Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class Administration:
-    """On the loop. At most half of the read threads work for it, so that pulls always find one."""
+    """On the loop. It uses at most half of the read threads, so that pulls always find one."""
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
@@ -31,7 +33,9 @@ class Administration:
         self._waiting = 0
 
     async def read(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """The result of ``read``, which may wait for a disk or take long. Raises ``RequestError``: too many wait."""
+        """The result of ``read``, which may be slow or wait for a disk. Raises ``RequestError`` if too many are
+        waiting.
+        """
         if self._waiting >= READS_WAITING_MAX:
             reason = f"[OVERLOAD] {self._waiting} requests of administrators wait already, try again later"
             raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
@@ -50,7 +54,7 @@ class Administration:
             raise RequestError(f"this broker is a slave: topics and groups are changed at the master{where}")
 
     async def change(self, change: Callable[[StateDone], None]) -> None:
-        """Change the broker's state, and return once that is stored and applied. Raises ``NotStoredError``."""
+        """Change the broker's state; returns once that is stored and applied. Raises ``NotStoredError``."""
         outcome: LoopCallback[PutResult] = LoopCallback(self._parts.bridge)
         change(outcome.done)
         result = await outcome.future
@@ -59,6 +63,6 @@ class Administration:
 
 
 def check_queues(count: int) -> None:
-    """Raises ``RequestError`` if an answer would be about too many queues."""
+    """Raises ``RequestError`` if a response would contain too many queues."""
     if count > QUEUES_MAX:
         raise RequestError(f"{count} queues: an answer may be about {QUEUES_MAX} at most, ask for one topic")

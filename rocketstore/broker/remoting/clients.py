@@ -1,7 +1,7 @@
-"""Which clients are here: producers and consumers by group, as their heartbeats say. In memory, per node.
+"""The connected clients: producers and consumers by group, from their heartbeats. In memory, per node.
 
-Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of
-a group are those of its last heartbeat, as in RocketMQ: clients of one group must subscribe alike.
+Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of a
+group are those of its last heartbeat, as in RocketMQ: clients of one group must have the same subscriptions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 
 SILENT_S_MAX: Final = 120.0
-"""RocketMQ's: who sends no heartbeat for so long is no client any more."""
+"""RocketMQ's: a client without a heartbeat for this long is dropped."""
 MEMBERS_MAX: Final = 200_000
-"""Memberships in groups, of all clients together."""
+"""Maximum memberships in groups, of all clients together."""
 CONNECTION_MEMBERS_MAX: Final = 4096
-"""Of one connection."""
+"""The maximum for one connection."""
 
 
 class Client:
@@ -40,11 +40,11 @@ class Client:
         self.language = language
         self.version = version
         self.heard_at = now
-        """By the loop's clock."""
+        """In the loop's time."""
 
 
 class ConsumerGroup:
-    """The consumers of one group, and what they subscribe to."""
+    """The consumers of one group, and its subscriptions."""
 
     __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
 
@@ -56,7 +56,7 @@ class ConsumerGroup:
         self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 
     def subscribe(self, data: ConsumerData) -> bool:
-        """Take what a heartbeat says. Whether a topic was added or taken away."""
+        """Apply a heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
@@ -71,7 +71,7 @@ class ConsumerGroup:
 
 
 class ClientTables:
-    """On the loop. ``changed`` is told of a consumer group whose clients or topics are others now."""
+    """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed."""
 
     def __init__(self, now: Callable[[], float], changed: Callable[[str, ConsumerGroup], None]) -> None:
         self._now = now
@@ -82,7 +82,7 @@ class ClientTables:
         self._members = 0
 
     def heartbeat(self, connection: RemotingConnection, language: int, version: int, beat: HeartbeatData) -> None:
-        """A client says which groups it is in. Raises ``RequestError``: too many."""
+        """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
         named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
@@ -108,14 +108,14 @@ class ClientTables:
             self._changed(data.group_name, group)
 
     def unregister(self, connection: RemotingConnection, producer_group: str, consumer_group: str) -> None:
-        """A client leaves these groups; an empty name is none."""
+        """Remove a client from these groups; an empty name means none."""
         if producer_group:
             self._leave_producers(connection, producer_group)
         if consumer_group:
             self._leave_consumers(connection, consumer_group)
 
     def closed(self, connection: RemotingConnection) -> None:
-        """A client is gone."""
+        """Remove a disconnected client."""
         as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
         for name in tuple(as_producer):
             self._leave_producers(connection, name)
@@ -124,7 +124,7 @@ class ClientTables:
         self._members -= len(as_consumer) + len(as_producer)
 
     def silent(self) -> list[RemotingConnection]:
-        """Connections of clients whose last heartbeat is too long ago."""
+        """Connections of clients whose last heartbeat is too old."""
         before = self._now() - SILENT_S_MAX
         found: dict[RemotingConnection, None] = {}
         for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
@@ -162,11 +162,11 @@ class ClientTables:
         return as_consumer
 
     def consumer_groups(self) -> list[str]:
-        """All that have consumers."""
+        """All groups with consumers."""
         return list(self._consumers)
 
     def producer_groups(self) -> list[str]:
-        """All that have producers."""
+        """All groups with producers."""
         return list(self._producers)
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who is connected: the consumers and producers of groups, and the groups of a topic."""
+"""Lists of connected clients: the consumers and producers of groups, and the groups of a topic."""
 
 from __future__ import annotations
 

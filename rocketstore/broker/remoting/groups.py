@@ -1,4 +1,4 @@
-"""Subscription groups for administrators: made, changed, deleted, listed."""
+"""Administration of subscription groups: create, change, delete, list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Groups:
     def __init__(self, parts: BrokerParts, admin: Administration) -> None:
         self._parts = parts
         self._admin = admin
-        self._lock = threading.Lock()  # guards what was listed last: lists are made on several threads
+        self._lock = threading.Lock()  # guards the last list: lists are made on several threads
         self._listed: dict[str, SubscriptionGroupConfig] = {}
         self._version = DataVersion()
 
@@ -32,10 +32,10 @@ class Groups:
         return frame.answer()
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """DELETE_SUBSCRIPTIONGROUP: a group that is not here is deleted already.
+        """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted.
 
-        One that has offsets is there as long as they are, so it keeps them with the default settings unless the
-        request is to remove them.
+        A group exists as long as it has offsets, so it keeps them, with the default settings, unless the request says
+        to remove them.
         """
         header = read_header(DeleteGroupHeader, frame.fields)
         self._admin.check_master()
@@ -56,7 +56,7 @@ class Groups:
         state = self._parts.state
         with self._lock:
             table = {name: _data_of(state.group(name)) for name in state.groups()}
-            if table != self._listed:  # of two versions others only see whether they differ
+            if table != self._listed:  # others only compare versions for equality
                 self._listed = table
                 self._version = DataVersion(self._version.counter + 1, self._parts.clock.wall_ms())
             listed = SubscriptionGroupTable(self._version, table)

@@ -1,7 +1,7 @@
-"""Which client of a group has a queue to itself: for consumers that take messages in order. In memory, on masters.
+"""Locks that give a client of a group exclusive use of a queue, for ordered consumption. In memory, on masters.
 
-A new master knows no locks, as in RocketMQ: clients hold theirs for 30 s without a renewal, so that for so long two of
-them may take messages of one queue.
+A new master knows no locks, as in RocketMQ: clients keep theirs for 30 s without a renewal, so during that time two of
+them may receive messages of one queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import RequestError
 
 LOCK_S: Final = 60.0
-"""RocketMQ's: a lock that was not renewed for so long is free."""
+"""RocketMQ's: a lock not renewed for this long is free."""
 LOCKS_MAX: Final = 500_000
 
 
@@ -31,7 +31,9 @@ class QueueLocks:
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
-        """Lock or renew; which of them the client has now. Raises ``RequestError``: there are too many."""
+        """Lock or renew; returns the queues that the client now has locked. Raises ``RequestError`` if there are too
+        many.
+        """
         now, got = self._now(), []
         for queue in queues:
             held = self._locks.get((group, queue))
@@ -45,7 +47,7 @@ class QueueLocks:
         return tuple(got)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back what the client has."""
+        """Unlock the client's queues."""
         for queue in queues:
             held = self._locks.get((group, queue))
             if held is not None and held.client_id == client_id:

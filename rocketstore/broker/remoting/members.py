@@ -1,4 +1,4 @@
-"""What clients tell of themselves and ask about each other: heartbeats, members of a group, locks on queues."""
+"""Requests of clients about themselves and each other: heartbeats, members of a group, locks on queues."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Members:
         return frame.answer()
 
     async def _make_retry_topics(self, owner: str, beat: HeartbeatData) -> None:
-        """Consumers subscribe to them, and pull from them, before anything was sent back."""
+        """Consumers subscribe to them, and pull from them, before any message was sent back."""
         for data in beat.consumer_data_set:
             group = self._retries.group(data.group_name)
             if group.retry_queues and data.message_model is not MessageModel.BROADCASTING:
@@ -70,7 +70,7 @@ class Members:
         return frame.answer()
 
     async def consumer_ids(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """GET_CONSUMER_LIST_BY_GROUP: by these clients divide the queues among themselves."""
+        """GET_CONSUMER_LIST_BY_GROUP: clients use it to divide the queues among themselves."""
         name = read_header(GroupHeader, frame.fields).consumer_group
         group = self.clients.consumers(name)
         if group is None:
@@ -92,16 +92,16 @@ class Members:
         return frame.answer()
 
     def closed(self, connection: RemotingConnection) -> None:
-        """A client is gone."""
+        """A client has disconnected."""
         self.clients.closed(connection)
 
     def hang_up_on_the_silent(self) -> None:
-        """Clients without a heartbeat for too long."""
+        """Close connections of clients without a recent heartbeat."""
         for connection in self.clients.silent():
             connection.close("it sent no heartbeat for too long")
 
     def _changed(self, name: str, group: ConsumerGroup) -> None:
-        """Tell all consumers of a group, so that they divide the queues anew."""
+        """Notify all consumers of a group, so that they redistribute the queues."""
         notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, write_header(GroupHeader(name)))
         for connection in group.clients:
             connection.tell(notice)

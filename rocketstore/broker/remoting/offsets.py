@@ -1,4 +1,4 @@
-"""Offsets over remoting: where groups are, and where queues begin and end."""
+"""Offsets over remoting: the progress of groups, and the bounds of queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Offsets:
         self._parts = parts
 
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """QUERY_CONSUMER_OFFSET: a group without an offset begins a short queue at its begin."""
+        """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin."""
         parts, header = self._parts, read_header(GroupQueueHeader, frame.fields)
         parts.check_caught_up()
         found = parts.state.offset(header.consumer_group, header.topic, header.queue_id)
@@ -53,7 +53,7 @@ class Offsets:
         return frame.answer(fields=write_header(OffsetAnswer(found)))
 
     async def update(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """UPDATE_CONSUMER_OFFSET: whatever the client says, also backwards; but not beyond the end."""
+        """UPDATE_CONSUMER_OFFSET: any offset from the client, also backwards; but not beyond the end."""
         parts, header = self._parts, read_header(UpdateOffsetHeader, frame.fields)
         self._check_master()
         outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
@@ -64,7 +64,7 @@ class Offsets:
         return frame.answer()
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """What a pull says by the way: it goes on whatever becomes of it."""
+        """The offset committed with a pull, which continues whether that succeeds or not."""
         if self._parts.store.role is BrokerRole.SLAVE:
             return
 
@@ -108,7 +108,7 @@ class Offsets:
         return frame.answer(fields=write_header(TimestampAnswer(timestamp)))
 
     def _commit(self, group: str, topic: str, queue_id: int, offset: int, done: StateDone) -> None:
-        """Consumers commit every queue every 5 s: what is noted already must cost nothing, and it may go back."""
+        """Consumers commit every queue every 5 s: an unchanged offset must cost nothing, and it may go back."""
         state = self._parts.state
         goes_back = offset < state.offset(group, topic, queue_id)
         state.commit_offsets(group, [(topic, queue_id, offset)], goes_back, done)
@@ -127,20 +127,20 @@ class Offsets:
         return True
 
     async def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Where a queue begins and ends; 0 for one that does not exist."""
+        """The bounds of a queue; 0 if it does not exist."""
         self._parts.check_caught_up()
         if not self._is_readable(topic, queue_id):
             return 0, 0
         return await self._parts.readers.run(self.range_of, topic, queue_id)
 
     def range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Where a queue begins and ends. May wait for a disk."""
+        """The bounds of a queue. May wait for a disk."""
         parts = self._parts
         low = max(parts.store.min_offset(topic, queue_id), parts.topics.begin_offset(topic, queue_id), 0)
         return low, max(parts.store.max_offset(topic, queue_id), low)
 
     async def _is_long(self, topic: str, queue_id: int, high: int) -> bool:
-        """Whether the begin of a queue is too far back for a group to begin with it unasked."""
+        """Whether the begin of a queue is too far back for a group to start there implicitly."""
         if not high:
             return False
         parts = self._parts

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: RocketMQ's checks and codes around the broker's own pulls."""
+"""PULL_MESSAGE: RocketMQ's checks and codes for the broker's own pulls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rocketstore.state.changes import GroupConfig
 from rocketstore.types import GetMessageStatus, GetResult
 
 COMMIT_OFFSET: Final = 1
-"""System flag of a pull: its ``commit_offset`` counts."""
+"""System flag of a pull: its ``commit_offset`` is valid."""
 SUSPEND: Final = 2
-"""It may wait for messages."""
+"""The pull may wait for messages."""
 SUBSCRIPTION: Final = 4
-"""It brings its subscription along; otherwise the heartbeat's counts."""
+"""The pull contains its subscription; otherwise the heartbeat's applies."""
 MESSAGES_MAX: Final = 4096
 TAG: Final = "TAG"
 _CODES: Final = {
@@ -57,7 +57,7 @@ class RemotingPulls:
         self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
 
     async def pull(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Answer with messages, perhaps only once there are some. Raises ``RequestError`` and the broker's refusals."""
+        """Answer with messages, possibly after waiting for them. Raises ``RequestError`` and the broker's refusals."""
         task = asyncio.current_task()
         assert task is not None
         waiting = self._waiting.setdefault(connection, set())
@@ -70,7 +70,7 @@ class RemotingPulls:
                 self._waiting.pop(connection, None)
 
     def closed(self, connection: RemotingConnection) -> None:
-        """Nobody waits for these pulls any more."""
+        """Drop the waiting pulls of a closed connection."""
         for task in tuple(self._waiting.get(connection, ())):
             task.cancel()
 
@@ -119,7 +119,7 @@ class RemotingPulls:
             raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
 
     def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
-        """The tag expression that counts. Raises ``RequestError`` with the code by which clients know what to do."""
+        """The tag expression to use. Raises ``RequestError`` with the code that tells clients how to react."""
         if header.sys_flag & SUBSCRIPTION:
             if header.expression_type not in ("", TAG):
                 raise RequestError(f"filters of type {header.expression_type} are not supported: use tags")

@@ -1,4 +1,4 @@
-"""Messages by key, by a producer's unique id, and by where they are in the log."""
+"""Messages by key, by a producer's unique id, and by position in the log."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rocketstore.remoting.headers import (
 from rocketstore.types import HIDDEN_TOPICS
 
 UNIQUE_FIELD: Final = "_UNIQUE_KEY_QUERY"
-"""Says that the key is a producer's unique id; it belongs to no header class."""
+"""Marks the key as a producer's unique id; not part of any header class."""
 ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - (64 << 10)
-"""Of the records of one answer; the rest is for its header."""
+"""For the records of one response; the rest is for its header."""
 
 
 class Queries:
@@ -34,7 +34,7 @@ class Queries:
         self._admin = admin
 
     async def by_key(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """QUERY_MESSAGE: the newest, and no more than fit; clients compare the keys themselves."""
+        """QUERY_MESSAGE: the newest messages, as many as fit; clients compare the keys themselves."""
         header = read_header(QueryMessageHeader, frame.fields)
         self._parts.check_caught_up()
         unique = frame.fields.get(UNIQUE_FIELD, "").lower() == "true"
@@ -45,7 +45,7 @@ class Queries:
         return frame.answer(fields=fields, body=b"".join(found))
 
     async def by_offset(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """VIEW_MESSAGE_BY_ID: clients find the offset in the id."""
+        """VIEW_MESSAGE_BY_ID: clients extract the offset from the id."""
         header = read_header(ViewMessageHeader, frame.fields)
         self._parts.check_caught_up()
         record = await self._admin.read(self.record_at, header.offset)
@@ -54,7 +54,7 @@ class Queries:
         return frame.answer(body=record)
 
     def record_at(self, offset: int) -> bytes | None:
-        """The message at an offset that anybody may have made up, if clients may see it. May wait for a disk."""
+        """The message at an untrusted offset, if clients may see it. May wait for a disk."""
         record = self._parts.store.read_record(offset) if offset >= 0 else None
         return record if record is not None and self._may_be_seen(record) else None
 
@@ -75,7 +75,7 @@ class Queries:
         return [record for record in found if self._may_be_seen(record)], fields
 
     def _may_be_seen(self, record: bytes) -> bool:
-        """Whether it is neither one of the broker's own, nor of a deleted topic of the same name."""
+        """Whether it is neither one of the broker's own, nor from a deleted topic of the same name."""
         try:
             message = decode_record(record, check_crc=False)
         except CorruptRecordError:

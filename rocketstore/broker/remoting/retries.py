@@ -1,7 +1,7 @@
-"""Messages that could not be consumed: sent back to be tried again later, and dead after too many times.
+"""Messages that could not be consumed: sent back for retries, and dead-lettered after too many.
 
-``%RETRY%group`` is a topic that every consumer of the group subscribes to; a message comes there after a delay that
-grows with each time. ``%DLQ%group`` keeps what nobody tries any more.
+``%RETRY%group`` is a topic that every consumer of the group subscribes to; a message gets there after a delay that
+grows each time. ``%DLQ%group`` holds messages that are no longer retried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
-"""Of the first repetition; each further one has the next."""
+"""For the first retry; each further one uses the next level."""
 DEAD_QUEUES: Final = 1
 _READ_WRITE: Final = 6
 
@@ -74,7 +74,7 @@ class Retries:
         return frame.answer()
 
     def target_of(self, header: SendHeader) -> TopicConfig:
-        """Where a message goes that a client itself sends to ``%RETRY%group``: there, or to the dead ones."""
+        """The topic for a message that a client sends to ``%RETRY%group``: that one, or the dead-letter topic."""
         config = self.group(header.topic.removeprefix(RETRY_PREFIX))
         limit = header.max_reconsume_times if header.max_reconsume_times >= 0 else config.retry_times_max
         if header.reconsume_times >= limit:
@@ -82,7 +82,7 @@ class Retries:
         return retry_topic(replace(config, retry_queues=max(config.retry_queues, 1)))
 
     def group(self, name: str) -> GroupConfig:
-        """Its settings. Raises ``RequestError``: there is no such group, and none is made."""
+        """A group's settings. Raises ``RequestError`` if it does not exist, without creating it."""
         state = self._parts.state
         check_name(name, "group")
         if not self._parts.config.auto_create_subscription_group and not state.has_group(name):
@@ -91,7 +91,7 @@ class Retries:
         return state.group(name)
 
     async def ensure_topic(self, topic: TopicConfig, owner: str) -> None:
-        """Make a topic for retries or dead messages unless there is one. Raises ``RequestError``."""
+        """Create a retry or dead-letter topic if it does not exist. Raises ``RequestError``."""
         if self._parts.topics.find(topic.name) is None:
             result = await self._parts.admin.create_topic(topic, owner)
             if not result.ok:
@@ -117,7 +117,7 @@ class Retries:
         stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[PutResult]) -> None:
-            if not stored.done():  # else nobody waits any more
+            if not stored.done():  # otherwise nobody is waiting any more
                 stored.set_result(results[0])
 
         self._parts.sender.submit(SendCall(0, [message], True, len(message.body)), done)
@@ -125,17 +125,17 @@ class Retries:
 
 
 def retry_topic(group: GroupConfig) -> TopicConfig:
-    """Where messages of a group come that are to be tried again."""
+    """The topic for a group's messages to be retried."""
     return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, _READ_WRITE)
 
 
 def dead_topic(group: GroupConfig) -> TopicConfig:
-    """Where messages of a group come that nobody tries any more."""
+    """The topic for a group's messages that are no longer retried."""
     return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, _READ_WRITE)
 
 
 def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Message:
-    """The message as it is stored again; it says where it came from."""
+    """The copy of the message to be stored; it records its origin."""
     properties = dict(message.properties)
     properties.pop(PROPERTY_DELAY, None)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)

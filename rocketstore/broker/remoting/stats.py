@@ -1,4 +1,4 @@
-"""How topics and groups stand: the ends of queues, how far groups are, and how old what they still need is."""
+"""Statistics of topics and groups: the bounds of queues, the progress of groups, and the age of their next messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stats:
         return frame.answer(body=await self._admin.read(self._topic_stats, topic))
 
     async def of_group(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """GET_CONSUME_STATS: of all topics that the group has offsets in, unless one is named."""
+        """GET_CONSUME_STATS: for all topics in which the group has offsets, or for one."""
         header = read_header(ConsumeStatsHeader, frame.fields)
         self._parts.check_caught_up()
         group = self._clients.consumers(header.consumer_group)
@@ -89,7 +89,7 @@ class Stats:
         check_queues(sum(one.read_queue_nums for one in known))
         table: dict[MessageQueue, ConsumeOffset] = {}
         for topic in known:
-            if not subscribed or topic.topic_name in subscribed:  # else it was consumed once
+            if not subscribed or topic.topic_name in subscribed:  # otherwise it is no longer subscribed to
                 table |= self._progress(topic, group)
         return ConsumeStats(table).encode()
 
@@ -138,5 +138,5 @@ class Stats:
         return (MessageQueue(topic.topic_name, self._parts.config.name, queue_id) for queue_id in range(count))
 
     def _time(self, queue: MessageQueue, offset: int) -> int:
-        """When a message was stored; 0 if it is not there."""
+        """When a message was stored; 0 if it does not exist."""
         return max(self._parts.store.store_time(queue.topic, queue.queue_id, offset), 0) if offset >= 0 else 0

@@ -1,4 +1,4 @@
-"""A broker's topics as RocketMQ's programs want them: those that are stored, and those that every broker has."""
+"""A broker's topics for RocketMQ's programs: stored ones, and those that every broker has."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC
 
 DEFAULT_TOPIC: Final = "TBW102"
-"""Producers ask for the route of this one when they do not know a topic: who has it creates topics."""
+"""Producers look up the route of this topic if theirs is unknown: brokers that have it create topics."""
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_EVENT: Final = "OFFSET_MOVED_EVENT"
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
 INHERIT: Final = 1
-"""Bit of a permission: topics may be made from this one."""
+"""Permission bit: topics may be created from this one."""
 _CLUSTER_QUEUES: Final = 16
 _READ_WRITE: Final = 6
 
 
 def system_topics(config: BrokerConfig) -> dict[str, TopicConfigData]:
-    """Topics that are not stored; a stored one of the same name counts instead."""
+    """Topics that are not stored; a stored one of the same name takes precedence."""
     levels = DelayLevels.parse(config.store.message_delay_level).level_max
     found = [
         _topic(SELF_TEST_TOPIC, 1),
@@ -42,7 +42,7 @@ def system_topics(config: BrokerConfig) -> dict[str, TopicConfigData]:
 
 
 def topic_table(config: BrokerConfig, stored: list[TopicConfig]) -> dict[str, TopicConfigData]:
-    """All topics that others may know of, by name; none may do more than ``brokerPermission`` allows."""
+    """All topics visible to others, by name, with permissions limited by ``brokerPermission``."""
     table = system_topics(config)
     for one in stored:
         if one.name not in HIDDEN_TOPICS:
@@ -51,7 +51,7 @@ def topic_table(config: BrokerConfig, stored: list[TopicConfig]) -> dict[str, To
 
 
 def find_topic(parts: BrokerParts, name: str) -> TopicConfigData | None:
-    """A topic that others may know of, stored or not."""
+    """A topic visible to others, stored or not."""
     stored = parts.state.topic(name) if name not in HIDDEN_TOPICS else None
     return system_topics(parts.config).get(name) if stored is None else _data_of(parts.config, stored)
 
@@ -65,19 +65,19 @@ def known_topic(parts: BrokerParts, name: str) -> TopicConfigData:
 
 
 class TopicTable:
-    """All topics that others may know of, with a version that is another one whenever they are."""
+    """All topics visible to others, with a version that changes whenever they do."""
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        self._lock = threading.Lock()  # guards the last answer
+        self._lock = threading.Lock()  # guards the last result
         self._last = TopicConfigTable()
 
     def now(self) -> TopicConfigTable:
-        """On any thread."""
+        """The current table. Callable from any thread."""
         parts = self._parts
         with self._lock:
             table = topic_table(parts.config, parts.state.topics())
-            if table != self._last.topic_config_table:  # of two versions others only see whether they differ
+            if table != self._last.topic_config_table:  # others only compare versions for equality
                 version = DataVersion(self._last.data_version.counter + 1, parts.clock.wall_ms())
                 self._last = TopicConfigTable(version, table)
             return self._last

@@ -1,4 +1,4 @@
-"""Topics for administrators: made, changed, deleted, listed."""
+"""Administration of topics: create, change, delete, list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLE_TAG: Final = "SINGLE_TAG"
 
 
 class Topics:
-    """On the loop. ``announce`` returns once the name servers know of a change, or did not answer soon."""
+    """On the loop. ``announce`` returns once the name servers know of a change, or after a short timeout."""
 
     def __init__(self, parts: BrokerParts, admin: Administration, announce: Callable[[], Awaitable[None]]) -> None:
         self._parts = parts
@@ -29,7 +29,7 @@ class Topics:
         self._table = TopicTable(parts)
 
     async def put(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """UPDATE_AND_CREATE_TOPIC: clients ask for the route right after the answer."""
+        """UPDATE_AND_CREATE_TOPIC: clients look up the route right after the response."""
         header = read_header(PutTopicHeader, frame.fields)
         self._admin.check_master()
         self._check_name(header.topic)
@@ -48,7 +48,7 @@ class Topics:
         return frame.answer()
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """DELETE_TOPIC_IN_BROKER: one that is not here is deleted already."""
+        """DELETE_TOPIC_IN_BROKER: an unknown topic counts as deleted."""
         name = read_header(TopicHeader, frame.fields).topic
         self._admin.check_master()
         self._check_name(name)

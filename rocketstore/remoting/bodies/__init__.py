@@ -1,1 +1,1 @@
-"""The bodies that are JSON, by whom they are about; the names of their members are RocketMQ's."""
+"""The JSON bodies, by subject; member names are RocketMQ's."""

@@ -1,4 +1,4 @@
-"""What clients say of themselves, and what is told about them."""
+"""Bodies sent by clients about themselves, and lists of clients."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from rocketstore.remoting.codes import Language
 from rocketstore.remoting.headers import Int32, Int64, Named
 
 CLIENT_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Of a body that any client may send: a heartbeat with ten thousand subscriptions."""
+"""For a body that any client may send: enough for a heartbeat with ten thousand subscriptions."""
 GROUPS_MAX: Final = 4096
-"""Of one client: a program rarely has ten, and every heartbeat names all."""
+"""For one client: a program rarely has ten, and every heartbeat contains all of them."""
 SUBSCRIPTIONS_MAX: Final = 16_384
-"""Of one group: topics that one consumer takes part in."""
+"""For one group: the topics of one consumer."""
 TAGS_MAX: Final = 16_384
-"""Of one subscription: the tags of an expression of 64 KiB."""
+"""For one subscription: the tags of an expression of 64 KiB."""
 
 
 class ConsumeType(IntEnum):
-    """Whether a consumer pulls by itself; the numbers are what the C++ client writes, as with the two below."""
+    """Whether a consumer pulls actively; the numbers are those of the C++ client, as in the next two."""
 
     CONSUME_ACTIVELY = 0
     CONSUME_PASSIVELY = 1
 
 
 class MessageModel(IntEnum):
-    """Whether each consumer of a group gets all messages, or its share."""
+    """Whether each consumer of a group receives all messages, or its share."""
 
     BROADCASTING = 0
     CLUSTERING = 1
 
 
 class ConsumeFromWhere(IntEnum):
-    """Where a group without offsets begins."""
+    """Where a group without offsets starts."""
 
     CONSUME_FROM_LAST_OFFSET = 0
     CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = 1
@@ -50,7 +50,7 @@ class ConsumeFromWhere(IntEnum):
 
 @record(frozen=True, slots=True)
 class SubscriptionData(Body):
-    """One topic of a consumer group. ``code_set`` has the hashes of the tags, both empty for all messages."""
+    """One topic of a consumer group. ``code_set`` contains the hashes of the tags; both are empty for all messages."""
 
     topic: str
     sub_string: str = "*"
@@ -63,14 +63,14 @@ class SubscriptionData(Body):
 
 @record(frozen=True, slots=True)
 class ProducerData(Body):
-    """A producer group that a client is in."""
+    """A producer group that a client belongs to."""
 
     group_name: str
 
 
 @record(frozen=True, slots=True)
 class ConsumerData(Body):
-    """A consumer group that a client is in."""
+    """A consumer group that a client belongs to."""
 
     group_name: str
     consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
@@ -119,7 +119,7 @@ class LockQueuesBody(Body):
 
 @record(frozen=True, slots=True)
 class LockedQueuesBody(Body):
-    """Answer to LOCK_BATCH_MQ: those that the client has now."""
+    """Answer to LOCK_BATCH_MQ: the queues that the client now has locked."""
 
     locked: Annotated[tuple[MessageQueue, ...], Named("lockOKMQSet")] = ()
 

@@ -1,4 +1,4 @@
-"""Queues by name, the keys of many tables."""
+"""Queues by name, used as keys in many tables."""
 
 from __future__ import annotations
 

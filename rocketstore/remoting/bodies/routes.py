@@ -1,4 +1,4 @@
-"""What a name server tells: routes, clusters, lists of topics, key-value tables."""
+"""Responses of name servers: routes, clusters, lists of topics, key-value tables."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class QueueData(Body):
 class TopicRouteData(Body):
     """Answer to GET_ROUTEINFO_BY_TOPIC.
 
-    Always standard JSON: clients too old to ask for it, which get digits as keys without quotes from Java, read it as
-    well.
+    Always standard JSON: older clients, to which Java sends numeric keys without quotes, can read it, too.
     """
 
     queue_datas: tuple[QueueData, ...] = ()

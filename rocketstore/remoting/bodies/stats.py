@@ -1,4 +1,4 @@
-"""What administrators ask for: offsets and times by queue, statistics, resets."""
+"""Bodies for administrators: offsets and times by queue, statistics, resets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TopicStatsTable(Body):
 
 @record(frozen=True, slots=True)
 class ConsumeOffset(Body):
-    """How far a group is in one queue."""
+    """A group's progress in one queue."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -73,7 +73,7 @@ class QueueOffsetForC(Body):
 
 @record(frozen=True, slots=True)
 class ResetOffsetBodyForC(Body):
-    """The same for the C++ client, which reads no objects as keys."""
+    """The same for the C++ client, which does not support objects as keys."""
 
     offset_table: tuple[QueueOffsetForC, ...] = ()
 
@@ -106,7 +106,7 @@ class ConsumeTimeSpans(Body):
 
 @record(frozen=True, slots=True)
 class BrokerStatsItem(Body):
-    """Counts of one period: in all, a second, per call."""
+    """Counts of one period: total, per second, per call."""
 
     sum: Int64 = 0
     tps: float = 0.0
@@ -124,7 +124,7 @@ class BrokerStatsData(Body):
 
 @record(frozen=True, slots=True)
 class ConsumeQueueData(Body):
-    """One unit of a consume queue; ``eval`` says whether the asked group's filter takes it."""
+    """One unit of a consume queue; ``eval`` says whether it passes the filter of the requested group."""
 
     physic_offset: Int64 = 0
     physic_size: Int32 = 0

@@ -1,4 +1,4 @@
-"""A broker's topics, and how it registers them with a name server."""
+"""A broker's topics, and its registration with a name server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocketstore.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Int32, Int64
 
 FILTER_SERVERS_MAX: Final = 1024
-"""Each is a process beside one broker; nobody runs them since RocketMQ 4.3."""
+"""Each is a separate process next to a broker; obsolete since RocketMQ 4.3."""
 _LENGTH: Final = struct.Struct(">i")
 _PARTS_OF_TOPIC: Final = 5
 _LEVEL: Final = 9
@@ -26,7 +26,7 @@ _CRC_MASK: Final = (1 << 31) - 1
 
 @record(frozen=True, slots=True)
 class DataVersion(Body):
-    """Tells whether a table changed; of two, no order is defined."""
+    """Shows whether a table has changed; versions have no order."""
 
     counter: Int64 = 0
     timestamp: Int64 = 0
@@ -34,7 +34,7 @@ class DataVersion(Body):
 
 @record(frozen=True, slots=True)
 class TopicConfigData(Body):
-    """A topic's settings, as brokers exchange them."""
+    """A topic's settings, as exchanged by brokers."""
 
     topic_name: str
     read_queue_nums: Int32 = 16
@@ -47,7 +47,7 @@ class TopicConfigData(Body):
 
 @record(frozen=True, slots=True)
 class TopicConfigTable(Body):
-    """Answer to GET_ALL_TOPIC_CONFIG: all topics of a broker by name. In a registration it may have some of them."""
+    """Answer to GET_ALL_TOPIC_CONFIG: all topics of a broker by name. A registration may contain only some of them."""
 
     data_version: DataVersion = DataVersion()
     topic_config_table: Mapping[str, TopicConfigData] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class _FilterServers(Body):
 
 @record(frozen=True, slots=True)
 class RegisterBrokerBody(Body):
-    """What REGISTER_BROKER carries."""
+    """The body of REGISTER_BROKER."""
 
     topic_config_serialize_wrapper: TopicConfigTable = TopicConfigTable()
     filter_server_list: Annotated[tuple[str, ...], AtMost(FILTER_SERVERS_MAX)] = ()
@@ -72,7 +72,7 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def of_request(cls, body: bytes, *, compressed: bool, version: int, crc32: int) -> Self:
-        """As ``compressed``, ``version`` and ``crc32`` of the request's header say. Raises ``RequestError``."""
+        """Decode as stated by the header's ``compressed``, ``version`` and ``crc32``. Raises ``RequestError``."""
         if crc32 not in (0, body_crc32(body)):
             raise RequestError("crc32 not match")
         if not body:
@@ -82,7 +82,7 @@ class RegisterBrokerBody(Body):
         return cls.decode_compressed(body) if compressed else cls.decode(body)
 
     def encode_compressed(self) -> bytes:
-        """RocketMQ's own compact form; it has no room for ``order`` and ``topic_sys_flag``."""
+        """RocketMQ's compact form, which lacks ``order`` and ``topic_sys_flag``."""
         topics = self.topics.topic_config_table.values()
         parts = [
             _block(self.topics.data_version.encode()),
@@ -106,7 +106,7 @@ class RegisterBrokerBody(Body):
 
 
 def body_crc32(body: bytes) -> int:
-    """What a registration's ``bodyCrc32`` says of its body, as sent."""
+    """The ``bodyCrc32`` of a registration's body, as sent."""
     return zlib.crc32(body) & _CRC_MASK
 
 
@@ -120,7 +120,7 @@ def _line(topic: TopicConfigData) -> str:
 
 
 def _inflated(data: bytes) -> bytes:
-    """At most what a frame may hold without compression."""
+    """Decompress at most as much as a frame may contain uncompressed."""
     inflater = zlib.decompressobj()
     try:
         found = inflater.decompress(data, FRAME_BYTES_MAX)
@@ -132,7 +132,7 @@ def _inflated(data: bytes) -> bytes:
 
 
 class _Blocks:
-    """Numbers, and bytes with their length before them."""
+    """Numbers, and bytes preceded by their length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.nameserver.tables import Registration, TableLimits, Tables
+from rocketstore.nameserver.tables import BrokerRegistration, RouteTables, TableLimits
 from rocketstore.remoting.bodies.routes import QueueData
 from rocketstore.remoting.bodies.topics import DataVersion
 
@@ -19,23 +19,23 @@ def registration(
     version: int = 1,
     topics: tuple[str, ...] = ("T",),
     queues: int = 4,
-) -> Registration:
+) -> BrokerRegistration:
     """Of one broker."""
     found = {topic: QueueData(name, queues, queues, 6) for topic in topics}
-    return Registration(cluster, name, broker_id, address, f"ha-{address}", DataVersion(version, 7), found, term)
+    return BrokerRegistration(cluster, name, broker_id, address, f"ha-{address}", DataVersion(version, 7), found, term)
 
 
-def new_tables(limits: TableLimits = LIMITS) -> Tables:
+def new_tables(limits: TableLimits = LIMITS) -> RouteTables:
     """Empty ones."""
-    return Tables(limits)
+    return RouteTables(limits)
 
 
-def addresses(tables: Tables, name: str = "g") -> dict[int, str]:
+def addresses(tables: RouteTables, name: str = "g") -> dict[int, str]:
     """Where a broker is, by id."""
     return next((dict(one.broker_addrs) for one in tables.brokers() if one.broker_name == name), {})
 
 
-def queues_of(tables: Tables, topic: str = "T") -> dict[str, int]:
+def queues_of(tables: RouteTables, topic: str = "T") -> dict[str, int]:
     """How many a topic has at each broker."""
     route = tables.route(topic)
     return {} if route is None else {one.broker_name: one.write_queue_nums for one in route.queue_datas}

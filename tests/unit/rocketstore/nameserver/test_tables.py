@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.nameserver.tables import SILENCE_MS, SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, Registration, TableLimits
+from rocketstore.nameserver.tables import SILENCE_MS, SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, TableLimits
 from rocketstore.remoting.bodies.routes import QueueData
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.errors import RequestError
@@ -225,7 +225,7 @@ def test_write_permission_is_wiped_until_a_changed_registration() -> None:
     """And given back without touching what else the permission says."""
     tables = new_tables()
     topics = {"T": QueueData("g", 1, 1, 7), "U": QueueData("g", 1, 1, 4)}
-    one = Registration("c", "g", 0, "a:1", "h:1", DataVersion(1), topics)
+    one = BrokerRegistration("c", "g", 0, "a:1", "h:1", DataVersion(1), topics)
     tables.register(one, "la", 0)
 
     def permissions() -> list[int]:
@@ -237,7 +237,7 @@ def test_write_permission_is_wiped_until_a_changed_registration() -> None:
     assert permissions() == [5, 4]
     assert tables.add_write("g") == 2
     assert permissions() == [7, 6]
-    tables.register(Registration("c", "g", 0, "a:1", "h:1", DataVersion(2), topics), "la", 0)
+    tables.register(BrokerRegistration("c", "g", 0, "a:1", "h:1", DataVersion(2), topics), "la", 0)
     assert permissions() == [7, 4]
     assert (tables.wipe_write("h"), tables.add_write("h")) == (0, 0)
 
@@ -261,7 +261,7 @@ def test_topics_are_told_apart_by_their_system_flag() -> None:
     tables = new_tables()
     flags = {"none": 0, "unit": SYS_FLAG_UNIT, "sub": SYS_FLAG_UNIT_SUB, "both": SYS_FLAG_UNIT | SYS_FLAG_UNIT_SUB}
     topics = {topic: QueueData("g", 1, 1, 6, flag) for topic, flag in flags.items()}
-    tables.register(Registration("c", "g", 0, "a:1", "h:1", DataVersion(), topics), "la", 0)
+    tables.register(BrokerRegistration("c", "g", 0, "a:1", "h:1", DataVersion(), topics), "la", 0)
 
     assert tables.topics_with(SYS_FLAG_UNIT) == ("both", "unit")
     assert tables.topics_with(SYS_FLAG_UNIT_SUB) == ("both", "sub")
@@ -277,7 +277,9 @@ def test_topics_are_told_apart_by_their_system_flag() -> None:
         (TableLimits(9, 9, 9, 1), registration(0, "x:1", name="h"), "placesMax"),
     ],
 )
-def test_what_is_too_much_is_refused_and_changes_nothing(limits: TableLimits, refused: Registration, what: str) -> None:
+def test_what_is_too_much_is_refused_and_changes_nothing(
+    limits: TableLimits, refused: BrokerRegistration, what: str
+) -> None:
     """With the name of the setting; whoever is known can go on registering."""
     tables = new_tables(limits)
     tables.register(registration(0, "a:1", name="g"), "la", 0)

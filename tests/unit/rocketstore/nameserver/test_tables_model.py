@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rocketstore.nameserver.tables import SILENCE_MS, Registration
+from rocketstore.nameserver.tables import SILENCE_MS, BrokerRegistration
 from rocketstore.remoting.bodies.routes import QueueData
 from rocketstore.remoting.bodies.topics import DataVersion
 from tests.unit.rocketstore.nameserver.support import new_tables
@@ -54,7 +54,7 @@ class _Model:
     def places(self, name: str) -> dict[int, str]:
         return {live.broker_id: address for address, live in sorted(self.live.items()) if live.name == name}
 
-    def is_outdated(self, one: Registration, now_ms: int) -> bool:
+    def is_outdated(self, one: BrokerRegistration, now_ms: int) -> bool:
         known = self.terms.get(one.broker)
         if one.term is None or known is None or known.term is None or now_ms - known.seen_ms > SILENCE_MS:
             return False
@@ -63,7 +63,7 @@ class _Model:
             return one.term < known.term and master == one.address
         return one.term < known.term or (one.term == known.term and master not in (None, one.address))
 
-    def register(self, one: Registration, link: int, now_ms: int) -> bool:
+    def register(self, one: BrokerRegistration, link: int, now_ms: int) -> bool:
         if self.is_outdated(one, now_ms):
             return False
         former = self.live.get(one.address)
@@ -78,7 +78,7 @@ class _Model:
             self.apply(one)
         return True
 
-    def apply(self, one: Registration) -> None:
+    def apply(self, one: BrokerRegistration) -> None:
         key = one.address, one.version
         *before, count = self.applied.get(one.broker, ("", DataVersion(-1), 0))
         is_same = tuple(before) == key
@@ -128,7 +128,9 @@ class TablesMachine(RuleBasedStateMachine):
     ) -> None:
         found = {topic: QueueData(name, queues, queues, 6) for topic in topics}
         said = repr((version, found)).encode()
-        one = Registration("c", name, broker_id, address, f"ha-{address}", DataVersion(version), found, term, said)
+        one = BrokerRegistration(
+            "c", name, broker_id, address, f"ha-{address}", DataVersion(version), found, term, said
+        )
         asked = one
         if (known := self.tables.repeated(name, broker_id, address, said)) is not None:
             asked = replace(one, topics={}, version=known)
