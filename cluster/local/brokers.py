@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cluster.local.group import HOST, LEADER_TIMEOUT_S, LocalGroup, wait_until
+from cluster.local.group import LEADER_TIMEOUT_S, LocalGroup, wait_until
 from dledger.config import CLIENT_PORT_OFFSET
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -131,7 +131,6 @@ class LocalBrokers(LocalGroup):
             "brokerName": self.name,
             "listenPort": str(self.nodes[node].client_port),
             "vipPort": "0",
-            "namesrvAddr": f"{HOST}:9876",
             "storePathRootDir": str(root),
             "storePathCommitLog": str(root / "commitlog"),
         }

@@ -13,6 +13,7 @@ from cluster.local.group import free_ports
 from tests.interop.java import OPENED, SOURCES, environment
 
 TIMEOUT_S: Final = 180
+TESTS_TIMEOUT_S: Final = 900
 _HEAP: Final = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m")
 
 
@@ -30,6 +31,23 @@ def make_home(directory: Path) -> Path:
     for program in ("broker", "tools", "namesrv"):
         (conf / f"logback_{program}.xml").write_text("<configuration/>")
     return conf.parent
+
+
+def junit(directory: Path, test: str, properties: Mapping[str, object]) -> str:
+    """What JUnit prints of one class of RocketMQ's own integration tests."""
+    directory.mkdir(parents=True, exist_ok=True)
+    words = _command("its", "org.junit.runner.JUnitCore", directory, test)
+    settings = [f"-D{name}={value}" for name, value in properties.items()]
+    ended = subprocess.run(
+        [words[0], *settings, *words[1:]],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TESTS_TIMEOUT_S,
+        env=_environment(directory),
+        check=False,
+    )
+    return ended.stdout + ended.stderr
 
 
 def _command(module: str, main: str, directory: Path, *arguments: str) -> list[str]:

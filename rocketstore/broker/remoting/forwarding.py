@@ -110,12 +110,11 @@ class Forwarding:
 
     async def _look_up_members(self) -> None:
         """From which addresses a request may say that it was passed on."""
-        loop = asyncio.get_running_loop()
         while True:
             found: set[str] = set()
             for name in {host_of(one) for one in self._parts.view().members.values() if one}:
                 with suppress(OSError):  # no such name, now
-                    places = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                    places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
                     found.update(str(place[4][0]) for place in places)
             self._member_hosts = frozenset(found)
             await asyncio.sleep(MEMBERS_INTERVAL_S)

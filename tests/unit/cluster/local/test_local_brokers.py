@@ -53,7 +53,6 @@ def test_there_is_nothing_in_the_conf_files_that_rocketmq_does_not_know(tmp_path
         "brokerClusterName",
         "brokerName",
         "listenPort",
-        "namesrvAddr",
         "storePathRootDir",
         "storePathCommitLog",
         "enableDLegerCommitLog",
