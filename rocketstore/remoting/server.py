@@ -75,6 +75,11 @@ class RemotingServer:
         self._is_closing = False
 
     @property
+    def codes(self) -> frozenset[int]:
+        """The codes of all requests it serves."""
+        return frozenset(self._handlers.direct) | frozenset(self._handlers.awaited)
+
+    @property
     def connections(self) -> int:
         """The number of connections."""
         return len(self._connections)

@@ -21,7 +21,7 @@ from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.forwarding import BORN_HOST
+from rocketstore.broker.remoting.forwarding import BORN_HOST, FORWARDED
 from rocketstore.broker.remoting.needs import RECORDS, RULES, SUB, Need, action_of, resource_of, topic_need
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
@@ -44,6 +44,8 @@ _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "
 """Before each refusal: RocketMQ's clients and their users look for it."""
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+_NOBODY: Final = "nobody"
+"""In the place of an address that is not believed: no white list includes it."""
 _ON_THE_WAY: Final = frozenset({BORN_HOST})
 """Fields that are not the client's."""
 OriginOf = Callable[[RemotingConnection, Frame], Place]
@@ -110,7 +112,9 @@ class RemotingAccess:
 
     def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame) -> Caller:
         origin, place = self._origin_of(connection, frame), connection.place
-        peers = (_peer(origin),) if origin is place else (_peer(origin), _peer(place))
+        peers: tuple[str, ...] = (_peer(origin),)
+        if BORN_HOST in frame.fields:
+            peers += (_NOBODY if origin is place else _peer(place),)
 
         def is_genuine(secret: bytes) -> bool:
             return is_signed(secret.decode(), frame.fields, frame.body, without=_ON_THE_WAY)
@@ -127,7 +131,8 @@ class RemotingAccess:
             return
         here = self._callers.setdefault(connection, {})
         key = caller.account.access_key
-        if key not in here and self._origin_of(connection, frame) is connection.place:
+        is_its_own = frame.code not in FORWARDED or self._origin_of(connection, frame) is connection.place
+        if key not in here and is_its_own:
             here[key] = caller
             guard.enter(
                 caller, partial(self._end, guard, connection, caller), partial(self._is_still_allowed, connection)

@@ -52,7 +52,7 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        self._access = access = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        self.access = access = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
         retries = Retries(parts, access.quota_of)
         self._members = members = Members(parts, retries, access.quota_of)
         offsets = Offsets(parts)
@@ -112,7 +112,7 @@ class RemotingService:
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
         self._members.closed(connection)
-        self._access.closed(connection)
+        self.access.closed(connection)
 
     def _expire(self) -> None:
         self._members.hang_up_on_the_silent()

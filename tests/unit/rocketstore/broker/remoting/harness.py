@@ -36,9 +36,11 @@ class RemotingHarness(Harness):
         await self.client.close()
         await super()._end(grace_s)
 
-    def dial(self) -> RemotingSocket:
-        """A client."""
-        return RemotingSocket(self.remoting_port)
+    def dial(self, key: tuple[str, str] | None = None) -> RemotingSocket:
+        """A client; with a key it signs what it asks."""
+        client = RemotingSocket(self.remoting_port)
+        client.key = key
+        return client
 
 
 def captured(client: RemotingSocket, name: str, **fields: object) -> Frame:
