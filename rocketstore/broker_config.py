@@ -52,7 +52,7 @@ class BrokerConfig:
     listen_port: Port = 10911
     """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
     grpc_port: Port = 0
-    """Further port for gRPC alone, a little faster than ``listen_port``; 0: none."""
+    """Further port for gRPC alone, without the relay behind ``listen_port``: for very high load; 0: none."""
     vip_port: Annotated[int | None, Range(0, 65535)] = None
     """Second port of the same kind as ``listen_port``, which RocketMQ's brokers have for some clients and for slaves;
     0: none. Unset: ``listen_port`` - 2, and if that port is taken, the broker does without.
@@ -105,6 +105,12 @@ class BrokerConfig:
     """Maximum bytes of messages of all producers waiting to be stored."""
     read_threads: Positive = 4
     """Number of threads that read messages for pulls and queries."""
+    reject_transaction_message: bool = False
+    """Whether transactional messages are refused."""
+    transactions_open_max: Positive = 100_000
+    """Maximum transactions neither committed nor rolled back; one producer group may have ``account_share_percent`` of
+    them.
+    """
     metrics_port: Port = 0
     """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
     metrics_host: str = "127.0.0.1"

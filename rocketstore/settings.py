@@ -200,6 +200,24 @@ DLEDGER_ONLY: Final = {target.setting for target in dledger_settings.TARGETS.val
 }
 
 
+def properties_of(config: BrokerConfig) -> dict[str, str]:
+    """A configuration as a conf file has it, under RocketMQ's names; without what is unset."""
+    found: dict[str, str] = {}
+    parts: list[Any] = [config.store, config, config.access, config.limits]  # Any: a record's fields are looked at
+    if config.dledger is not None:
+        node = config.dledger
+        members = ";".join(f"{one.node_id}-{one.host}:{one.port}" for one in node.members)
+        found = {"dLegerGroup": node.group, "dLegerSelfId": str(node.node_id), "dLegerPeers": members}
+    for part in parts:
+        for one in fields(part):
+            value = getattr(part, one.name)
+            if isinstance(value, bool):
+                value = str(value).lower()
+            if isinstance(value, str | int | Path):
+                found[_IRREGULAR_NAMES.get(one.name, _camel(one.name))] = str(value)
+    return dict(sorted(found.items()))
+
+
 # --- the result ------------------------------------------------------------------------------------------------------
 
 

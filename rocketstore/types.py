@@ -15,13 +15,21 @@ from dledger.records import record
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Holds waiting delayed messages; one queue per delay level."""
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Holds prepared transactional messages, which no consumer sees."""
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Says which of them have ended."""
+CHECKED_TOO_OFTEN_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Holds those about which no producer would say anything."""
 BROKER_STATE_TOPIC: Final = "RMQ_SYS_BROKER_STATE"
 """Hidden: topics, subscription groups, consumer offsets and delay progress, replicated as messages of the log."""
 TERM_START_TOPIC: Final = "RMQ_SYS_TERM_START"
 """Hidden: the body of the entry that starts a leader's term, in a form that every RocketMQ reader can parse."""
 QUEUE_NUMBERS_TOPIC: Final = "RMQ_SYS_QUEUE_NUMBERS"
 """Hidden: periodically, the next offset of every queue, so that numbering survives retention."""
-HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC})
+TRANSACTION_CHECKS_TOPIC: Final = "RMQ_SYS_TRANS_CHECKS"
+"""Hidden: when the producers of open transactions were asked, and how far every commit is known to have its op."""
+HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC, TRANSACTION_CHECKS_TOPIC})
 """Topics that clients may not write to and do not see in lists."""
 
 Outcome = Literal["stored", "not_applied", "unknown"]

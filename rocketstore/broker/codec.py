@@ -37,13 +37,9 @@ _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 class SendCall(NamedTuple):
     """A send request; ``size`` is its length on the wire. ``packed``: its response may be packed.
 
-    <<<<<<< HEAD
-        ``producer`` numbers the messages: then all of them are stored or none, as with ``together``.
-        ``quota`` is the sender's. Where access control is on: ``denied`` topics and the refusals of their messages.
-    =======
-        ``producer`` numbers the messages: then all or none of them are stored. ``quota`` is the sender's. Under access
-        control, ``denied`` contains the denied topics and the refusals of their messages.
-    >>>>>>> main
+    ``producer`` numbers the messages: then all of them are stored or none, as with ``together``. ``quota`` is the
+    sender's. Where access control is on: ``denied`` topics and the refusals of their messages. ``own``: messages of
+    the broker, whose topics and queues need no check.
     """
 
     request_id: int
@@ -55,6 +51,7 @@ class SendCall(NamedTuple):
     denied: Mapping[str, PutResult] = {}  # the default of a named tuple's field
     quota: Quota | None = None
     together: bool = False
+    own: bool = False
 
 
 def parse(kind: type[_W], data: bytes) -> _W:

@@ -11,14 +11,17 @@ import asyncio
 import logging
 import socket
 import ssl
+import weakref
 from collections.abc import Callable
 from typing import Final
 
 import grpc
 
+from dledger.access.addresses import place_of
 from dledger.errors import ConfigError
 from dledger.rpc import options, tls
 from dledger.rpc.client_hello import HANDSHAKE_RECORD, protocols_offered
+from dledger.rpc.clients.connections import Place
 from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, hang_up, listen
 from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.relay import peer_name
@@ -35,6 +38,7 @@ VIP_PORT_OFFSET: Final = -2
 TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
 """The limit of distinct refusals logged: anyone may connect, and fill logs."""
+_PRUNE_LEAST: Final = 64
 _REMOTING_FRAME: Final = 0x00
 _PREFACE: Final = b"PRI * HTTP/2.0"
 _GRPC_PROTOCOLS: Final = frozenset({b"h2", b"grpc-exp"})
@@ -52,6 +56,8 @@ class BrokerDoor:
         self._socket: PrivateSocket | None = None
         self._door: FrontDoor | None = None
         self._reasons: set[str] = set()
+        self._remoting_links: dict[Place, weakref.ref[asyncio.Transport]] = {}
+        self._prune_at = _PRUNE_LEAST
         self.ports: frozenset[int] = frozenset()
         """All ports listened on, once bound."""
 
@@ -173,7 +179,7 @@ class BrokerDoor:
             self._refuse(link, "this broker does not speak that protocol")
             return
         try:
-            whom = f"a remoting client at {peer_name(link)}"
+            peer = peer_name(link)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             protocol = self._remoting()
         except BaseException:
@@ -184,9 +190,26 @@ class BrokerDoor:
             timeouts["ssl_handshake_timeout"] = self._config.effective_limits.handshake_ms_max / 1000
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
         try:  # asyncio owns the socket from now on, whatever happens
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+            self._remember(place_of(peer), transport)
         except ssl.SSLError as error:
-            self._complain(tls.explain(error, whom))
+            self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
+
+    def _remember(self, place: Place, transport: asyncio.Transport) -> None:
+        self._remoting_links[place] = weakref.ref(transport)
+        if len(self._remoting_links) > self._prune_at:
+            present = self.remoting_clients()
+            self._remoting_links = {place: one for place, one in self._remoting_links.items() if place in present}
+            self._prune_at = max(_PRUNE_LEAST, 2 * len(self._remoting_links))
+
+    def remoting_clients(self) -> frozenset[Place]:
+        """Return the clients that have remoting connections. Thread-safe."""
+        return frozenset(
+            place
+            for place, one in tuple(self._remoting_links.items())
+            if (transport := one()) is not None and not transport.is_closing()
+        )
 
     def _refuse(self, link: socket.socket, why: str) -> None:
         self._complain(f"a remoting connection is refused: {why}")

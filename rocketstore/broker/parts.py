@@ -16,6 +16,7 @@ from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.send import SendHandler
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
 from rocketstore.state.broker_state import BrokerState
@@ -38,6 +39,8 @@ class BrokerParts:
     clock: Clock
     quotas: Quotas
     room: AnswerRoom
+    transactions: TransactionService
+    """For any thread."""
     view: Callable[[], GroupView]
     store_host: HostAddress
     check_caught_up: Callable[[], None]

@@ -16,11 +16,22 @@ class ReadThreads:
     """At most ``count`` threads."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
+        self._under_way = 0
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="rocketstore-read")
 
     async def run(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """The result of ``read``."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(read, *args, **kwargs))
+        self._under_way += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, partial(read, *args, **kwargs))
+        finally:
+            self._under_way -= 1
+
+    @property
+    def waiting(self) -> int:
+        """Reads for which no thread is free."""
+        return max(0, self._under_way - self._count)
 
     def close(self) -> None:
         """Join the threads."""

@@ -9,7 +9,7 @@ first:
 3. Recounts the next queue offsets from the consume queues. Those it assigned itself as an earlier leader may belong to
    entries that were lost; those that others assigned it never counted.
 4. Opens the log for puts of this term only, and makes the store master.
-5. Starts delivering delayed messages.
+5. Starts what only a master does: delivering delayed messages, ending transactions.
 
 There is no deadline: a leader that cannot commit has no quorum, and will step down. A failing step is retried, with
 growing pauses, as long as the node leads. But a leader that is not master keeps the whole group from accepting
@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from tenacity import (
     RetryCallState,
@@ -46,7 +46,6 @@ from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.runtime.supervisor import Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import Role, Term
-from rocketstore.broker.schedule import ScheduleService
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
 from rocketstore.state.broker_state import BrokerState, StateBlockedError, StateIncompleteError
 from rocketstore.store.message_store import MessageStore
@@ -81,10 +80,21 @@ class _Target:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
+class MasterService(Protocol):
+    """What only a master does. Both methods may be called any number of times."""
+
+    def start(self) -> None:
+        """The store is master now."""
+
+    def stop(self) -> None:
+        """It is none any more; when this returns, nothing more is put."""
+
+
 class BrokerRoleChange:
     """A ``RoleChangeHandler`` that makes a store master or slave. Register it before the node starts.
 
-    ``listener`` is called once after every completed change of the broker's role, on this object's thread.
+    ``services`` run while the broker is master. ``listener`` is called once after every completed change of the
+    broker's role, on this object's thread.
     """
 
     def __init__(
@@ -93,8 +103,7 @@ class BrokerRoleChange:
         log: ReplicatedCommitLog,
         store: MessageStore,
         state: BrokerState,
-        schedule: ScheduleService,
-        *,
+        *services: MasterService,
         name: str = "",
         listener: Callable[[BrokerRole], None] = lambda _role: None,
     ) -> None:
@@ -104,7 +113,7 @@ class BrokerRoleChange:
         self._gate = log
         self._store = store
         self._state = state
-        self._schedule = schedule
+        self._services = services
         self._listener = listener
         self._changed = threading.Condition()  # guards the fields up to the blank line; also notified by commits
         self._target = _Target(None)
@@ -172,7 +181,8 @@ class BrokerRoleChange:
                     self._changed.wait()
                 done, stopping = self._target, self._stopping
             # Also before the next promotion: after a quick loss and regain, only the latter may be visible.
-            self._complete(done, self._schedule.stop)
+            for service in self._services:
+                self._complete(done, service.stop)
             self._complete(done, lambda: self._tell(BrokerRole.SLAVE))
             if done.term is not None:
                 self._promote(done, done.term)
@@ -185,7 +195,7 @@ class BrokerRoleChange:
             lambda: self._state.catch_up(cancelled=target.cancelled),
             self._store.rebuild_queue_offsets,
             lambda: self._take_puts(target, term),
-            self._schedule.start,
+            *(service.start for service in self._services),
             lambda: self._tell(BrokerRole.SYNC_MASTER),
         )
 

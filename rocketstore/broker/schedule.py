@@ -48,6 +48,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QUEUE_ID_MAX
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
+    HALF_TOPIC,
     SCHEDULE_TOPIC,
     BrokerRole,
     GetMessageStatus,
@@ -66,8 +67,6 @@ SLEEP_MS_MAX: Final = 10_000
 """Due times are wall-clock times, which may jump: check at least this often."""
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Prepared transactional messages; never delivered from here (as in RocketMQ)."""
 
 _DROPPED: Final = frozenset({PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT})
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
@@ -185,7 +184,7 @@ class ScheduleService:
         topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
         queue_id = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
         known = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9 and int(queue_id) <= QUEUE_ID_MAX
-        if not topic or topic in (HALF_TOPIC, SCHEDULE_TOPIC) or not known:
+        if not topic or topic in (HALF_TOPIC, SCHEDULE_TOPIC) or not known:  # as in RocketMQ
             return None
         return Message(
             topic,

@@ -128,7 +128,7 @@ class SendHandler:
         self.bytes_pending += request.size
         if request.quota is not None:
             request.quota.take(count, request.size)
-        refused = self._refusals(request.messages)
+        refused = {} if request.own else self._refusals(request.messages)
         if request.denied:
             places = enumerate(request.messages)
             refused |= {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}

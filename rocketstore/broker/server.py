@@ -50,6 +50,7 @@ from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
@@ -162,6 +163,7 @@ class BrokerServer:
             )
             delays = DelayLevels.parse(config.store.message_delay_level)
             self.schedule = ScheduleService(self.store, self.state, delays, self._clock)
+            self.transactions = TransactionService(config, self.store, self.state, self._clock)
             if self.node is not None:
                 self._role_change = BrokerRoleChange(
                     self.node,
@@ -169,6 +171,7 @@ class BrokerServer:
                     self.store,
                     self.state,
                     self.schedule,
+                    self.transactions,
                     name=config.node_id,
                     listener=self._role_changed,
                 )
@@ -201,6 +204,7 @@ class BrokerServer:
                         self._access.start(bridge.post, self._threads.thread)
                     self.state.catch_up()
                     self.schedule.start()
+                    self.transactions.start()
                 else:
                     bridge = self.node.bridge
                 self._bridge = bridge
@@ -226,9 +230,11 @@ class BrokerServer:
                 return
             self._stopping.set()
             if graceful and self.fatal is None:
+                self.transactions.stop()
                 self.schedule.stop()  # while the node leads, so that the next master knows what was delivered
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
+            self.transactions.stop()
             self.schedule.stop()
             self.state.shutdown()
             self._close_store()
@@ -300,6 +306,7 @@ class BrokerServer:
             standard.add_reflection(names)
         self._door = door = BrokerDoor(config, self._tls, self._remoting_factory())
         self._port = door.bind(server)
+        self.transactions.host = store_host = resolve(host_of(self.address), self._port)
         self._service = BrokerService(
             config,
             self.store,
@@ -308,17 +315,18 @@ class BrokerServer:
             connections,
             clock=self._clock,
             view=self.view,
-            store_host=resolve(host_of(self.address), self._port),
+            store_host=store_host,
             has_caught_up=self._has_caught_up,
             guard=guard,
             position_of=self._position_of,
             conditions=self.conditions,
+            transactions=self.transactions,
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         self._serve_remoting(self._service.parts)
         await server.start()
         door.open()
-        connections.watch(door.ports, calls_max)
+        connections.watch(door.ports, calls_max, door.remoting_clients)
 
     def _serve_remoting(self, parts: BrokerParts) -> None:
         """RocketMQ's clients on the same port; and the name servers that tell them of it."""
@@ -434,7 +442,7 @@ class BrokerServer:
         """
         while not self._stopping.wait(WATCH_INTERVAL_S):
             self.conditions.now()  # removes expired conditions
-            failure = self.state.fatal or self.schedule.fatal
+            failure = self.state.fatal or self.schedule.fatal or self.transactions.fatal
             if self._role_change is not None:
                 failure = failure or self._role_change.fatal
             if self.node is not None:

@@ -44,6 +44,7 @@ from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, Not
 from rocketstore.broker.send import SendHandler, SendStream
 from rocketstore.broker.status import StatusReport
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.message import HostAddress
@@ -86,6 +87,7 @@ class BrokerService:
         guard: AccessGuard | None = None,
         position_of: Callable[[int], int] = no_indexes,
         conditions: Conditions | None = None,
+        transactions: TransactionService | None = None,
     ) -> None:
         self._config = config
         self._store = store
@@ -146,6 +148,7 @@ class BrokerService:
             clock,
             self._quotas,
             self._room,
+            transactions or TransactionService(config, store, state, clock),
             view,
             store_host,
             self._check_caught_up,

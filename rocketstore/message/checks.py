@@ -25,15 +25,23 @@ from rocketstore.message.message import (
 from rocketstore.message.message import SYS_FLAG_TRANSACTION as TRANSACTION
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, find_property_bytes, join_properties
 from rocketstore.message.record import BLANK, HEAD_V4, IPV4_BYTES, IPV6_BYTES, OVERHEAD, TOPIC_BYTES_MAX
-from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC, PutMessageStatus, PutResult
+from rocketstore.types import (
+    CHECKED_TOO_OFTEN_TOPIC,
+    HALF_TOPIC,
+    HIDDEN_TOPICS,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    PutMessageStatus,
+    PutResult,
+)
 
 RECORD_EXTRA_BYTES: Final = 64 * KIB
 """How much longer than ``max_message_size`` a record may be."""
 NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
     SCHEDULE_TOPIC,
-    "RMQ_SYS_TRANS_HALF_TOPIC",
-    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
+    HALF_TOPIC,
+    OP_TOPIC,
+    CHECKED_TOO_OFTEN_TOPIC,
     "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 }

@@ -1,4 +1,4 @@
-"""One name server, wired: settings, values, tables, port. One thread serves, a second one writes values."""
+"""One name server, wired: settings, values, tables, port. One thread serves; others write values and decode topics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCAN_INTERVAL_S: Final = 10.0
 """RocketMQ's interval of looking for brokers that have not registered in time."""
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 1024
-"""The limit of changes of values under way; all other requests are answered immediately."""
+"""The limit of registrations and changes of values under way; all other requests are answered immediately."""
 REQUEST_S_MAX: Final = 30.0
 
 

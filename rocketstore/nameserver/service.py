@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from dledger import properties
 from dledger.access.addresses import AddressPattern, any_matches, plain_host
@@ -44,7 +45,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
-from rocketstore.remoting.server import Handlers
+from rocketstore.remoting.server import Handler, Handlers
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ NAME_CHARS_MAX: Final = 255
 """The limit of names of clusters, brokers and topics; RocketMQ's is 127 for topics, and 255 for retry topics."""
 VERSION_BYTES_MAX: Final = 4096
 """The limit of a body with a version."""
+DECODED_AT_ONCE_BYTES_MAX: Final = 64 * 1024
+"""Larger registrations, and compressed ones, are decoded by another thread: 10,000 topics take 0.1 s."""
 TOLD_MAX: Final = 1024
 """The limit of refused registrations that are remembered, to log each once."""
 _BROKER_ID_MIN: Final = -1
@@ -59,10 +62,11 @@ _BROKER_ID_MIN: Final = -1
 _CHANGEABLE: Final = "orderMessageEnable"
 
 _Answering = Callable[[RemotingConnection, Frame], Frame]
+_Awaiting = Callable[[RemotingConnection, Frame], Awaitable[Frame]]
 
 
 class NameService:
-    """The handlers of one name server. Everything runs on the loop's thread, except writing values."""
+    """The handlers of one name server, on the loop's thread; values are written and topics decoded by others."""
 
     def __init__(self, config: NameServerConfig, tables: RouteTables, kv: KvConfig) -> None:
         self._config = config
@@ -72,14 +76,13 @@ class NameService:
         self._admins = config.admins
         self._orders = config.order_message_enable
         self._writer = ThreadPoolExecutor(1, "dledger-nameserver-kv")  # one: changes have an order
+        self._decoder = ThreadPoolExecutor(1, "dledger-nameserver-decode")
+        self._turns: WeakKeyDictionary[RemotingConnection, asyncio.Lock] = WeakKeyDictionary()
         self._told: set[tuple[str, str, int | None]] = set()
 
     def handlers(self) -> Handlers:
         """Return the handlers by request code."""
         direct: Mapping[int, _Answering] = {
-            RequestCode.REGISTER_BROKER: self._register,
-            RequestCode.UNREGISTER_BROKER: self._unregister,
-            RequestCode.QUERY_DATA_VERSION: self._query_version,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._clusters,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write,
@@ -98,12 +101,15 @@ class NameService:
             RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
         }
-        return Handlers(
-            {code: partial(_at_once, handler) for code, handler in direct.items()},
-            {RequestCode.PUT_KV_CONFIG: self._put_value, RequestCode.DELETE_KV_CONFIG: self._delete_value},
-            self._closed,
-            lambda _: None,
-        )
+        awaited: Mapping[int, Handler] = {
+            RequestCode.REGISTER_BROKER: partial(self._in_turn, self._register),
+            RequestCode.UNREGISTER_BROKER: partial(self._in_turn, self._unregister),
+            RequestCode.QUERY_DATA_VERSION: partial(self._in_turn, self._query_version),
+            RequestCode.PUT_KV_CONFIG: self._put_value,
+            RequestCode.DELETE_KV_CONFIG: self._delete_value,
+        }
+        at_once = {code: partial(_at_once, handler) for code, handler in direct.items()}
+        return Handlers(at_once, awaited, self._closed, lambda _: None)
 
     def expire(self) -> None:
         """Remove the brokers that have not registered in time, and close their connections."""
@@ -113,14 +119,22 @@ class NameService:
                 link.close(f"broker address {address} has not registered for 120 s")
 
     def close(self) -> None:
-        """Wait for values that are being written. Idempotent."""
+        """Wait for the threads. Idempotent."""
         self._writer.shutdown()
+        self._decoder.shutdown(cancel_futures=True)
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def _register(self, connection: RemotingConnection, frame: Frame) -> Frame:
+    async def _in_turn(self, handler: _Awaiting, connection: RemotingConnection, frame: Frame) -> Frame:
+        """Handle the requests of one broker in their order, although some take longer."""
+        async with self._turns.setdefault(connection, asyncio.Lock()):
+            return await handler(connection, frame)
+
+    async def _register(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow(connection, self._brokers, "register brokers")
-        one = self._registration(read_header(RegisterBrokerHeader, frame.fields), frame)
+        one = await self._registration(read_header(RegisterBrokerHeader, frame.fields), frame)
+        if connection.is_closed:
+            raise RequestError(f"{one.address} disconnected before its registration was decoded")
         before = self._tables.master(one.broker)
         taken, master, master_ha = self._tables.register(one, connection, _now_ms())
         if not taken:
@@ -131,16 +145,16 @@ class NameService:
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
-    def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
-        """Decode a registration, unless it repeats the last one: decoding 10,000 topics takes 0.1 s."""
+    async def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
+        """Decode a registration, unless it repeats the last one."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
         if version is not None:
             return _registration(header, version, {}, digest)
-        body = RegisterBrokerBody.of_request(
-            frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
-        )
-        return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
+        decode = partial(_decode, header, frame, digest)
+        if len(frame.body) <= DECODED_AT_ONCE_BYTES_MAX and not header.compressed:
+            return decode()
+        return await asyncio.get_running_loop().run_in_executor(self._decoder, decode)
 
     def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
         key = one.broker, one.address, one.term
@@ -159,14 +173,14 @@ class NameService:
             self._tables.term_of(one.broker, _now_ms()),
         )
 
-    def _unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
+    async def _unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow(connection, self._brokers, "unregister brokers")
         header = read_header(BrokerHeader, frame.fields)
         if self._tables.unregister(header.broker_name, header.broker_id, header.broker_addr):
             _LOG.info("broker %s: %s unregistered", header.broker_name, header.broker_addr)
         return frame.answer()
 
-    def _query_version(self, connection: RemotingConnection, frame: Frame) -> Frame:
+    async def _query_version(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow(connection, self._brokers, "register brokers")
         header = read_header(BrokerHeader, frame.fields)
         if len(frame.body) > VERSION_BYTES_MAX:
@@ -316,6 +330,14 @@ def _at_once(handler: _Answering, connection: RemotingConnection, frame: Frame) 
 
 def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Frame:
     return frame.answer(body=TopicList(topics, address).encode())
+
+
+def _decode(header: RegisterBrokerHeader, frame: Frame, digest: bytes) -> BrokerRegistration:
+    """Raises ``RequestError``."""
+    body = RegisterBrokerBody.of_request(
+        frame.body, compressed=header.compressed, version=frame.version, crc32=header.body_crc32
+    )
+    return _registration(header, body.topics.data_version, body.topics.topic_config_table, digest)
 
 
 def _registration(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -70,15 +71,17 @@ class _Link:
         if not self._turn.acquire(timeout=_left(deadline)):
             raise UnreachableError(f"{self._address} did not answer an earlier request in time")
         try:
-            link = self._socket or self._connect(deadline)
-            self._socket = None
+            link = self._socket
+            if link is not None and _is_readable(link):  # closed by the other side, or with an answer too late
+                link.close()
+                self._socket = link = None
+            self._socket = link = link or self._connect(deadline)
             try:
-                answer = self._ask(link, request, deadline)
+                return self._ask(link, request, deadline)
             except BaseException:
+                self._socket = None
                 link.close()
                 raise
-            self._socket = link
-            return answer
         finally:
             self._turn.release()
 
@@ -115,6 +118,12 @@ class _Link:
             raise TimeoutError(f"{self._address} did not answer in time") from error
         except (OSError, EOFError, FrameError) as error:
             raise DisconnectedError(f"the connection to {self._address} ended: {error}") from error
+
+
+def _is_readable(link: socket.socket) -> bool:
+    poll = select.poll()  # select itself cannot handle descriptors above 1023
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _receive(link: socket.socket, deadline: float) -> Frame:

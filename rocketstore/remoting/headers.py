@@ -469,6 +469,16 @@ class VersionAnswer:
 
 
 @record(frozen=True, slots=True)
+class AclVersionAnswer:
+    """Answer to GET_BROKER_CLUSTER_ACL_INFO: ``version`` is a data version as JSON."""
+
+    version: str
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
+@record(frozen=True, slots=True)
 class RegisterBrokerHeader:
     """REGISTER_BROKER; ``body_crc32`` 0: not checked.
 

@@ -350,6 +350,13 @@ class BrokerState:
                 done = self.limits.take_offsets(tables, change, done)
         self._change(change, done, changes_nothing=same)
 
+    def commit_own_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], done: StateDone) -> None:
+        """Commit offsets of a group of the broker itself, in topics that need not be among the tables."""
+        change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets))
+        with self._applier.lock:
+            same = self._applier.tables.changes_nothing(change)
+        self._change(change, done, changes_nothing=same)
+
     def _check_places(self, change: CommitOffsets) -> None:
         """Raises ``InvalidRequestError`` for an offset of an unknown queue, or beyond a queue's end."""
         for name, queue_id, offset in change.offsets:

@@ -49,7 +49,15 @@ from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
 from rocketstore.store.stats import StoreStats
 from rocketstore.store.upkeep import Upkeep
-from rocketstore.types import BrokerRole, GetMessageStatus, GetResult, PutMessageStatus, PutResult, RecordHead
+from rocketstore.types import (
+    BrokerRole,
+    GetMessageStatus,
+    GetResult,
+    PutMessageStatus,
+    PutResult,
+    QueueUnit,
+    RecordHead,
+)
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long ``shutdown`` lets dispatch catch up."""
@@ -547,6 +555,10 @@ class MessageStore:
         """A message's position in the log; -1 if it does not exist. Raises ``CorruptLogError``, ``DiskError``."""
         unit = self._reader.unit(topic, queue_id, offset)
         return -1 if unit is None else unit.offset
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        """What a queue says of a message; None if it is not there. Raises ``CorruptLogError``, ``DiskError``."""
+        return self._reader.unit(topic, queue_id, offset)
 
     def request_clean(self) -> None:
         """Delete expired files now and in the next rounds, regardless of the hour."""

@@ -11,10 +11,14 @@ from typing import Final
 import pytest
 
 from cluster.local.brokers import LocalBrokers
+from cluster.local.tls import LocalTls
+from dledger.config import ClientAuth, SecurityConfig
+from dledger.types import NodeId
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.blocking import BlockingRemotingClient
+from rocketstore.types import TlsServerMode
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -25,19 +29,54 @@ CLUSTER: Final = "Interop"
 BROKERS: Final = ("interop-a", "interop-b")
 CONSUME_MS: Final = 120_000
 """How long a test of RocketMQ's waits for messages: machines differ."""
-_PACKAGE: Final = "org.apache.rocketmq.test.client"
+_PACKAGE: Final = "org.apache.rocketmq.test"
 TESTS: Final = {
-    "consumer.balance.NormalMsgDynamicBalanceIT": 2,
-    "consumer.balance.NormalMsgStaticBalanceIT": 2,
-    "consumer.broadcast.normal.BroadCastNormalMsgNotRecvIT": 1,
-    "consumer.broadcast.normal.BroadCastNormalMsgRecvCrashIT": 1,
-    "consumer.broadcast.normal.BroadCastNormalMsgRecvFailIT": 1,
-    "consumer.broadcast.normal.BroadCastNormalMsgRecvStartLaterIT": 1,
-    "consumer.broadcast.normal.BroadCastNormalMsgTwoDiffGroupRecvIT": 1,
-    "consumer.broadcast.normal.NormalMsgTwoSameGroupConsumerIT": 1,
-    "consumer.broadcast.tag.BroadCastTwoConsumerFilterIT": 1,
-    "consumer.broadcast.tag.BroadCastTwoConsumerSubDiffTagIT": 1,
-    "consumer.broadcast.tag.BroadCastTwoConsumerSubTagIT": 1,
+    "client.consumer.balance.NormalMsgDynamicBalanceIT": 2,
+    "client.consumer.balance.NormalMsgStaticBalanceIT": 2,
+    "client.consumer.broadcast.normal.BroadCastNormalMsgNotRecvIT": 1,
+    "client.consumer.broadcast.normal.BroadCastNormalMsgRecvCrashIT": 1,
+    "client.consumer.broadcast.normal.BroadCastNormalMsgRecvFailIT": 1,
+    "client.consumer.broadcast.normal.BroadCastNormalMsgRecvStartLaterIT": 1,
+    "client.consumer.broadcast.normal.BroadCastNormalMsgTwoDiffGroupRecvIT": 1,
+    "client.consumer.broadcast.normal.NormalMsgTwoSameGroupConsumerIT": 1,
+    "client.consumer.broadcast.tag.BroadCastTwoConsumerFilterIT": 1,
+    "client.consumer.broadcast.tag.BroadCastTwoConsumerSubDiffTagIT": 1,
+    "client.consumer.broadcast.tag.BroadCastTwoConsumerSubTagIT": 1,
+    "client.consumer.cluster.DynamicAddAndCrashIT": 2,
+    "client.consumer.cluster.DynamicAddConsumerIT": 2,
+    "client.consumer.cluster.DynamicCrashConsumerIT": 2,
+    "client.consumer.tag.MulTagSubIT": 5,
+    "client.consumer.tag.TagMessageWith1ConsumerIT": 8,
+    "client.consumer.tag.TagMessageWithMulConsumerIT": 4,
+    "client.consumer.tag.TagMessageWithSameGroupConsumerIT": 3,
+    "client.consumer.topic.MulConsumerMulTopicIT": 3,
+    "client.consumer.topic.OneConsumerMulTopicIT": 3,
+    "client.producer.async.AsyncSendExceptionIT": 6,
+    "client.producer.async.AsyncSendWithMessageQueueIT": 1,
+    "client.producer.async.AsyncSendWithMessageQueueSelectorIT": 1,
+    "client.producer.async.AsyncSendWithOnlySendCallBackIT": 1,
+    "client.producer.batch.BatchSendIT": 2,
+    "client.producer.exception.msg.ChinaPropIT": 2,
+    "client.producer.exception.msg.MessageExceptionIT": 10,
+    "client.producer.exception.msg.MessageUserPropIT": 2,
+    "client.producer.exception.producer.ProducerGroupAndInstanceNameValidityIT": 2,
+    "client.producer.oneway.OneWaySendExceptionIT": 3,
+    "client.producer.oneway.OneWaySendIT": 1,
+    "client.producer.oneway.OneWaySendWithMQIT": 1,
+    "client.producer.oneway.OneWaySendWithSelectorIT": 1,
+    "client.producer.order.OrderMsgDynamicRebalanceIT": 2,
+    "client.producer.order.OrderMsgIT": 3,
+    "client.producer.order.OrderMsgRebalanceIT": 2,
+    "client.producer.order.OrderMsgWithTagIT": 5,
+    "client.producer.querymsg.QueryMsgByIdExceptionIT": 2,
+    "client.producer.querymsg.QueryMsgByIdIT": 1,
+    "client.producer.querymsg.QueryMsgByKeyIT": 4,
+    "client.producer.transaction.TransactionalMsgIT": 1,
+    "delay.NormalMsgDelayIT": 4,
+    "smoke.NormalMessageSendAndRecvIT": 1,
+    "tls.TLS_IT": 1,
+    "tls.TLS_Mix2_IT": 1,
+    "tls.TLS_Mix_IT": 1,
 }
 """Classes and how many tests each has. Left out: SqlFilterIT (no SQL92 filters here), OrderMsgBroadCastIT (RocketMQ
 ignores it itself), DLedgerProduceAndConsumeIT (starts brokers of its own), and classes without a test."""
@@ -46,17 +85,26 @@ ignores it itself), DLedgerProduceAndConsumeIT (starts brokers of its own), and 
 @pytest.fixture(scope="module")
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
     java.build()
-    with running(config_in(tmp_path_factory.mktemp("nameserver"), order_message_enable=True)) as started:
+    directory = tmp_path_factory.mktemp("nameserver")
+    files = LocalTls(directory / "certs", [NodeId("n0")]).directory
+    security = SecurityConfig(files / "n0.crt", files / "n0.key", files / "ca.crt", tls_client_auth=ClientAuth.NONE)
+    with running(config_in(directory, security=security, tls_server_mode=TlsServerMode.PERMISSIVE)) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, name_server: NameServer) -> Iterator[None]:
-    """Two groups, once both have a master that is registered."""
-    settings = {"brokerClusterName": CLUSTER, "namesrvAddr": name_server.address, "transactionCheckInterval": "2000"}
+    """Two groups, once both have a master that is registered; with TLS for those who want it."""
+    settings = {
+        "brokerClusterName": CLUSTER,
+        "namesrvAddr": name_server.address,
+        "transactionCheckInterval": "2000",
+        "tls_server_mode": "permissive",
+        "tls_client_auth": "none",
+    }
     with ExitStack() as stack:
         for name in BROKERS:
-            stack.enter_context(LocalBrokers(tmp_path_factory.mktemp(name), name=name, settings=settings))
+            stack.enter_context(LocalBrokers(tmp_path_factory.mktemp(name), name=name, settings=settings, tls=True))
         frames = stack.enter_context(closing(BlockingRemotingClient()))
         known = NameServers([name_server.address], frames)
 

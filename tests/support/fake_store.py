@@ -295,7 +295,8 @@ class FakeStore(MessageStore):
         record = encode_record(message, queue_offset=queue_offset, physical_offset=log.end)
         head = RecordHead(
             message.topic, message.queue_id, log.end, len(record), code, message.store_timestamp, queue_offset,
-            message.sys_flag, message.prepared_offset, encode_properties(message.properties),
+            message.sys_flag, message.prepared_offset,
+            encode_properties(message.properties) or message.property_string,
         )  # fmt: skip
         log.records.append(FakeRecord(head, record))
         stored = StoredPlace(log.end, len(record), message.queue_id, queue_offset, message.store_timestamp)

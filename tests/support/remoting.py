@@ -61,6 +61,10 @@ class RemotingSocket:
                     return self.others.pop(at)
             self.others += self._received()
 
+    def reply(self, request: Frame, code: int = 0, remark: str = "", body: bytes = b"") -> None:
+        """Answer a request of the other side."""
+        self.socket.sendall(encode(request.answer(code, remark, body=body)))
+
     def request(self, code: int) -> Frame:
         """The next request of this code that the other side sends."""
         while True:

@@ -34,7 +34,7 @@ REASONS: Final = (
     ),
     (r"useTLS|kerberosEnable|tls.*", "They belong to RocketMQ's remoting protocol; TLS has its own settings here."),
     (
-        r"transaction.*|endTransaction.*|rejectTransactionMessage",
+        r"endTransactionThreadPool.*|transaction(CheckInterval|TimeOut|CheckMax)",
         "Transaction check-back is not supported.",
     ),
     (

@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -104,13 +104,20 @@ class Connections:
         self._first_seen: dict[_Link, float] = {}
         self._condemned: deque[Place] = deque()
         self._ports: frozenset[int] = frozenset()
+        self._others: Callable[[], Collection[Place]] = tuple
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name)
 
-    def watch(self, ports: Iterable[int], calls_max: int) -> None:
-        """Watch the connections to these ports, whose server accepts ``calls_max`` calls at once."""
+    def watch(
+        self, ports: Iterable[int], calls_max: int, others: Callable[[], Collection[Place]] | None = None
+    ) -> None:
+        """Watch the connections to these ports, whose server accepts ``calls_max`` calls at once.
+
+        ``others``: connections to them that another server has taken, which have no calls and count as busy.
+        """
         self._ports |= set(ports)
+        self._others = others or self._others
         self._calls_max += max(1, calls_max * self._share // 100)
         if self._thread.ident is None:
             self._thread.start()
@@ -153,19 +160,6 @@ class Connections:
             answered = True
         finally:
             one._clients_turn()
-
-    def enter(self, peer: str) -> Connection:
-        """Register a connection of another protocol on a watched port: it counts as busy until ``leave``."""
-        one = self._new(peer)
-        one.calls = one.handled = 1
-        one.heard_at = time.monotonic()
-        return one
-
-    def leave(self, one: Connection) -> None:
-        """Remove what ``enter`` returned."""
-        one.calls = one.handled = 0
-        if self._known.get(one.peer) is one:
-            del self._known[one.peer]
 
     def hang_up(self, one: Connection) -> None:
         """Close a connection, with everything that gRPC keeps for it."""
@@ -223,9 +217,13 @@ class Connections:
         seen_before = {one: at for one, at in self._first_seen.items() if one in present}
         self._first_seen = seen_before | {one: now for one in links if one not in seen_before}  # the newest last
         known = {one.place: one for one in tuple(self._known.values())}
+        others = self._others()
         total_max = self._limits.connections_max
         leaving = surplus(
-            {one: self._quiet_since(one, known.get(one.place)) for one in self._first_seen},
+            {
+                one: BUSY if one.place in others else self._quiet_since(one, known.get(one.place))
+                for one in self._first_seen
+            },
             total_max=total_max,
             address_max=max(1, total_max * self._share // 100),
             idle_before=now - GRACE_S,

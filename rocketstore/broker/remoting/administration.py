@@ -30,21 +30,29 @@ class Administration:
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
         self._room = asyncio.Semaphore(max(1, parts.config.read_threads // 2))
-        self._waiting = 0
+        self.waiting = 0
+        """Reads that wait for a thread."""
 
     async def read(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """The result of ``read``, which may be slow or wait for a disk. Raises ``RequestError`` if too many are
         waiting.
         """
-        if self._waiting >= READS_WAITING_MAX:
-            reason = f"[OVERLOAD] {self._waiting} requests of administrators wait already, try again later"
+        if self.waiting >= READS_WAITING_MAX:
+            reason = f"[OVERLOAD] {self.waiting} requests of administrators wait already, try again later"
             raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
-        self._waiting += 1
+        self.waiting += 1
         try:
-            async with self._room:
-                return await self._parts.readers.run(read, *args, **kwargs)
+            await self._room.acquire()
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
+        reading = asyncio.ensure_future(self._parts.readers.run(read, *args, **kwargs))
+        reading.add_done_callback(self._has_read)  # not sooner, even if nobody waits any more: the thread is busy
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[_T]) -> None:
+        self._room.release()
+        if not reading.cancelled():
+            reading.exception()  # taken note of, if nobody waits any more
 
     def check_master(self) -> None:
         """Raises ``RequestError`` on a slave."""

@@ -79,6 +79,8 @@ class ClientTables:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingConnection, Client]] = {}
         self._groups_of: dict[RemotingConnection, tuple[set[str], set[str]]] = {}  # as consumer, as producer
+        self._producer_ids: dict[RemotingConnection, str] = {}
+        self._producer_at: dict[str, RemotingConnection] = {}  # by id, the last that had it
         self._members = 0
 
     def heartbeat(self, connection: RemotingConnection, language: int, version: int, beat: HeartbeatData) -> None:
@@ -93,6 +95,11 @@ class ClientTables:
         for data in beat.consumer_data_set:
             self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)
             as_consumer.add(data.group_name)
+        if beat.producer_data_set and self._producer_ids.get(connection) != beat.client_id:
+            self._forget_id(connection)
+            self._producer_ids[connection] = beat.client_id
+        if beat.producer_data_set:
+            self._producer_at[beat.client_id] = connection
         for producer in beat.producer_data_set:
             clients = self._producers.setdefault(producer.group_name, {})
             clients[connection] = Client(beat.client_id, connection, language, version, now)
@@ -116,6 +123,7 @@ class ClientTables:
 
     def closed(self, connection: RemotingConnection) -> None:
         """Remove a disconnected client."""
+        self._forget_id(connection)
         as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
         for name in tuple(as_producer):
             self._leave_producers(connection, name)
@@ -150,11 +158,10 @@ class ClientTables:
 
     def producer_by_id(self, client_id: str) -> Client | None:
         """Any producer with this id."""
-        for clients in self._producers.values():
-            for one in clients.values():
-                if one.client_id == client_id:
-                    return one
-        return None
+        connection = self._producer_at.get(client_id)
+        if connection is None:
+            return None
+        return next((self._producers[name][connection] for name in self._groups_of[connection][1]), None)
 
     def groups_of(self, connection: RemotingConnection) -> Iterable[str]:
         """In which groups a client consumes."""
@@ -170,6 +177,11 @@ class ClientTables:
         return list(self._producers)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _forget_id(self, connection: RemotingConnection) -> None:
+        client_id = self._producer_ids.pop(connection, "")
+        if self._producer_at.get(client_id) is connection:
+            del self._producer_at[client_id]
 
     def _leave_producers(self, connection: RemotingConnection, name: str) -> None:
         clients = self._producers.get(name, {})

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from dledger.errors import InvalidRequestError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.clients import Client, ClientTables
+from rocketstore.broker.remoting.pulls import TAG
+from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.remoting.bodies.clients import (
+    CheckClientBody,
     ClientConnection,
     ConsumerConnectionList,
     ProducerConnectionList,
@@ -73,6 +77,17 @@ class Connected:
             }
         )
         return frame.answer(body=await self._admin.read(body.encode))
+
+    async def check_client(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CHECK_CLIENT_CONFIG: whether a subscription can be served."""
+        asked = CheckClientBody.decode(frame.body).subscription_data
+        if asked.expression_type not in ("", TAG):
+            raise RequestError(f"The broker does not support consumer to filter message by {asked.expression_type}")
+        try:
+            TagFilter.parse(asked.sub_string)
+        except InvalidRequestError as error:
+            raise RequestError(str(error), AnswerCode.SUBSCRIPTION_PARSE_FAILED) from error
+        return frame.answer()
 
     async def groups_of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_TOPIC_CONSUME_BY_WHO: groups that subscribe to a topic now, or have offsets in it."""

@@ -7,6 +7,7 @@ grows each time. ``%DLQ%group`` holds messages that are no longer retried.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from random import randrange
@@ -31,6 +32,7 @@ from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
+from rocketstore.store.stats import OTHERS
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -40,6 +42,8 @@ PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
 """For the first retry; each further one uses the next level."""
 DEAD_QUEUES: Final = 1
+SENT_BACK_MAX: Final = 4096
+"""Pairs of group and topic that are counted by themselves."""
 _READ_WRITE: Final = 6
 
 
@@ -49,6 +53,8 @@ class Retries:
     def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
         self._parts = parts
         self._quota_of = quota_of
+        self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
+        """How many messages came back, by group and their first topic."""
 
     async def send_back(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """CONSUMER_SEND_MSG_BACK."""
@@ -71,6 +77,10 @@ class Retries:
         result = await self._stored(again)
         if not result.ok:
             raise RequestError(result.reason or str(result.status))
+        pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
+        if pair not in self.sent_back and len(self.sent_back) >= SENT_BACK_MAX:
+            pair = (OTHERS, OTHERS)
+        self.sent_back[pair] += 1
         return frame.answer()
 
     def target_of(self, header: SendHeader) -> TopicConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
@@ -16,7 +17,9 @@ from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import OriginOf, QuotaOf
 from rocketstore.broker.remoting.retries import DEAD_PREFIX, RETRY_PREFIX, Retries
+from rocketstore.broker.transactions.messages import PROPERTY_PRODUCER_GROUP, make_half
 from rocketstore.message.batch import expand_batch
+from rocketstore.message.checks import check_client_topic, check_keys, check_message
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -33,7 +36,8 @@ from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
+from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
+from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
@@ -47,6 +51,8 @@ _DROPPED: Final = (f"{PROPERTY_WAIT}\x01", f"{PROPERTY_CLUSTER}\x01")
 _NOT_WAITING: Final = f"{PROPERTY_WAIT}\x01false"
 _DELAY: Final = f"{PROPERTY_DELAY}\x01"
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01true"
+_GROUP: Final = f"{PROPERTY_PRODUCER_GROUP}\x01"
+_WAIT: Final = f"{PROPERTY_WAIT}\x01"
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE})
 _STORED: Final = {
     PutMessageStatus.PUT_OK: AnswerCode.SUCCESS,
@@ -60,6 +66,8 @@ _REFUSED: Final = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
     PutMessageStatus.NO_PERMISSION: AnswerCode.NO_PERMISSION,
 }
+_OTHERS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+_PUT_OK: Final = PutMessageStatus.PUT_OK
 _LATE: Final = (
     f"the message was not acknowledged within {ANSWER_S_MAX:g} s: it may be stored, now or later; sending it again may "
     "store it twice"
@@ -76,6 +84,9 @@ class _Send(NamedTuple):
     is_batch: bool
     quota: Quota
     size: int
+    is_half: bool
+    asked_queue_id: int = -1
+    """Where the transaction would end, if it begins one."""
 
 
 class _Flight:
@@ -98,12 +109,13 @@ class RemotingSends:
         self._quota_of = quota_of
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
+        self._stored_answers = StoredAnswers(_OTHERS)
         self._gathered: list[_Send] = []
         self._creating: dict[str, list[_Send]] = {}
 
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
         """Store what is sent, and answer. Raises ``RequestError``: it is refused at once."""
-        header = read_header(SendHeader, frame.fields, short=frame.code not in _LONG_NAMES)
+        header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
         target = self._retries.target_of(header) if header.topic.startswith(RETRY_PREFIX) else None
         send = self._read(connection, frame, header, target)
         topic = send.messages[0].topic
@@ -133,10 +145,13 @@ class RemotingSends:
         if parts.sender.is_full:
             raise RequestError("[OVERLOAD] too many messages are waiting to be stored", AnswerCode.SYSTEM_BUSY)
         text = header.properties
-        if _TRANSACTION in text or header.sys_flag & SYS_FLAG_TRANSACTION:
-            raise RequestError("this broker does not support transactions", AnswerCode.NO_PERMISSION)
         segments = [one for one in text.split("\x02") if one and not one.startswith(_DROPPED)]
         segments.append(self._cluster)
+        is_half = _TRANSACTION in segments
+        if is_half:
+            segments += self._begin_transaction(header, text, is_batch)
+        elif header.sys_flag & SYS_FLAG_TRANSACTION:
+            raise RequestError(f"a message of a transaction without {_TRANSACTION!r}", AnswerCode.MESSAGE_ILLEGAL)
         message = Message(
             header.topic if target is None else target.name,
             frame.body,
@@ -161,7 +176,25 @@ class RemotingSends:
         if not messages:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
         wait = _NOT_WAITING not in text
-        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text))
+        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), is_half)
+
+    def _begin_transaction(self, header: SendHeader, text: str, is_batch: bool) -> list[str]:
+        """What else a half message says. Raises ``RequestError``: there may be no such transaction, or none now."""
+        parts = self._parts
+        if parts.config.reject_transaction_message:
+            reason = "this broker takes no transactional messages (rejectTransactionMessage)"
+            raise RequestError(reason, AnswerCode.NO_PERMISSION)
+        if is_batch or _DELAY in text:
+            raise RequestError("a transaction is of one message, without delay", AnswerCode.MESSAGE_ILLEGAL)
+        added = [one for one in text.split("\x02") if one.startswith(_WAIT)]
+        group = next((one.removeprefix(_GROUP) for one in text.split("\x02") if one.startswith(_GROUP)), "")
+        if not group:
+            group = header.producer_group
+            added.append(f"{_GROUP}{group}")
+        problem = parts.transactions.refusal(group)
+        if problem:
+            raise RequestError(problem, AnswerCode.SYSTEM_BUSY)
+        return added
 
     def _refusal(self, send: _Send) -> tuple[AnswerCode, str] | None:
         """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
@@ -176,11 +209,25 @@ class RemotingSends:
         problem = topics.write_problem(topic, max(first.queue_id, -1))
         if problem:
             return AnswerCode.SYSTEM_ERROR, problem
+        if send.is_half:
+            problem = self._half_problem(first)
+            if problem:
+                return AnswerCode.MESSAGE_ILLEGAL, problem
         if first.queue_id < 0:
             queue_id = topics.next_queue(topic)
             for one in send.messages:
                 one.queue_id = queue_id
         return None
+
+    def _half_problem(self, message: Message) -> str:
+        """Why a half message does not do. Its commit must fit into a record, too, and the real topic may be longer."""
+        config = self._parts.config.store
+        probe = replace(message, queue_id=max(message.queue_id, 0))
+        make_half(probe)
+        probe.topic = message.topic
+        refusal = check_message(probe, config)
+        problem = check_client_topic(message.topic) or check_keys(message, config.message_keys_max)
+        return problem or ("" if refusal is None else refusal.reason)
 
     # -- storing -------------------------------------------------------------------------------------------------------
 
@@ -211,13 +258,17 @@ class RemotingSends:
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._store_gathered)
         send.quota.take(len(send.messages), send.size)
+        if send.is_half:
+            queue_id = send.messages[0].queue_id
+            make_half(send.messages[0])
+            send = send._replace(asked_queue_id=queue_id)
         self._gathered.append(send)
 
     def _store_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
         together: list[_Send] = []
         for send in gathered:
-            if together and (send.is_batch or together[0].is_batch or send.wait != together[0].wait):
+            if together and not _fit(together[0], send):
                 self._store(together)
                 together = []
             together.append(send)
@@ -226,7 +277,8 @@ class RemotingSends:
     def _store(self, sends: list[_Send]) -> None:
         messages = [message for send in sends for message in send.messages]
         first = sends[0]
-        call = SendCall(0, messages, first.wait, sum(send.size for send in sends), together=first.is_batch)
+        size = sum(send.size for send in sends)
+        call = SendCall(0, messages, first.wait, size, together=first.is_batch, own=first.is_half)
         flight = _Flight(sends)
         flight.timer = asyncio.get_running_loop().call_later(ANSWER_S_MAX, self._late, flight)
         self._parts.sender.submit(call, partial(self._stored, flight))
@@ -257,14 +309,27 @@ class RemotingSends:
             return
         first = results[0].stored
         assert first is not None
+        queue_id = send.asked_queue_id if send.is_half else first.queue_id
+        if len(results) == 1 and results[0].status is _PUT_OK:
+            message_id = f"{self._id_prefix}{first.offset:016X}"
+            if not send.frame.is_oneway:
+                answer = self._stored_answers.encode(send.frame, message_id, queue_id, first.queue_offset)
+                send.connection.send(answer)
+            send.connection.let_go(send.frame)
+            return
         ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
-        fields = write_header(SendAnswer(ids, first.queue_id, first.queue_offset))
-        fields |= {"MSG_REGION": REGION, "TRACE_ON": "true"}
+        fields = write_header(SendAnswer(ids, queue_id, first.queue_offset))
+        fields |= _OTHERS
         code = next((_STORED[one.status] for one in results if one.status in _STORED), AnswerCode.SUCCESS)
         send.connection.done(send.frame, send.frame.answer(code, "", fields))
 
     def _refuse(self, send: _Send, code: AnswerCode, reason: str) -> None:
         send.connection.done(send.frame, send.frame.answer(code, reason))
+
+
+def _fit(one: _Send, other: _Send) -> bool:
+    """Whether they may be stored together."""
+    return not (one.is_batch or other.is_batch) and (one.wait, one.is_half) == (other.wait, other.is_half)
 
 
 @lru_cache(maxsize=1024)

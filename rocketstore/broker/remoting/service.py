@@ -12,17 +12,24 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
 from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
+from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
 from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
 from rocketstore.broker.remoting.groups import Groups
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.progress import Progress
 from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.queries import Queries
+from rocketstore.broker.remoting.replies import Replies
 from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.remoting.runtime import RunningBroker
 from rocketstore.broker.remoting.sends import RemotingSends
+from rocketstore.broker.remoting.slave_source import SlaveSource
+from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
+from rocketstore.broker.remoting.transactions import RemotingTransactions
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -56,6 +63,7 @@ class RemotingService:
         retries = Retries(parts, access.quota_of)
         self._members = members = Members(parts, retries, access.quota_of)
         offsets = Offsets(parts)
+        self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
         code = RequestCode
@@ -76,7 +84,8 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-        } | _administration(parts, members, offsets, announce)
+            code.END_TRANSACTION: RemotingTransactions(parts).end,
+        } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
@@ -99,10 +108,12 @@ class RemotingService:
             ),
         )
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+        self._statistics.start()
 
     async def close(self, grace_s: float) -> None:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
+        self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
 
@@ -120,15 +131,25 @@ class RemotingService:
 
 
 def _administration(
-    parts: BrokerParts, members: Members, offsets: Offsets, announce: Callable[[], Awaitable[None]]
+    parts: BrokerParts,
+    members: Members,
+    offsets: Offsets,
+    statistics: Statistics,
+    announce: Callable[[], Awaitable[None]],
 ) -> dict[int, Handler]:
     """The handlers of queries, and of what administrators ask for."""
     code, admin = RequestCode, Administration(parts)
+    clients = members.clients
     topics = Topics(parts, admin, announce)
     groups = Groups(parts, admin)
     queries = Queries(parts, admin)
-    stats = Stats(parts, admin, members.clients, offsets)
-    connected = Connected(parts, admin, members.clients)
+    stats = Stats(parts, admin, clients, offsets, statistics.get_tps)
+    connected = Connected(parts, admin, clients)
+    calls = ClientCalls(parts, admin, clients, offsets, queries)
+    progress = Progress(parts, admin, clients, offsets)
+    slaves = SlaveSource(parts, admin)
+    running = RunningBroker(parts, admin, statistics)
+    replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
         code.DELETE_TOPIC_IN_BROKER: topics.delete,
@@ -147,6 +168,28 @@ def _administration(
         code.GET_PRODUCER_CONNECTION_LIST: connected.producers,
         code.GET_ALL_PRODUCER_INFO: connected.all_producers,
         code.QUERY_TOPIC_CONSUME_BY_WHO: connected.groups_of_topic,
+        code.CHECK_CLIENT_CONFIG: connected.check_client,
+        code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
+        code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
+        code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.status,
+        code.INVOKE_BROKER_TO_RESET_OFFSET: calls.reset,
+        code.CLONE_GROUP_OFFSET: progress.clone,
+        code.QUERY_CORRECTION_OFFSET: progress.correction,
+        code.QUERY_CONSUME_QUEUE: progress.units,
+        code.GET_ALL_CONSUMER_OFFSET: slaves.offsets,
+        code.GET_ALL_DELAY_OFFSET: slaves.delays,
+        code.GET_BROKER_RUNTIME_INFO: running.info,
+        code.GET_BROKER_CONFIG: running.config,
+        code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
+        code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
+        code.CLEAN_UNUSED_TOPIC: running.clean_queues,
+        code.GET_BROKER_CLUSTER_ACL_INFO: running.acl_version,
+        code.UPDATE_AND_CREATE_ACL_CONFIG: running.no_acl_changes,
+        code.DELETE_ACL_CONFIG: running.no_acl_changes,
+        code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: running.no_acl_changes,
+        code.VIEW_BROKER_STATS_DATA: statistics.view,
+        code.SEND_REPLY_MESSAGE: replies.send,
+        code.SEND_REPLY_MESSAGE_V2: replies.send,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from rocketstore.broker.hosts import host_text
@@ -36,10 +36,18 @@ _NONE: Final = -1
 
 
 class Stats:
-    """On the loop."""
+    """On the loop. ``get_tps`` is how many messages a second a group gets of a topic; for any thread."""
 
-    def __init__(self, parts: BrokerParts, admin: Administration, clients: ClientTables, offsets: Offsets) -> None:
+    def __init__(
+        self,
+        parts: BrokerParts,
+        admin: Administration,
+        clients: ClientTables,
+        offsets: Offsets,
+        get_tps: Callable[[str, str], float],
+    ) -> None:
         self._parts = parts
+        self._get_tps = get_tps
         self._admin = admin
         self._clients = clients
         self._offsets = offsets
@@ -88,10 +96,12 @@ class Stats:
         known = [one for name in topics if (one := find_topic(self._parts, name)) is not None]
         check_queues(sum(one.read_queue_nums for one in known))
         table: dict[MessageQueue, ConsumeOffset] = {}
+        tps = 0.0
         for topic in known:
             if not subscribed or topic.topic_name in subscribed:  # otherwise it is no longer subscribed to
                 table |= self._progress(topic, group)
-        return ConsumeStats(table).encode()
+                tps += self._get_tps(group, topic.topic_name)
+        return ConsumeStats(table, tps).encode()
 
     def _all_stats(self, only_ordered: bool) -> bytes:
         wanted: dict[str, list[TopicConfigData]] = {}
@@ -102,7 +112,9 @@ class Stats:
         found: list[dict[str, tuple[ConsumeStats, ...]]] = []
         behind = 0
         for group, configs in wanted.items():
-            stats = tuple(ConsumeStats(self._progress(topic, group)) for topic in configs)
+            stats = tuple(
+                ConsumeStats(self._progress(topic, group), self._get_tps(group, topic.topic_name)) for topic in configs
+            )
             if stats:
                 found.append({group: stats})
             places = [place for one in stats for place in one.offset_table.values()]

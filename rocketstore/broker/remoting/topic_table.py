@@ -12,7 +12,7 @@ from rocketstore.remoting.bodies.topics import DataVersion, TopicConfigData, Top
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import RequestError
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HIDDEN_TOPICS, SCHEDULE_TOPIC
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Producers look up the route of this topic if theirs is unknown: brokers that have it create topics."""
@@ -34,6 +34,7 @@ def system_topics(config: BrokerConfig) -> dict[str, TopicConfigData]:
         _topic(config.name, 1, _READ_WRITE | INHERIT),
         _topic(OFFSET_MOVED_EVENT, 1),
         _topic(SCHEDULE_TOPIC, levels),
+        _topic(HALF_TOPIC, 1),
         _topic(f"{config.cluster_name}_{REPLY_TOPIC_SUFFIX}", 1),
     ]
     if config.auto_create_topic_enable:

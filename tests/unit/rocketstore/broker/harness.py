@@ -30,7 +30,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.store.message_store import IndexEnd
 from rocketstore.store.stats import StoreStats
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit
 from tests.support.fake_store import FakeStore
 
 STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
@@ -53,6 +53,7 @@ class ServedFakeStore(FakeStore):
         self.extent = FakeExtent()
         self.stats = StoreStats(Clock())  # type: ignore[misc]  # in the place of what the real constructor sets
         self.illegal_topic = ""
+        self.cleanings = 0
         self.unique_queries: list[bool] = []
         """Of each query by key, whether the key was a unique id."""
 
@@ -85,6 +86,17 @@ class ServedFakeStore(FakeStore):
         records = self._kept[topic, queue_id].records if (topic, queue_id) in self._kept else []
         return records[queue_offset].head.store_timestamp if 0 <= queue_offset < len(records) else -1
 
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        records = self._kept[topic, queue_id].records if (topic, queue_id) in self._kept else []
+        head = records[offset].head if 0 <= offset < len(records) else None
+        return None if head is None else QueueUnit(head.offset, head.size, head.tags_code)
+
+    def queues(self) -> list[tuple[str, int]]:
+        return list(self._kept)
+
+    def request_clean(self) -> None:
+        self.cleanings += 1
+
     def earliest_message_time(self) -> int:
         return 5
 
@@ -114,6 +126,7 @@ class FakeState(BrokerState):
         self.committed: dict[tuple[str, str, int], int] = {}
         self.configs: dict[str, GroupConfig] = {}
         self.begins: dict[tuple[str, int], int] = {}
+        self.delays: dict[int, int] = {}
         self.largest_commit = 0
         self.refusal: PutResult | None = None
         self.held: list[Callable[[], None]] | None = None
@@ -141,6 +154,9 @@ class FakeState(BrokerState):
             for (owner, name, queue_id), offset in self.committed.items()
             if owner == group and topic in ("", name)
         ]
+
+    def delay_offset(self, level: int) -> int:
+        return self.delays.get(level, 0)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
         return self.committed.get((group, topic, queue_id), -1)
@@ -179,6 +195,9 @@ class FakeState(BrokerState):
         if any(offset < 0 for offset in noted.values()):
             raise InvalidRequestError("negative")
         self._apply(lambda: self.committed.update(noted), done)
+
+    def commit_own_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], done: StateDone) -> None:
+        self.commit_offsets(group, offsets, done=done)
 
     def runtime_info(self) -> dict[str, str]:
         return {"brokerStateOffset": "1,1"}

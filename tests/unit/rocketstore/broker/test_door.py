@@ -172,22 +172,17 @@ def test_messages_are_born_where_their_producer_is(tmp_path: Path) -> None:
 
 
 def test_limits_of_connections_hold_for_those_that_are_relayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one address no more than its share stay; remoting connections that were entered outlive idle ones."""
+    """Of one address no more than its share stay; remoting connections outlive idle ones."""
     monkeypatch.setattr(connections, "GRACE_S", 0.1)
     monkeypatch.setattr(connections, "LOOK_INTERVAL_S", 0.1)
     with serving(tmp_path, {"connections_max": "8"}) as served, ExitStack() as held:
-        watched = served.server._connections
-        assert watched is not None
         busy = held.enter_context(served.connect())
         assert echoes(busy)
-        host, port = busy.getsockname()
-        entered = watched.enter(f"ipv4:{host}:{port}")
         links = [held.enter_context(Http2Link("127.0.0.1", served.server.port)) for _ in range(14)]
         for link in links:
             link.begin()
         wait_until(lambda: sum(one.is_closed() for one in links) >= 9, "idle ones are hung up on", TIMEOUT_S)
         assert echoes(busy)
-        watched.leave(entered)
         with served.channel() as channel:
             served.send(channel)
 
@@ -278,6 +273,20 @@ def test_a_handshake_that_stops_is_ended(tmp_path: Path) -> None:
         link.sendall(outgoing.read())
         while link.recv(65536):
             pass
+
+
+def test_remoting_clients_are_known_while_they_are_there(tmp_path: Path) -> None:
+    """And no longer, however many come."""
+    with serving(tmp_path) as served:
+        door = served.server._door
+        assert door is not None
+        with served.connect() as link:
+            assert echoes(link)
+            assert door.remoting_clients() == {link.getsockname()}
+            for _ in range(200):
+                assert served.remoting()
+            wait_until(lambda: len(door.remoting_clients()) == 1, "the others are gone", TIMEOUT_S)
+            assert len(door._remoting_links) < 200
 
 
 # --- further ports ---------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger.values import parse_address
 from rocketstore.nameserver.aio_lookups import AsyncNameServers
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import ROUTES_MAX, NameServers
@@ -180,6 +182,41 @@ def test_a_blocking_client_says_what_may_have_been_done() -> None:
         assert not serving.is_alive()
         with pytest.raises(UnreachableError, match="closed"):
             frames.call(address, request, TIMEOUT_S)
+
+
+def test_a_connection_that_the_other_side_closed_is_not_used_again(tmp_path: Path) -> None:
+    """As name servers do with idle ones, and when they are restarted: the next request finds out before it is sent."""
+    config = config_in(tmp_path)
+    with closing(BlockingRemotingClient()) as frames:
+        with running(config) as server:
+            known = NameServers([server.address], frames)
+            known.clusters()
+        for _ in range(2):
+            with pytest.raises(NameServerError, match="cannot connect"):
+                known.clusters()
+        with running(replace(config, listen_port=parse_address(server.address)[1])):
+            assert known.topics() == ()
+
+
+def test_a_blocking_client_that_is_closed_ends_what_is_under_way() -> None:
+    """Whoever waits is told at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, closing(BlockingRemotingClient()) as frames:
+        found: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                frames.call(f"127.0.0.1:{listening.getsockname()[1]}", Frame(1, 0), TIMEOUT_S)
+            except DisconnectedError as error:
+                found.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.recv(1)
+            frames.close()
+            asking.join(TIMEOUT_S)
+        assert len(found) == 1
 
 
 def test_a_blocking_client_wants_tls_or_not_at_all(pair: tuple[NameServer, NameServer]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.values import parse_address
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
 from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.fastjson import loads
@@ -244,6 +246,37 @@ def test_a_registration_that_repeats_is_not_decoded_again(caller: Caller, monkey
 
     route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
     assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "a:1"}
+
+
+def test_a_large_registration_holds_nobody_up(
+    server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decoded beside the loop; what its broker says after it takes effect after it."""
+    begun, go = threading.Event(), threading.Event()
+    of_request = RegisterBrokerBody.of_request
+
+    def slow(body: bytes, *, compressed: bool, version: int, crc32: int) -> RegisterBrokerBody:
+        if len(body) > DECODED_AT_ONCE_BYTES_MAX:
+            begun.set()
+            assert go.wait(TIMEOUT_S)
+        return of_request(body, compressed=compressed, version=version, crc32=crc32)
+
+    monkeypatch.setattr(RegisterBrokerBody, "of_request", staticmethod(slow))
+    many = tuple(f"topic-{number}" for number in range(1000))
+    with calling(server) as broker, calling(server) as gone:
+        broker.send_registration(0, "a:1", topics=many)
+        gone.send_registration(0, "x:1", name="gone", topics=many)
+        broker.send_registration(0, "a:1", version=2, topics=("last",))
+        assert begun.wait(TIMEOUT_S)
+        assert caller.register(0, "b:1", name="h").code == ResponseCode.SUCCESS
+        assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["h"]
+        gone.socket.close()
+        go.set()
+        assert [broker.receive().code, broker.receive().code] == [ResponseCode.SUCCESS] * 2
+        found = caller.json(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"]
+
+        assert found == sorted(("T", "last", *many))
+        assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g", "h"]
 
 
 def test_what_is_missing_unknown_or_too_long_is_answered(caller: Caller) -> None:

@@ -50,7 +50,12 @@ class Caller:
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         return json.loads(answer.body)
 
-    def register(
+    def register(self, broker_id: int, address: str, **more: Any) -> Frame:  # noqa: ANN401  # as below
+        """The answer to a registration."""
+        self.send_registration(broker_id, address, **more)
+        return self.receive()
+
+    def send_registration(
         self,
         broker_id: int,
         address: str,
@@ -60,13 +65,13 @@ class Caller:
         version: int = 1,
         topics: tuple[str, ...] = ("T",),
         compressed: bool = False,
-    ) -> Frame:
+    ) -> None:
         """Register a broker."""
         table = {topic: TopicConfigData(topic, 4, 4) for topic in topics}
         body = RegisterBrokerBody(TopicConfigTable(DataVersion(version), table))
         header = RegisterBrokerHeader(name, address, "c", f"ha-{address}", broker_id, compressed, dledger_term=term)
         data = body.encode_compressed() if compressed else body.encode()
-        return self.ask(RequestCode.REGISTER_BROKER, data, **write_header(header))
+        self.socket.sendall(encode(Frame(RequestCode.REGISTER_BROKER, 7, write_header(header), data)))
 
     def _exactly(self, count: int) -> bytes:
         data = b""

@@ -230,24 +230,17 @@ def test_who_came_first_outlives_newcomers(now: list[float], gone: list[connecti
     assert places(gone) == [("a", 1)]
 
 
-def test_a_connection_of_another_protocol_counts_as_busy_until_it_is_left(
+def test_connections_of_another_server_on_the_port_count_as_busy(
     now: list[float], gone: list[connections._Link]
 ) -> None:
-    """It has no calls that could be watched; idle ones go first."""
+    """They have no calls that could be watched; idle ones go first."""
     watched = connections.Connections("test", ConnectionLimits(connections_max=1), share_percent=100)
-    other = link("10.0.0.1", 2)
-    entered = watched.enter("ipv4:10.0.0.1:2")
+    other, idle = link("10.0.0.1", 2), link("10.0.0.1", 1)
+    watched._others = lambda: {other.place}
     watched._make_room([other])
     now[0] += 100
-    idle = link("10.0.0.1", 1)
     watched._make_room([other, idle])
     assert places(gone) == [idle.place]
-
-    watched.leave(entered)
-    assert not watched._known
-    now[0] += 100
-    watched._make_room([other, link("10.0.0.1", 3)])
-    assert places(gone[1:]) == [other.place]
 
 
 def test_a_new_connection_is_not_idle_since_the_last_call_of_one_from_the_same_port(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.remoting.service import RemotingService
@@ -16,12 +17,17 @@ from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 class RemotingHarness(Harness):
     """``dial`` gives a connection."""
 
+    member_host = "192.0.2.1"
+    """Where the group's members are: no name, whose look-up may take seconds; and not where the clients are."""
     announced: list[list[str]]
     """The topics there were, each time that name servers were to be told."""
 
     async def _serve(self, bridge: LoopBridge) -> None:
         await super()._serve(bridge)
+        self.service.parts.transactions.start()
         self.announced = []
+        here = f"{self.member_host}:1"
+        self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
         self._listening = await asyncio.get_running_loop().create_server(self.remoting.server.protocol, "127.0.0.1", 0)
@@ -34,6 +40,7 @@ class RemotingHarness(Harness):
         self._listening.close()
         await self.remoting.close(grace_s or 0)
         await self.client.close()
+        self.service.parts.transactions.stop()
         await super()._end(grace_s)
 
     def dial(self, key: tuple[str, str] | None = None) -> RemotingSocket:

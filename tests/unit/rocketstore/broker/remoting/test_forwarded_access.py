@@ -42,13 +42,13 @@ def follow(slave: RemotingHarness, master: RemotingHarness) -> None:
 def a_master(rules: str) -> RemotingHarness:
     """One with a member at this machine's address."""
     made = RemotingHarness(rules=parse_rules(rules))
-    made.view = GroupView("LEADER", 3, "n1", "127.0.0.1:1", {"n0": "127.0.0.1:2", "n1": "127.0.0.1:1"})
+    made.member_host = "127.0.0.1"
     return made
 
 
 def wait_for_members(master: RemotingHarness) -> None:
     """Until their addresses are known."""
-    wait_until(lambda: bool(master.remoting._forwarding._member_hosts), "the members' addresses are known")
+    wait_until(lambda: "127.0.0.1" in master.remoting._forwarding._member_hosts, "the members' addresses are known")
 
 
 def passed_on(client: RemotingSocket, key: tuple[str, str] | None, born_host: str) -> bool:

@@ -64,8 +64,8 @@ def test_a_slave_refuses_and_clients_try_another_broker(broker: RemotingHarness,
         ({"e": 4}, AnswerCode.SYSTEM_ERROR),
         ({"e": "x"}, AnswerCode.SYSTEM_ERROR),
         ({"b": "not a topic"}, AnswerCode.TOPIC_NOT_EXIST),
-        ({"i": "TRAN_MSG\x01true"}, AnswerCode.NO_PERMISSION),
-        ({"f": 8}, AnswerCode.NO_PERMISSION),
+        ({"i": "TRAN_MSG\x01true\x02DELAY\x013"}, AnswerCode.MESSAGE_ILLEGAL),
+        ({"f": 8}, AnswerCode.MESSAGE_ILLEGAL),
     ],
 )
 def test_what_cannot_be_stored_is_refused(

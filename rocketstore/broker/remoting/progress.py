@@ -1,0 +1,106 @@
+"""Offsets of whole groups: copied from one to another, compared, and the units of a queue as they are stored."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.administration import Administration
+from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.topic_table import find_topic, known_topic
+from rocketstore.broker.tag_filter import TagFilter
+from rocketstore.remoting.bodies.clients import SubscriptionData
+from rocketstore.remoting.bodies.groups import CorrectionOffsets
+from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header
+from rocketstore.state.changes import OFFSETS_MAX, QueueOffset
+
+UNITS_MAX: Final = 4096
+"""Units of a queue in one answer."""
+NEVER: Final = (1 << 63) - 1
+"""RocketMQ's offset for a queue that needs no correction."""
+
+
+class Progress:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, admin: Administration, clients: ClientTables, offsets: Offsets) -> None:
+        self._parts = parts
+        self._admin = admin
+        self._clients = clients
+        self._offsets = offsets
+
+    async def clone(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CLONE_GROUP_OFFSET: one topic's, or all; unless ``offline``, only of topics that the group subscribes to."""
+        header = read_header(CloneOffsetHeader, frame.fields)
+        self._admin.check_master()
+        state = self._parts.state
+        group = self._clients.consumers(header.dest_group)
+        subscribed = group.subscriptions.keys() if group is not None and not header.offline else ()
+        wanted = [
+            one
+            for one in state.offsets(header.src_group, header.topic)
+            if find_topic(self._parts, one.topic) is not None and (not subscribed or one.topic in subscribed)
+        ]
+        for start in range(0, len(wanted), OFFSETS_MAX):
+            await self._commit(header.dest_group, wanted[start : start + OFFSETS_MAX])
+        return frame.answer()
+
+    async def _commit(self, group: str, offsets: list[QueueOffset]) -> None:
+        await self._admin.change(lambda done: self._parts.state.commit_offsets(group, offsets, True, done))
+
+    async def correction(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CORRECTION_OFFSET: the lowest offsets of all groups but some. RocketMQ deletes the offsets of these."""
+        header = read_header(CorrectionOffsetHeader, frame.fields)
+        self._parts.check_caught_up()
+        known_topic(self._parts, header.topic)
+        return frame.answer(body=await self._admin.read(self._lowest, header))
+
+    def _lowest(self, header: CorrectionOffsetHeader) -> bytes:
+        state, left_out = self._parts.state, frozenset(header.filter_groups.split(","))
+        lowest: dict[int, int] = {}
+        begins: dict[int, int] = {}
+        for group in state.groups():
+            for one in () if group in left_out else state.offsets(group, header.topic):
+                if one.queue_id not in begins:
+                    begins[one.queue_id] = self._offsets.range_of(header.topic, one.queue_id)[0]
+                if one.offset >= begins[one.queue_id]:
+                    lowest[one.queue_id] = min(lowest.get(one.queue_id, NEVER), one.offset)
+        for one in state.offsets(header.compare_group, header.topic):
+            if lowest.get(one.queue_id, -1) > one.offset:
+                lowest[one.queue_id] = NEVER
+        return CorrectionOffsets(lowest).encode()
+
+    async def units(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CONSUME_QUEUE."""
+        header = read_header(ConsumeQueueHeader, frame.fields)
+        self._parts.check_caught_up()
+        known_topic(self._parts, header.topic)
+        if not 0 < header.count <= UNITS_MAX:
+            raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
+        group = self._clients.consumers(header.consumer_group) if header.consumer_group else None
+        if header.consumer_group and group is None:
+            raise RequestError(f"the consumer group {header.consumer_group} is not online")
+        subscription = None if group is None else group.subscriptions.get(header.topic)
+        if header.consumer_group and subscription is None:
+            raise RequestError(f"{header.consumer_group} does not subscribe {header.topic}")
+        return frame.answer(body=await self._admin.read(self._units, header, subscription))
+
+    def _units(self, header: ConsumeQueueHeader, subscription: SubscriptionData | None) -> bytes:
+        parts = self._parts
+        low, high = self._offsets.range_of(header.topic, header.queue_id)
+        if not high and (header.topic, header.queue_id) not in parts.store.queues():
+            raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
+        tags = None if subscription is None else TagFilter.parse(subscription.sub_string)
+        first = max(header.index, low)
+        found: list[ConsumeQueueData] = []
+        for offset in range(first, min(first + header.count, high)):
+            unit = parts.store.unit(header.topic, header.queue_id, offset)
+            if unit is not None:
+                wanted = tags is None or tags.matches_code(unit.tags_code)
+                found.append(ConsumeQueueData(unit.offset, unit.size, unit.tags_code, eval=wanted))
+        return ConsumeQueueBody(tuple(found), high, low, subscription).encode()

@@ -1,0 +1,87 @@
+"""What RocketMQ's tools ask of a running broker: how it does, what it is set to, to clean up."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocketstore.broker.hosts import host_text
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
+from rocketstore.broker.remoting.statistics import Statistics
+from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.codes import VERSION, AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
+from rocketstore.settings import properties_of
+
+VERSION_TEXT: Final = "V4_9_8"
+
+
+class RunningBroker:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, admin: Administration, statistics: Statistics) -> None:
+        self._parts = parts
+        self._admin = admin
+        self._statistics = statistics
+
+    async def info(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_RUNTIME_INFO."""
+        parts, counted = self._parts, self._statistics
+        sender, now = parts.sender, counted.now()
+        here = {
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_TEXT,
+            "startAcceptSendRequestTimeStamp": "0",
+            "msgPutTotalYesterdayMorning": str(counted.yesterday_morning.puts),
+            "msgPutTotalTodayMorning": str(counted.this_morning.puts),
+            "msgPutTotalTodayNow": str(now.puts),
+            "msgGetTotalYesterdayMorning": str(counted.yesterday_morning.gets),
+            "msgGetTotalTodayMorning": str(counted.this_morning.gets),
+            "msgGetTotalTodayNow": str(now.gets),
+            "sendThreadPoolQueueSize": str(sender.messages_pending),
+            "sendThreadPoolQueueCapacity": str(parts.config.send_pending_messages_max),
+            "pullThreadPoolQueueSize": str(parts.readers.waiting),
+            "pullThreadPoolQueueCapacity": str(parts.config.pulls_waiting_max),
+            "queryThreadPoolQueueSize": str(self._admin.waiting),
+            "queryThreadPoolQueueCapacity": str(READS_WAITING_MAX),
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": "0",
+        }
+        # Nothing waits in a queue of its own for a thread: what waits is counted above, but not for how long.
+        here |= dict.fromkeys([f"{kind}ThreadPoolQueueHeadWaitTimeMills" for kind in ("send", "pull", "query")], "0")
+        return frame.answer(body=await self._admin.read(self._info, here))
+
+    def _info(self, here: dict[str, str]) -> bytes:
+        """The file system is asked how full it is: on a read thread."""
+        return KVTable(self._parts.store.runtime_info() | self._parts.state.runtime_info() | here).encode()
+
+    async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_CONFIG."""
+        settings = properties_of(self._parts.config) | {"brokerRole": str(self._parts.store.role)}
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        version = DataVersion(0, self._parts.store.stats.boot_ms).encode().decode()
+        return frame.answer(fields=write_header(VersionAnswer(version)), body=text.encode())
+
+    async def clean_log(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """DELETE_EXPIRED_COMMITLOG: files whose time has come, whatever the hour."""
+        self._parts.store.request_clean()
+        return frame.answer()
+
+    async def clean_queues(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CLEAN_EXPIRED_CONSUMEQUEUE and CLEAN_UNUSED_TOPIC: done all the time, so nothing is left to do."""
+        return frame.answer(remark="files of queues go with the log's, without being asked; their numbering stays")
+
+    async def acl_version(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_CLUSTER_ACL_INFO."""
+        config, version = self._parts.config, DataVersion(0, self._parts.store.stats.boot_ms).encode().decode()
+        header = AclVersionAnswer(version, config.name, host_text(self._parts.store_host), config.cluster_name)
+        return frame.answer(fields=write_header(header))
+
+    async def no_acl_changes(self, _: RemotingConnection, __: Frame) -> Frame:
+        """UPDATE_AND_CREATE_ACL_CONFIG, DELETE_ACL_CONFIG, UPDATE_GLOBAL_WHITE_ADDRS_CONFIG."""
+        reason = "access rules are a file on each broker, which is read again when it changes: edit that"
+        raise RequestError(reason, AnswerCode.REQUEST_CODE_NOT_SUPPORTED)

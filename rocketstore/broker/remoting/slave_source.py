@@ -1,0 +1,38 @@
+"""What RocketMQ's slaves fetch from their master besides topics and groups: offsets of groups, delivery of delays."""
+
+from __future__ import annotations
+
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.administration import Administration
+from rocketstore.message.delay import DelayLevels
+from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.frame import Frame
+
+
+class SlaveSource:
+    """On the loop."""
+
+    def __init__(self, parts: BrokerParts, admin: Administration) -> None:
+        self._parts = parts
+        self._admin = admin
+
+    async def offsets(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_ALL_CONSUMER_OFFSET."""
+        return frame.answer(body=await self._admin.read(self._offsets))
+
+    async def delays(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_ALL_DELAY_OFFSET."""
+        return frame.answer(body=await self._admin.read(self._delays))
+
+    def _offsets(self) -> bytes:
+        state, table = self._parts.state, dict[str, dict[int, int]]()
+        for group in state.groups():
+            for one in state.offsets(group):
+                table.setdefault(f"{one.topic}@{group}", {})[one.queue_id] = one.offset
+        return ConsumerOffsetTable(table).encode()
+
+    def _delays(self) -> bytes:
+        levels = DelayLevels.parse(self._parts.config.store.message_delay_level).level_max
+        delivered = {level: self._parts.state.delay_offset(level) for level in range(1, levels + 1)}
+        return DelayOffsetTable({level: offset for level, offset in delivered.items() if offset}).encode()

@@ -1,0 +1,141 @@
+"""Transactions as RocketMQ's producers begin and end them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.frame import Frame
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole
+from tests.support.remoting import RemotingSocket, send_fields
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
+
+COMMIT, ROLLBACK = 8, 12
+PREPARED = "KEYS\x01k\x02TRAN_MSG\x01true\x02WAIT\x01true\x02PGROUP\x01producers\x02TAGS\x01A"
+
+
+def stored(broker: RemotingHarness, topic: str) -> list[Message]:
+    """All messages of a topic."""
+    return [decode_record(one.record) for one in broker.store.log.records if one.head.topic == topic]
+
+
+def end(client: RemotingSocket, prepared: Frame, how: int, **changes: object) -> Frame:
+    """END_TRANSACTION as an ordinary request, so that it is answered."""
+    _, offset = parse_offset_message_id(prepared.fields["msgId"])
+    fields = {
+        "producerGroup": "producers",
+        "tranStateTableOffset": prepared.fields["queueOffset"],
+        "commitLogOffset": offset,
+        "commitOrRollback": how,
+        "msgId": "id",
+        "fromTransactionCheck": "false",
+    }
+    return client.ask(RequestCode.END_TRANSACTION, fields | changes)
+
+
+def test_captured_frames_begin_and_end_transactions() -> None:
+    """With our offsets. What RocketMQ's broker answers is what ours does."""
+    with RemotingHarness(None, TopicConfig("ProbeTopic", 4, 4)) as broker, broker.dial() as client:
+        answer = captured(client, "F38")
+        expected = GOLDEN["F39"].frame
+        assert (answer.code, answer.fields.keys()) == (expected.code, expected.fields.keys())
+        assert {name: answer.fields[name] for name in ("queueId", "queueOffset")} == {
+            "queueId": "3",
+            "queueOffset": "0",
+        }
+        second = captured(client, "F38")
+        assert (second.fields["queueId"], second.fields["queueOffset"]) == ("3", "1")
+        for name, prepared in (("F40", answer), ("F41", second)):
+            _, offset = parse_offset_message_id(prepared.fields["msgId"])
+            client.tell(RequestCode.END_TRANSACTION, {**GOLDEN[name].frame.fields, "commitLogOffset": offset})
+        wait_until(lambda: len(stored(broker, OP_TOPIC)) == 2, "both have ended")
+        half = stored(broker, HALF_TOPIC)[0]
+        (message,) = stored(broker, "ProbeTopic")
+    sent = dict(one.split("\x01") for one in GOLDEN["F38"].frame.fields["i"].split("\x02"))
+    added = {"CLUSTER": "DefaultCluster", "REAL_TOPIC": "ProbeTopic", "REAL_QID": "3"}
+    assert half.properties == message.properties == sent | added
+    assert (half.sys_flag, half.queue_id, message.sys_flag, message.queue_id) == (0, 0, 8, 3)
+    assert (message.body, message.prepared_offset) == (b"tx commit", half.offset)
+
+
+def test_a_slave_ends_none(broker: RemotingHarness, client: RemotingSocket) -> None:
+    prepared = client.send(properties=PREPARED)
+    broker.become(BrokerRole.SLAVE)
+    assert end(client, prepared, COMMIT).code in (AnswerCode.SLAVE_NOT_AVAILABLE, AnswerCode.SERVICE_NOT_AVAILABLE)
+    assert stored(broker, "T") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "code"),
+    [
+        (COMMIT, {"producerGroup": "others"}, 1),
+        (COMMIT, {"tranStateTableOffset": 7}, 1),
+        (ROLLBACK, {"commitLogOffset": 3}, 1),
+        (COMMIT, {"commitLogOffset": 1 << 70}, 1),
+        (5, {}, 1),
+        (0, {}, 0),
+    ],
+)
+def test_what_does_not_end_a_transaction(
+    broker: RemotingHarness, client: RemotingSocket, how: int, changes: dict[str, object], code: int
+) -> None:
+    prepared = client.send(properties=PREPARED)
+    assert end(client, prepared, how, **changes).code == code
+    assert stored(broker, "T") == stored(broker, OP_TOPIC) == []
+    assert end(client, prepared, COMMIT).code == 0
+    assert len(stored(broker, "T")) == 1
+
+
+def test_the_real_topic_and_queue_must_do(broker: RemotingHarness, client: RemotingSocket) -> None:
+    assert client.send("SELF_TEST_TOPIC", properties=PREPARED).code != 0
+    assert client.send(HALF_TOPIC, properties=PREPARED).code != 0
+    assert client.send(queue_id=4, properties=PREPARED).code != 0
+    assert client.send(properties=PREPARED + "\x02long\x01" + "x" * 32_740).code == AnswerCode.MESSAGE_ILLEGAL
+    assert broker.store.log.records == []
+
+
+def test_half_messages_and_others_are_sent_over_one_connection(broker: RemotingHarness, client: RemotingSocket) -> None:
+    kinds = ["", PREPARED, PREPARED, "", PREPARED]
+    asked = [
+        client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T", 1, properties), b"%d" % at)
+        for at, properties in enumerate(kinds)
+    ]
+    answers = [client.answer_to(one) for one in asked]
+    assert [(one.code, one.fields["queueId"], one.fields["queueOffset"]) for one in answers] == [
+        (0, "1", "0"), (0, "1", "0"), (0, "1", "1"), (0, "1", "1"), (0, "1", "2"),
+    ]  # fmt: skip
+
+
+def test_a_producer_without_a_group_property_is_known_by_its_header(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    prepared = client.send(properties="TRAN_MSG\x01true")
+    assert stored(broker, HALF_TOPIC)[0].properties["PGROUP"] == "producers"
+    assert end(client, prepared, COMMIT).code == 0
+
+
+def test_transactions_may_be_refused() -> None:
+    with RemotingHarness(replace(BrokerConfig(), reject_transaction_message=True)) as broker, broker.dial() as client:
+        answer = client.send(properties=PREPARED)
+        assert (answer.code, "rejectTransactionMessage" in answer.remark) == (AnswerCode.NO_PERMISSION, True)
+
+
+def test_no_client_writes_what_transactions_are_kept_in(broker: RemotingHarness, client: RemotingSocket) -> None:
+    for topic in (HALF_TOPIC, OP_TOPIC, "TRANS_CHECK_MAX_TIME_TOPIC", "RMQ_SYS_TRANS_CHECKS"):
+        assert client.send(topic).code != 0
+        for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.UPDATE_AND_CREATE_TOPIC):
+            fields = {
+                "topic": topic, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
+                "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+            }  # fmt: skip
+            assert client.ask(code, fields).code != 0
+    assert broker.store.log.records == []
