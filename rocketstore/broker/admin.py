@@ -64,6 +64,10 @@ class AdminService:
         self._positions = positions
         self._leader_address = leader_address
 
+    def adopt(self, config: BrokerConfig) -> None:
+        """Continue with changed settings."""
+        self._config = config
+
     def handlers(self) -> dict[str, AdminHandler]:
         """Handlers by method name."""
         return {

@@ -2,7 +2,7 @@
 
 A remoting frame begins with its length, which is below 16 MiB, so its first byte is zero. gRPC begins with HTTP/2's
 preface, or with TLS that offers HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC handles its own TLS; TLS of
-remoting connections is handled here.
+remoting connections is handled by ``rocketstore.remoting.door``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -19,15 +18,14 @@ import grpc
 
 from dledger.access.addresses import place_of
 from dledger.errors import ConfigError
-from dledger.rpc import options, tls
+from dledger.rpc import options
 from dledger.rpc.client_hello import HANDSHAKE_RECORD, protocols_offered
 from dledger.rpc.clients.connections import Place
-from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, hang_up, listen
+from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, listen
 from dledger.rpc.private_socket import PrivateSocket
-from dledger.rpc.relay import peer_name
 from dledger.rpc.tls_keeper import TlsKeeper
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.types import TlsServerMode
+from rocketstore.remoting.door import REMOTING_FRAME, RemotingDoor
 
 _log = logging.getLogger("rocketstore")
 
@@ -35,11 +33,7 @@ RemotingFactory = Callable[[], asyncio.Protocol]
 """Creates the protocol object of a new remoting connection."""
 VIP_PORT_OFFSET: Final = -2
 """From ``listenPort`` to RocketMQ's second port (VIP channel)."""
-TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
-REASONS_MAX: Final = 32
-"""The limit of distinct refusals logged: anyone may connect, and fill logs."""
 _PRUNE_LEAST: Final = 64
-_REMOTING_FRAME: Final = 0x00
 _PREFACE: Final = b"PRI * HTTP/2.0"
 _GRPC_PROTOCOLS: Final = frozenset({b"h2", b"grpc-exp"})
 
@@ -51,11 +45,17 @@ class BrokerDoor:
         self._config = config
         self._tls = tls_keeper
         self._remoting = remoting
-        self._mode = config.tls_server_mode or (TlsServerMode.ENFORCING if tls_keeper else TlsServerMode.PERMISSIVE)
+        self._clients = RemotingDoor(
+            "broker",
+            remoting,
+            tls_keeper,
+            config.tls_server_mode,
+            config.effective_limits.handshake_ms_max / 1000,
+            self._remember,
+        )
         self._listening: list[socket.socket] = []
         self._socket: PrivateSocket | None = None
         self._door: FrontDoor | None = None
-        self._reasons: set[str] = set()
         self._remoting_links: dict[Place, weakref.ref[asyncio.Transport]] = {}
         self._prune_at = _PRUNE_LEAST
         self.ports: frozenset[int] = frozenset()
@@ -139,8 +139,8 @@ class BrokerDoor:
         """Identify a connection; see ``Look``."""
         if not head:
             return 1
-        if head[0] == _REMOTING_FRAME:
-            return self._take_plain
+        if head[0] == REMOTING_FRAME:
+            return self._clients.take_plain
         if head[0] == HANDSHAKE_RECORD:
             return self._look_at_tls(head)
         if len(head) < len(_PREFACE) and _PREFACE.startswith(head):
@@ -156,48 +156,12 @@ class BrokerDoor:
             return offered
         if _GRPC_PROTOCOLS.intersection(offered):
             return Verdict.RELAY  # also without TLS here: the server's answer tells clients why TLS fails
-        return Verdict.CLOSE if offered else self._take_sealed
+        return Verdict.CLOSE if offered else self._clients.take_sealed
 
     # -- remoting ------------------------------------------------------------------------------------------------------
 
-    async def _take_plain(self, link: socket.socket) -> None:
-        if self._tls is not None and self._mode is TlsServerMode.ENFORCING:
-            self._refuse(link, "this broker accepts only TLS (tls.server.mode=enforcing)")
-        else:
-            await self._take(link, None)
-
-    async def _take_sealed(self, link: socket.socket) -> None:
-        if self._tls is None:
-            self._refuse(link, "it uses TLS, and this broker does not: set tls_cert_path and the others")
-        elif self._mode is TlsServerMode.DISABLED:
-            self._refuse(link, "it uses TLS, which is switched off (tls.server.mode=disabled)")
-        else:
-            await self._take(link, self._tls.accepting_clients())
-
-    async def _take(self, link: socket.socket, context: ssl.SSLContext | None) -> None:
-        if self._remoting is None:
-            self._refuse(link, "this broker does not speak that protocol")
-            return
-        try:
-            peer = peer_name(link)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            protocol = self._remoting()
-        except BaseException:
-            link.close()
-            raise
-        timeouts = {}
-        if context is not None:
-            timeouts["ssl_handshake_timeout"] = self._config.effective_limits.handshake_ms_max / 1000
-            timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # asyncio owns the socket from now on, whatever happens
-            loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
-            self._remember(place_of(peer), transport)
-        except ssl.SSLError as error:
-            self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
-
-    def _remember(self, place: Place, transport: asyncio.Transport) -> None:
-        self._remoting_links[place] = weakref.ref(transport)
+    def _remember(self, peer: str, transport: asyncio.Transport) -> None:
+        self._remoting_links[place_of(peer)] = weakref.ref(transport)
         if len(self._remoting_links) > self._prune_at:
             present = self.remoting_clients()
             self._remoting_links = {place: one for place, one in self._remoting_links.items() if place in present}
@@ -210,12 +174,3 @@ class BrokerDoor:
             for place, one in tuple(self._remoting_links.items())
             if (transport := one()) is not None and not transport.is_closing()
         )
-
-    def _refuse(self, link: socket.socket, why: str) -> None:
-        self._complain(f"a remoting connection is refused: {why}")
-        hang_up(link)
-
-    def _complain(self, reason: str) -> None:
-        if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
-            self._reasons.add(reason)
-            _log.warning("%s", reason)

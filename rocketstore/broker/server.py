@@ -337,6 +337,8 @@ class BrokerServer:
         ha_address = address_text(host, self.config.store.ha_listen_port or self._port + HA_PORT_OFFSET)
         self._registration = registration = NameServerRegistration(parts, to_name_servers, self.address, ha_address)
         self._remoting = RemotingService(parts, to_members, registration.announce)
+        if self._service is not None:
+            self._service.memberships.serve(self._remoting.members, self._remoting.retries)
         registration.start()
 
     def _remoting_factory(self) -> RemotingFactory | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
-from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
 from rocketstore.state.changes import TopicConfig
 
 CURSORS_MAX: Final = 65_536
@@ -31,6 +31,10 @@ class TopicAccess:
         self.begin_offset: Final = begin_offset
         self._broker_permission = broker_permission
         self._cursors: dict[str, itertools.count[int]] = {}
+
+    def adopt(self, config: BrokerConfig) -> None:
+        """Continue with changed settings."""
+        self._broker_permission = config.broker_permission
 
     def find(self, name: str) -> TopicConfig | None:
         """The topic, or None."""

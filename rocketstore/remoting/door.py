@@ -32,16 +32,22 @@ class RemotingDoor:
     def __init__(
         self,
         whose: str,
-        factory: Callable[[], asyncio.Protocol],
+        factory: Callable[[], asyncio.Protocol] | None,
         tls_keeper: TlsKeeper | None,
         mode: TlsServerMode | None,
         handshake_s_max: float,
+        taken: Callable[[str, asyncio.Transport], None] | None = None,
     ) -> None:
+        """``factory`` makes each connection's protocol object; None: all are refused.
+
+        ``taken`` is called with the peer, in gRPC's form, and the transport of each connection.
+        """
         self._whose = whose
         self._factory = factory
         self._tls = tls_keeper
         self._mode = mode or (TlsServerMode.ENFORCING if tls_keeper else TlsServerMode.PERMISSIVE)
         self._handshake_s_max = handshake_s_max
+        self._taken = taken
         self._reasons: set[str] = set()
 
     def look(self, head: bytes) -> Verdict | Take | int:
@@ -69,8 +75,11 @@ class RemotingDoor:
             await self._take(link, self._tls.accepting_clients())
 
     async def _take(self, link: socket.socket, context: ssl.SSLContext | None) -> None:
+        if self._factory is None:
+            self._refuse(link, f"this {self._whose} does not speak that protocol")
+            return
         try:
-            whom = f"a remoting client at {place_of(peer_name(link))[0]}"
+            peer = peer_name(link)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             protocol = self._factory()
         except BaseException:
@@ -81,9 +90,13 @@ class RemotingDoor:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
         try:  # asyncio owns the socket from now on, whatever happens
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
         except ssl.SSLError as error:
-            self._complain(tls.explain(error, whom))
+            self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
+            return
+        if self._taken is not None:
+            self._taken(peer, transport)
 
     def _refuse(self, link: socket.socket, why: str) -> None:
         self._complain(f"a remoting connection is refused: {why}")

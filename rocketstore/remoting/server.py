@@ -75,11 +75,6 @@ class RemotingServer:
         self._is_closing = False
 
     @property
-    def codes(self) -> frozenset[int]:
-        """The codes of all requests it serves."""
-        return frozenset(self._handlers.direct) | frozenset(self._handlers.awaited)
-
-    @property
     def connections(self) -> int:
         """The number of connections."""
         return len(self._connections)
@@ -88,6 +83,11 @@ class RemotingServer:
     def requests_under_way(self) -> int:
         """The number of requests with their own task."""
         return len(self._tasks)
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The requests that have a handler."""
+        return frozenset(self._handlers.direct.keys() | self._handlers.awaited.keys())
 
     def protocol(self) -> RemotingConnection:
         """The protocol of one accepted connection."""

@@ -21,8 +21,9 @@ from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.clients import ClientLink
 from rocketstore.broker.remoting.forwarding import BORN_HOST, FORWARDED
-from rocketstore.broker.remoting.needs import RECORDS, RULES, SUB, Need, action_of, resource_of, topic_need
+from rocketstore.broker.remoting.needs import PUB, RECORDS, RULES, SUB, Need, action_of, resource_of, topic_need
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import PROPERTY_REAL_TOPIC
@@ -64,7 +65,7 @@ class RemotingAccess:
         self._guard = parts.guard
         self._origin_of = origin_of
         self._groups_of = groups_of
-        self._callers: dict[RemotingConnection, dict[str, Caller]] = {}  # by access key
+        self._callers: dict[ClientLink, dict[str, Caller]] = {}  # by access key
         if parts.guard is not None and not _is_sealed(parts.config):
             _LOG.warning(
                 "RocketMQ's clients may connect without TLS: their signatures hold neither time nor nonce, so who "
@@ -147,6 +148,11 @@ class RemotingAccess:
 
     def _end(self, guard: AccessGuard, connection: RemotingConnection, caller: Caller, why: str) -> None:
         connection.close(str(guard.ended(caller, why)))
+
+    def may_send(self, connection: ClientLink, topic: str) -> bool:
+        """Whether an account that uses this connection may send to a topic, and so be asked about its transactions."""
+        callers = self._callers.get(connection, {}).values()
+        return self._guard is None or any(one.may(ResourceKind.TOPIC, topic, PUB) for one in callers)
 
     def closed(self, connection: RemotingConnection) -> None:
         """A client is gone."""

@@ -16,7 +16,7 @@ from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import OriginOf, QuotaOf
-from rocketstore.broker.remoting.retries import DEAD_PREFIX, RETRY_PREFIX, Retries
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.transactions.messages import PROPERTY_PRODUCER_GROUP, make_half
 from rocketstore.message.batch import expand_batch
 from rocketstore.message.checks import check_client_topic, check_keys, check_message
@@ -39,7 +39,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import DEAD_PREFIX, RETRY_PREFIX, BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""

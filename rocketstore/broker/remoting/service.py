@@ -59,13 +59,16 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        self.access = access = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
-        retries = Retries(parts, access.quota_of)
-        self._members = members = Members(parts, retries, access.quota_of)
+        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        self.retries: Final = Retries(parts, self.access.quota_of)
+        self.members: Final = Members(parts, self.retries, self.access.quota_of)
+        """These two also serve the members of groups that use gRPC."""
+        access, retries, members = self.access, self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
+        self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -84,7 +87,8 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-            code.END_TRANSACTION: RemotingTransactions(parts).end,
+            code.END_TRANSACTION: self._transactions.end,
+            code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
         } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
@@ -116,17 +120,18 @@ class RemotingService:
         self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
+        await self._transactions.close()
 
     def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
-        return self._members.clients.groups_of(connection)
+        return self.members.clients.groups_of(connection)
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self._members.closed(connection)
+        self.members.closed(connection)
         self.access.closed(connection)
 
     def _expire(self) -> None:
-        self._members.hang_up_on_the_silent()
+        self.members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
@@ -148,7 +153,7 @@ def _administration(
     calls = ClientCalls(parts, admin, clients, offsets, queries)
     progress = Progress(parts, admin, clients, offsets)
     slaves = SlaveSource(parts, admin)
-    running = RunningBroker(parts, admin, statistics)
+    running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
@@ -180,6 +185,7 @@ def _administration(
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
         code.GET_BROKER_CONFIG: running.config,
+        code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
         code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
         code.CLEAN_UNUSED_TOPIC: running.clean_queues,
