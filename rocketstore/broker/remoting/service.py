@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from dledger.access.quota import TooManyWaitsError
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
@@ -59,15 +61,16 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        self.retries: Final = Retries(parts)
-        self.members: Final = Members(parts, self.retries)
+        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        self.retries: Final = Retries(parts, self.access.quota_of)
+        self.members: Final = Members(parts, self.retries, self.access.quota_of)
         """These two also serve the members of groups that use gRPC."""
-        retries, members = self.retries, self.members
+        access, retries, members = self.access, self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
-        sends = RemotingSends(parts, retries, forwarding.origin_of)
-        self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
-        self._transactions = RemotingTransactions(parts, members.clients)
+        sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
+        self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
+        self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
@@ -95,11 +98,12 @@ class RemotingService:
             Handlers(
                 direct={number: forwarding.direct(take) for number, take in direct.items()},
                 awaited={
-                    number: forwarding.awaited(handler) if number in FORWARDED else handler
+                    number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
                     for number, handler in awaited.items()
                 },
                 closed=self._closed,
                 code_of=code_of,
+                admit=access.admit,
             ),
             ServerLimits(
                 connections_max=config.effective_limits.connections_max,
@@ -123,9 +127,13 @@ class RemotingService:
         await self._forwarding.close()
         await self._transactions.close()
 
+    def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
+        return self.members.clients.groups_of(connection)
+
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
         self.members.closed(connection)
+        self.access.closed(connection)
 
     def _expire(self) -> None:
         self.members.hang_up_on_the_silent()
@@ -205,6 +213,6 @@ def code_of(error: Exception) -> AnswerCode | None:
         return AnswerCode.TOPIC_NOT_EXIST
     if isinstance(error, NotPermittedError):
         return AnswerCode.NO_PERMISSION
-    if isinstance(error, TooManyPullsError):
+    if isinstance(error, TooManyPullsError | TooManyWaitsError):
         return AnswerCode.SYSTEM_BUSY
     return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None
