@@ -166,7 +166,6 @@ _SPOKEN_OF_AS: Final = {
 WITHOUT_EFFECT: Final = {
     "ha_listen_port": "classic replication to slaves is not supported",
     "slave_timeout": "classic replication to slaves is not supported",
-    "auto_create_subscription_group": "consumer groups are created on first use",
     "delete_consume_queue_files_interval": "queue files are removed without a pause",
     "redelete_hanged_file_interval": "a file is removed at once, even while it is read",
     "disk_fall_recorded": "`dledger consumer progress` shows consumer lag",

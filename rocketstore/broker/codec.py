@@ -30,6 +30,9 @@ _COUNTED: Final[dict[type[Wire], Counted]] = {
     pb.SendRequest: Counted(1, 16_384, "messages"),
     pb.CommitOffsetsRequest: Counted(2, 16_384, "offsets"),
     pb.CommitPositionRequest: Counted(4, 16_384, "topics"),
+    pb.MembershipRequest: Counted(3, 1024, "subscriptions"),
+    pb.LockQueuesRequest: Counted(3, 16_384, "queues"),
+    pb.UnlockQueuesRequest: Counted(3, 16_384, "queues"),
 }
 _PROPERTIES: Final = Counted(3, 16_384, "properties of a message")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dledger.access.guard import AccessGuard
 from dledger.access.quota import Quotas
 from dledger.clock import Clock
 from dledger.records import record
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
 from rocketstore.broker.admin import AdminService
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads
@@ -26,7 +28,7 @@ from rocketstore.store.message_store import MessageStore
 class BrokerParts:
     """Everything runs on the loop's thread, unless stated otherwise."""
 
-    config: BrokerConfig
+    live: LiveConfig
     store: MessageStore
     state: BrokerState
     topics: TopicAccess
@@ -44,3 +46,10 @@ class BrokerParts:
     store_host: HostAddress
     check_caught_up: Callable[[], None]
     """Raises ``NotStoredError`` as long as this broker does not know what is committed."""
+    guard: AccessGuard | None
+    """None: everybody may do everything."""
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The configuration as it is now; may be read on any thread."""
+        return self.live.now

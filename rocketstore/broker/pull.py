@@ -68,6 +68,10 @@ class PullService:
         self._clock = clock
         self._filters = TagFilters()
 
+    def adopt(self, config: BrokerConfig) -> None:
+        """Continue with changed settings."""
+        self._config = config
+
     async def pull(self, pull: Pull, leases: Leases) -> GetResult:
         """The requested messages, whose bytes are accounted for in ``leases``.
 

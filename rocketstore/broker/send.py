@@ -194,6 +194,10 @@ class SendHandler:
                 self._not_created.clear()
             self._not_created[name] = task.result()
 
+    def adopt(self, config: BrokerConfig) -> None:
+        """Continue with changed settings."""
+        self._config = config
+
     def may_create(self, name: str) -> bool:
         """Whether a send may create this topic here."""
         return (

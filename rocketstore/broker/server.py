@@ -337,11 +337,13 @@ class BrokerServer:
         ha_address = address_text(host, self.config.store.ha_listen_port or self._port + HA_PORT_OFFSET)
         self._registration = registration = NameServerRegistration(parts, to_name_servers, self.address, ha_address)
         self._remoting = RemotingService(parts, to_members, registration.announce)
+        if self._service is not None:
+            self._service.memberships.serve(self._remoting.members, self._remoting.retries)
         registration.start()
 
     def _remoting_factory(self) -> RemotingFactory | None:
         wanted = self._own_remoting
-        if wanted is True and self.guard is None:  # nothing says yet who may do what over remoting
+        if wanted is True:
             return self._remoting_connection
         return None if isinstance(wanted, bool) else wanted
 

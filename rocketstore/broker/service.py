@@ -33,8 +33,10 @@ from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService
 from rocketstore.broker.hosts import peer_host
+from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from rocketstore.broker.measurements import ServiceCounters
+from rocketstore.broker.memberships import Memberships
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
@@ -55,11 +57,11 @@ from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
-STREAM_KINDS: Final = 3
-"""Send, pull, and health and reflection: ``streams_max`` applies to each."""
+STREAM_KINDS: Final = 4
+"""Send, pull, membership, and health and reflection: ``streams_max`` applies to each."""
 
 _log = logging.getLogger("rocketstore")
-_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull"}
+_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull", "Membership": "membership"}
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
 _T = TypeVar("_T")
 
@@ -135,8 +137,9 @@ class BrokerService:
             leader_address=self._leader_address,
             conditions=self._conditions,
         )
+        adopters = (topics.adopt, self._admin.adopt, self._sender.adopt, self._pulls.adopt)
         self.parts: Final = BrokerParts(
-            config,
+            LiveConfig(config, *adopters),
             store,
             state,
             topics,
@@ -152,8 +155,10 @@ class BrokerService:
             view,
             store_host,
             self._check_caught_up,
+            guard,
         )
         """What other protocols serve, too."""
+        self.memberships: Final = Memberships(self.parts)
         self._encoder = codec.ResultEncoder(store_host)
         self._memory = "" if store.log.is_replicated else token_hex(8)
         self._report = StatusReport(
@@ -169,9 +174,10 @@ class BrokerService:
             "Producer": unary(self._refusing("Producer", self._producer)),
             "Pull": unary(self._refusing("Pull", self._pull)),
             "PullStream": stream(self._streaming("PullStream", self._pull_stream)),
+            "Membership": stream(self._streaming("Membership", self._membership)),
             "Status": unary(self._refusing("Status", self._checked("Status", self._status))),
         }
-        for name, handler in self._admin.handlers().items():
+        for name, handler in (self._admin.handlers() | self.memberships.handlers()).items():
             methods[name] = unary(self._refusing(name, self._checked(name, self._once_caught_up(handler))))
         return methods
 
@@ -237,6 +243,15 @@ class BrokerService:
         if access is not None and caller is not None and pull.wait_ms:
             access.check_after_wait(caller, pull)
         return codec.encode_pulled(result)
+
+    async def _membership(self, call: Call) -> None:
+        access, caller = self._access, call.caller
+
+        def check(data: bytes) -> None:
+            if access is not None and caller is not None:
+                access.check("Membership", caller, data)
+
+        await self.memberships.run(call, check, self._stop)
 
     async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)

@@ -7,11 +7,27 @@ from collections.abc import Callable
 from typing import Final
 
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
-from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
+from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerConfig
 from rocketstore.state.changes import TopicConfig
 
 CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
+
+
+class TopicNews:
+    """Tells listeners of topics that were created, changed or deleted here. On the loop."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[[], None], ...] = ()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it after every change."""
+        self._listeners = (*self._listeners, listener)
+
+    def tell(self) -> None:
+        """A topic has changed."""
+        for listener in self._listeners:
+            listener()
 
 
 class TopicAccess:
@@ -30,7 +46,12 @@ class TopicAccess:
         self._find = find
         self.begin_offset: Final = begin_offset
         self._broker_permission = broker_permission
+        self.news: Final = TopicNews()
         self._cursors: dict[str, itertools.count[int]] = {}
+
+    def adopt(self, config: BrokerConfig) -> None:
+        """Continue with changed settings."""
+        self._broker_permission = config.broker_permission
 
     def find(self, name: str) -> TopicConfig | None:
         """The topic, or None."""

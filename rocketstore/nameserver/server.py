@@ -27,7 +27,7 @@ STOP_GRACE_S: Final = 2.0
 SCAN_INTERVAL_S: Final = 10.0
 """RocketMQ's interval of looking for brokers that have not registered in time."""
 HANDSHAKE_S_MAX: Final = 5.0
-REQUESTS_MAX: Final = 1024
+REQUESTS_MAX: Final = 16 * 1024
 """The limit of registrations and changes of values under way; all other requests are answered immediately."""
 REQUEST_S_MAX: Final = 30.0
 

@@ -410,3 +410,85 @@ class StatusResponse(_message.Message):
     runtime: _containers.ScalarMap[str, str]
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_role: _Optional[str] = ..., broker_id: _Optional[int] = ..., replicated: _Optional[bool] = ..., raft_role: _Optional[str] = ..., term: _Optional[int] = ..., leader: _Optional[str] = ..., leader_address: _Optional[str] = ..., members: _Optional[_Mapping[str, str]] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., dispatch_behind_bytes: _Optional[int] = ..., put_tps: _Optional[float] = ..., get_tps: _Optional[float] = ..., disk_ratio: _Optional[float] = ..., put_total: _Optional[int] = ..., get_total: _Optional[int] = ..., earliest_message_ms: _Optional[int] = ..., version: _Optional[str] = ..., boot_ms: _Optional[int] = ..., runtime: _Optional[_Mapping[str, str]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("topic", "tag_expression")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TAG_EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    tag_expression: str
+    def __init__(self, topic: _Optional[str] = ..., tag_expression: _Optional[str] = ...) -> None: ...
+
+class MembershipRequest(_message.Message):
+    __slots__ = ("group", "client_id", "subscriptions", "broadcast")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    client_id: str
+    subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
+    broadcast: bool
+    def __init__(self, group: _Optional[str] = ..., client_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., broadcast: _Optional[bool] = ...) -> None: ...
+
+class MembershipResponse(_message.Message):
+    __slots__ = ("client_ids",)
+    CLIENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    client_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, client_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GroupQueue(_message.Message):
+    __slots__ = ("topic", "queue_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ...) -> None: ...
+
+class LockQueuesRequest(_message.Message):
+    __slots__ = ("group", "client_id", "queues")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    client_id: str
+    queues: _containers.RepeatedCompositeFieldContainer[GroupQueue]
+    def __init__(self, group: _Optional[str] = ..., client_id: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ...) -> None: ...
+
+class LockQueuesResponse(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[GroupQueue]
+    def __init__(self, queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ...) -> None: ...
+
+class UnlockQueuesRequest(_message.Message):
+    __slots__ = ("group", "client_id", "queues")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    client_id: str
+    queues: _containers.RepeatedCompositeFieldContainer[GroupQueue]
+    def __init__(self, group: _Optional[str] = ..., client_id: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ...) -> None: ...
+
+class UnlockQueuesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SendBackRequest(_message.Message):
+    __slots__ = ("group", "topic", "offset", "delay_level", "retries_max")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DELAY_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    offset: int
+    delay_level: int
+    retries_max: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., offset: _Optional[int] = ..., delay_level: _Optional[int] = ..., retries_max: _Optional[int] = ...) -> None: ...
+
+class SendBackResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -55,6 +55,8 @@ class Handlers:
     awaited: Mapping[int, Handler]
     closed: Callable[[RemotingConnection], None]
     code_of: Callable[[Exception], AnswerCode | None]
+    admit: Callable[[RemotingConnection, Frame], None] | None = None
+    """Comes before everything else, whatever the request's code; refuses a request by raising an error."""
 
 
 class RemotingServer:
@@ -146,7 +148,13 @@ class RemotingServer:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _take(self, connection: RemotingConnection, frame: Frame) -> None:
-        direct = self._handlers.direct.get(frame.code)
+        admit, direct = self._handlers.admit, self._handlers.direct.get(frame.code)
+        if admit is not None and not self._is_closing:
+            try:
+                admit(connection, frame)
+            except Exception as error:  # noqa: BLE001  # one request must not end its connection
+                connection.done(frame, self._failed(connection.place, frame, error))
+                return
         if self._is_closing:
             refusal = AnswerCode.SERVICE_NOT_AVAILABLE, "this server is stopping"
         elif direct is not None:

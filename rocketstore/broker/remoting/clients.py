@@ -7,7 +7,7 @@ group are those of its last heartbeat, as in RocketMQ: clients of one group must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
@@ -18,8 +18,9 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.connection import Place
 from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
 
 SILENT_S_MAX: Final = 120.0
 """RocketMQ's: a client without a heartbeat for this long is dropped."""
@@ -29,12 +30,29 @@ CONNECTION_MEMBERS_MAX: Final = 4096
 """The maximum for one connection."""
 
 
+class ClientLink(Protocol):
+    """A client's connection: of RocketMQ's remoting protocol, or a stream of ours."""
+
+    @property
+    def place(self) -> Place:
+        """Where the client is."""
+
+    def tell(self, request: Frame) -> bool:
+        """Send a request that has no answer; returns whether it could be sent."""
+
+    async def call(self, request: Frame, timeout_s: float) -> Frame:
+        """Ask the client."""
+
+    def close(self, reason: str) -> None:
+        """Hang up."""
+
+
 class Client:
     """One member of a group."""
 
     __slots__ = ("client_id", "connection", "heard_at", "language", "version")
 
-    def __init__(self, client_id: str, connection: RemotingConnection, language: int, version: int, now: float) -> None:
+    def __init__(self, client_id: str, connection: ClientLink, language: int, version: int, now: float) -> None:
         self.client_id = client_id
         self.connection = connection
         self.language = language
@@ -49,7 +67,7 @@ class ConsumerGroup:
     __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
 
     def __init__(self) -> None:
-        self.clients: dict[RemotingConnection, Client] = {}
+        self.clients: dict[ClientLink, Client] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.consume_type = ConsumeType.CONSUME_PASSIVELY
         self.message_model = MessageModel.CLUSTERING
@@ -77,13 +95,13 @@ class ClientTables:
         self._now = now
         self._changed = changed
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._producers: dict[str, dict[RemotingConnection, Client]] = {}
-        self._groups_of: dict[RemotingConnection, tuple[set[str], set[str]]] = {}  # as consumer, as producer
-        self._producer_ids: dict[RemotingConnection, str] = {}
-        self._producer_at: dict[str, RemotingConnection] = {}  # by id, the last that had it
+        self._producers: dict[str, dict[ClientLink, Client]] = {}
+        self._groups_of: dict[ClientLink, tuple[set[str], set[str]]] = {}  # as consumer, as producer
+        self._producer_ids: dict[ClientLink, str] = {}
+        self._producer_at: dict[str, ClientLink] = {}  # by id, the last that had it
         self._members = 0
 
-    def heartbeat(self, connection: RemotingConnection, language: int, version: int, beat: HeartbeatData) -> None:
+    def heartbeat(self, connection: ClientLink, language: int, version: int, beat: HeartbeatData) -> None:
         """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
@@ -114,14 +132,14 @@ class ClientTables:
         if changed or known is None or known.client_id != client.client_id:
             self._changed(data.group_name, group)
 
-    def unregister(self, connection: RemotingConnection, producer_group: str, consumer_group: str) -> None:
+    def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
         """Remove a client from these groups; an empty name means none."""
         if producer_group:
             self._leave_producers(connection, producer_group)
         if consumer_group:
             self._leave_consumers(connection, consumer_group)
 
-    def closed(self, connection: RemotingConnection) -> None:
+    def closed(self, connection: ClientLink) -> None:
         """Remove a disconnected client."""
         self._forget_id(connection)
         as_consumer, as_producer = self._groups_of.pop(connection, (set(), set()))
@@ -131,10 +149,10 @@ class ClientTables:
             self._leave_consumers(connection, name)
         self._members -= len(as_consumer) + len(as_producer)
 
-    def silent(self) -> list[RemotingConnection]:
+    def silent(self) -> list[ClientLink]:
         """Connections of clients whose last heartbeat is too old."""
         before = self._now() - SILENT_S_MAX
-        found: dict[RemotingConnection, None] = {}
+        found: dict[ClientLink, None] = {}
         for clients in (*(group.clients for group in self._consumers.values()), *self._producers.values()):
             found.update(dict.fromkeys(connection for connection, one in clients.items() if one.heard_at < before))
         return list(found)
@@ -163,6 +181,11 @@ class ClientTables:
             return None
         return next((self._producers[name][connection] for name in self._groups_of[connection][1]), None)
 
+    def groups_of(self, connection: ClientLink) -> Iterable[str]:
+        """In which groups a client consumes."""
+        as_consumer, _as_producer = self._groups_of.get(connection, (frozenset[str](), frozenset[str]()))
+        return as_consumer
+
     def consumer_groups(self) -> list[str]:
         """All groups with consumers."""
         return list(self._consumers)
@@ -173,12 +196,12 @@ class ClientTables:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _forget_id(self, connection: RemotingConnection) -> None:
+    def _forget_id(self, connection: ClientLink) -> None:
         client_id = self._producer_ids.pop(connection, "")
         if self._producer_at.get(client_id) is connection:
             del self._producer_at[client_id]
 
-    def _leave_producers(self, connection: RemotingConnection, name: str) -> None:
+    def _leave_producers(self, connection: ClientLink, name: str) -> None:
         clients = self._producers.get(name, {})
         if clients.pop(connection, None) is None:
             return
@@ -188,7 +211,7 @@ class ClientTables:
             self._groups_of[connection][1].discard(name)
             self._members -= 1
 
-    def _leave_consumers(self, connection: RemotingConnection, name: str) -> None:
+    def _leave_consumers(self, connection: ClientLink, name: str) -> None:
         group = self._consumers.get(name)
         if group is None or group.clients.pop(connection, None) is None:
             return

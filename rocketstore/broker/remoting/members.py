@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup
+from rocketstore.broker.remoting.access import QuotaOf
+from rocketstore.broker.remoting.clients import ClientLink, ClientTables, ConsumerGroup
 from rocketstore.broker.remoting.locks import QueueLocks
 from rocketstore.broker.remoting.retries import Retries, retry_topic
 from rocketstore.remoting.bodies.clients import (
@@ -17,6 +19,7 @@ from rocketstore.remoting.bodies.clients import (
     LockQueuesBody,
     MessageModel,
 )
+from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
@@ -32,8 +35,9 @@ HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 class Members:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries, quota_of: QuotaOf) -> None:
         self._retries = retries
+        self._quota_of = quota_of
         now = asyncio.get_running_loop().time
         self._parts = parts
         self.clients = ClientTables(now, self._changed)
@@ -44,20 +48,25 @@ class Members:
         if len(frame.body) > HEARTBEAT_BYTES_MAX:
             raise RequestError(f"a heartbeat of {len(frame.body)} bytes: at most {HEARTBEAT_BYTES_MAX} are allowed")
         beat = HeartbeatData.decode(frame.body)
-        for data in beat.consumer_data_set:
-            check_name(data.group_name, "group")
-        self.clients.heartbeat(connection, frame.language, frame.version, beat)
-        if self._parts.store.role is not BrokerRole.SLAVE:
-            await self._make_retry_topics(connection, beat)
+        owner = self._quota_of(connection, frame).owner
+        await self.join(connection, owner, frame.language, frame.version, beat)
         return frame.answer()
 
-    async def _make_retry_topics(self, connection: RemotingConnection, beat: HeartbeatData) -> None:
+    async def join(self, link: ClientLink, owner: str, language: int, version: int, beat: HeartbeatData) -> None:
+        """Record a heartbeat. Raises ``RequestError``: the client may not be in so many groups, or in this one."""
+        for data in beat.consumer_data_set:
+            check_name(data.group_name, "group")
+        self.clients.heartbeat(link, language, version, beat)
+        if self._parts.store.role is not BrokerRole.SLAVE:
+            await self._make_retry_topics(owner, beat)
+
+    async def _make_retry_topics(self, owner: str, beat: HeartbeatData) -> None:
         """Consumers subscribe to them, and pull from them, before any message was sent back."""
         for data in beat.consumer_data_set:
             group = self._retries.group(data.group_name)
             if group.retry_queues and data.message_model is not MessageModel.BROADCASTING:
                 try:
-                    await self._retries.ensure_topic(retry_topic(group), connection.place.host)
+                    await self._retries.ensure_topic(retry_topic(group), owner)
                 except RequestError as error:
                     _LOG.warning("no topic for what %s sends back: %s", group.name, error)
 
@@ -78,18 +87,26 @@ class Members:
 
     async def lock(self, _: RemotingConnection, frame: Frame) -> Frame:
         """LOCK_BATCH_MQ."""
-        self._check_master()
         wanted = LockQueuesBody.decode(frame.body)
-        got = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
+        got = self.lock_queues(wanted.consumer_group, wanted.client_id, wanted.mq_set)
         return frame.answer(body=LockedQueuesBody(got).encode())
 
     async def unlock(self, _: RemotingConnection, frame: Frame) -> Frame:
         """UNLOCK_BATCH_MQ."""
         unwanted = LockQueuesBody.decode(frame.body)
-        self._locks.unlock(unwanted.consumer_group, unwanted.client_id, unwanted.mq_set)
+        self.unlock_queues(unwanted.consumer_group, unwanted.client_id, unwanted.mq_set)
         return frame.answer()
 
-    def closed(self, connection: RemotingConnection) -> None:
+    def lock_queues(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+        """Lock or renew; returns what the client has locked now. Raises ``RequestError``: this is no master."""
+        self._check_master()
+        return self._locks.lock(group, client_id, queues)
+
+    def unlock_queues(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Unlock the client's queues."""
+        self._locks.unlock(group, client_id, queues)
+
+    def closed(self, connection: ClientLink) -> None:
         """A client has disconnected."""
         self.clients.closed(connection)
 

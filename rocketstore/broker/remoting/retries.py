@@ -15,9 +15,12 @@ from typing import Final
 
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.refusals import NotStoredError
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
+    PROPERTY_RETRY_TOPIC,
     PROPERTY_WAIT,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -32,11 +35,8 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
+from rocketstore.types import DEAD_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX, BrokerRole, PutResult
 
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_PREFIX: Final = "%DLQ%"
-PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
 """For the first retry; each further one uses the next level."""
@@ -46,40 +46,60 @@ SENT_BACK_MAX: Final = 4096
 _READ_WRITE: Final = 6
 
 
+class NoSuchMessageError(RequestError):
+    """Raised when no message begins at an offset, or it is in another topic."""
+
+
 class Retries:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
         self._parts = parts
+        self._quota_of = quota_of
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
 
     async def send_back(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """CONSUMER_SEND_MSG_BACK."""
-        parts, header = self._parts, read_header(SendBackHeader, frame.fields)
+        header = read_header(SendBackHeader, frame.fields)
+        limited = frame.version >= VERSION_SEND_BACK_MAX and header.max_reconsume_times >= 0
+        await self.put_back(
+            header.group,
+            header.offset,
+            delay_level=header.delay_level,
+            retries_max=header.max_reconsume_times if limited else None,
+            owner=self._quota_of(connection, frame).owner,
+        )
+        return frame.answer()
+
+    async def put_back(
+        self, group: str, offset: int, *, delay_level: int, retries_max: int | None, owner: str, topic: str = ""
+    ) -> None:
+        """Store a message again, to be retried or as a dead one. ``topic``: the one it must be in, if given.
+
+        Raises ``RequestError``, and ``NotStoredError``.
+        """
         self._check_master()
-        config = self.group(header.group)
+        config = self.group(group)
         if not config.retry_queues:
-            return frame.answer()
-        message = await self._message_at(header.offset)
-        limit = config.retry_times_max
-        if frame.version >= VERSION_SEND_BACK_MAX and header.max_reconsume_times >= 0:
-            limit = header.max_reconsume_times
-        is_dead = message.reconsume_times >= limit or header.delay_level < 0
+            return
+        message = await self._message_at(offset)
+        if topic not in ("", message.topic):
+            raise NoSuchMessageError(f"no message of topic {topic} begins at offset {offset}")
+        limit = config.retry_times_max if retries_max is None else retries_max
+        is_dead = message.reconsume_times >= limit or delay_level < 0
         target = dead_topic(config) if is_dead else retry_topic(config)
-        again = _copy(message, target, parts.store_host)
+        again = _copy(message, target, self._parts.store_host)
         if not is_dead:
-            level = header.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
-            again.properties[PROPERTY_DELAY] = str(level)
-        await self.ensure_topic(target, connection.place.host)
+            again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+        await self.ensure_topic(target, owner)
         result = await self._stored(again)
         if not result.ok:
-            raise RequestError(result.reason or str(result.status))
+            raise NotStoredError(result, self._parts.view().leader_address)
         pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
         if pair not in self.sent_back and len(self.sent_back) >= SENT_BACK_MAX:
             pair = (OTHERS, OTHERS)
         self.sent_back[pair] += 1
-        return frame.answer()
 
     def target_of(self, header: SendHeader) -> TopicConfig:
         """The topic for a message that a client sends to ``%RETRY%group``: that one, or the dead-letter topic."""
@@ -118,7 +138,7 @@ class Retries:
         except CorruptRecordError:
             message = None
         if message is None or message.topic in HIDDEN_TOPICS:
-            raise RequestError(f"look message by offset failed, {offset}")
+            raise NoSuchMessageError(f"look message by offset failed, {offset}")
         return message
 
     async def _stored(self, message: Message) -> PutResult:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from dledger import properties
+from dledger.errors import ConfigError
 from rocketstore.broker.hosts import host_text
+from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
@@ -17,14 +22,21 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
 from rocketstore.settings import properties_of
 
+_LOG: Final = logging.getLogger("rocketstore")
+CONFIG_BYTES_MAX: Final = 64 * 1024
+_OF_TOPICS: Final = frozenset({"auto_create_topic_enable", "broker_permission", "default_topic_queue_nums"})
+"""Settings that name servers see in the topics."""
 VERSION_TEXT: Final = "V4_9_8"
 
 
 class RunningBroker:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, admin: Administration, statistics: Statistics) -> None:
+    def __init__(
+        self, parts: BrokerParts, admin: Administration, statistics: Statistics, announce: Callable[[], Awaitable[None]]
+    ) -> None:
         self._parts = parts
+        self._announce = announce
         self._admin = admin
         self._statistics = statistics
 
@@ -63,8 +75,26 @@ class RunningBroker:
         """GET_BROKER_CONFIG."""
         settings = properties_of(self._parts.config) | {"brokerRole": str(self._parts.store.role)}
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
-        version = DataVersion(0, self._parts.store.stats.boot_ms).encode().decode()
+        version = DataVersion(self._parts.live.changes, self._parts.store.stats.boot_ms).encode().decode()
         return frame.answer(fields=write_header(VersionAnswer(version)), body=text.encode())
+
+    async def change_config(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_BROKER_CONFIG: all settings, or none; this broker's only, and until its next start."""
+        if len(frame.body) > CONFIG_BYTES_MAX:
+            raise RequestError(f"{len(frame.body)} bytes of settings: at most {CONFIG_BYTES_MAX} are allowed")
+        try:
+            given = {one.key: one.value for one in properties.parse(properties.decode(frame.body))}
+        except ConfigError as error:
+            raise RequestError(f"malformed settings: {error}") from error
+        try:
+            changed = self._parts.live.change(given)
+        except FixedSettingError as error:
+            raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
+        for name, value in changed.items():
+            _LOG.info("setting %s=%s until the next start, by %s", name, value, connection.place)
+        if changed.keys() & _OF_TOPICS:
+            await self._announce()
+        return frame.answer(remark="in effect until this broker's next start" if changed else "")
 
     async def clean_log(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_EXPIRED_COMMITLOG: files whose time has come, whatever the hour."""

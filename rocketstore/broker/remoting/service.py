@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from dledger.access.quota import TooManyWaitsError
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
@@ -57,12 +59,16 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        retries = Retries(parts)
-        self._members = members = Members(parts, retries)
+        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        self.retries: Final = Retries(parts, self.access.quota_of)
+        self.members: Final = Members(parts, self.retries, self.access.quota_of)
+        """These two also serve the members of groups that use gRPC."""
+        access, retries, members = self.access, self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
-        sends = RemotingSends(parts, retries, forwarding.origin_of)
-        self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
+        sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
+        self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
+        self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -81,18 +87,20 @@ class RemotingService:
             code.GET_CONSUMER_LIST_BY_GROUP: members.consumer_ids,
             code.LOCK_BATCH_MQ: members.lock,
             code.UNLOCK_BATCH_MQ: members.unlock,
-            code.END_TRANSACTION: RemotingTransactions(parts).end,
+            code.END_TRANSACTION: self._transactions.end,
+            code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
         } | _administration(parts, members, offsets, self._statistics, announce)
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
                 direct={number: forwarding.direct(take) for number, take in direct.items()},
                 awaited={
-                    number: forwarding.awaited(handler) if number in FORWARDED else handler
+                    number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
                     for number, handler in awaited.items()
                 },
                 closed=self._closed,
                 code_of=code_of,
+                admit=access.admit,
             ),
             ServerLimits(
                 connections_max=config.effective_limits.connections_max,
@@ -112,13 +120,18 @@ class RemotingService:
         self._statistics.close()
         await self.server.close(grace_s)
         await self._forwarding.close()
+        await self._transactions.close()
+
+    def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
+        return self.members.clients.groups_of(connection)
 
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
-        self._members.closed(connection)
+        self.members.closed(connection)
+        self.access.closed(connection)
 
     def _expire(self) -> None:
-        self._members.hang_up_on_the_silent()
+        self.members.hang_up_on_the_silent()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
@@ -140,7 +153,7 @@ def _administration(
     calls = ClientCalls(parts, admin, clients, offsets, queries)
     progress = Progress(parts, admin, clients, offsets)
     slaves = SlaveSource(parts, admin)
-    running = RunningBroker(parts, admin, statistics)
+    running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
     return {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
@@ -172,6 +185,7 @@ def _administration(
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
         code.GET_BROKER_CONFIG: running.config,
+        code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,
         code.CLEAN_EXPIRED_CONSUMEQUEUE: running.clean_queues,
         code.CLEAN_UNUSED_TOPIC: running.clean_queues,
@@ -194,6 +208,6 @@ def code_of(error: Exception) -> AnswerCode | None:
         return AnswerCode.TOPIC_NOT_EXIST
     if isinstance(error, NotPermittedError):
         return AnswerCode.NO_PERMISSION
-    if isinstance(error, TooManyPullsError):
+    if isinstance(error, TooManyPullsError | TooManyWaitsError):
         return AnswerCode.SYSTEM_BUSY
     return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None

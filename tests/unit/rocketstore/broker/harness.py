@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
-from dledger.access.guard import AccessGuard
+from dledger.access.guard import AccessGuard, quota_at
 from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import Clock
@@ -21,6 +21,8 @@ from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
+from rocketstore.broker.remoting.members import Members
+from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.service import BrokerService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
@@ -265,6 +267,10 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
+        quotas = self.service.parts.quotas
+        retries = Retries(self.service.parts, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        members = Members(self.service.parts, retries, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        self.service.memberships.serve(members, retries)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()

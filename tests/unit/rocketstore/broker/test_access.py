@@ -57,9 +57,13 @@ def broker() -> Iterator[Harness]:
 
 FORBIDDEN: list[tuple[str, Wire, str]] = [
     ("Pull", pb.PullRequest(topic="hidden"), "alice is not allowed to do this: Pull needs SUB on topic hidden"),
+    ("Pull", pb.PullRequest(topic="%RETRY%other"), "Pull needs SUB on group other"),
+    ("LockQueues", pb.LockQueuesRequest(group="other"), "LockQueues needs SUB on group other"),
+    ("UnlockQueues", pb.UnlockQueuesRequest(group="other"), "UnlockQueues needs SUB on group other"),
+    ("SendBack", pb.SendBackRequest(group="other", topic="T"), "SendBack needs SUB on group other"),
+    ("SendBack", pb.SendBackRequest(group="g", topic="hidden"), "SendBack needs SUB on topic hidden"),
     ("Pull", pb.PullRequest(topic="unknown"), "Pull needs SUB on topic unknown"),
     ("Pull", pb.PullRequest(topic="T", group="other"), "Pull needs SUB on group other"),
-    ("Pull", pb.PullRequest(topic="%RETRY%other"), "Pull needs SUB on topic %RETRY%other"),
     ("QueryByKey", pb.QueryByKeyRequest(topic="hidden", key="k"), "QueryByKey needs SUB on topic hidden"),
     ("QueueRange", pb.QueueRequest(topic="hidden"), "QueueRange needs SUB on topic hidden"),
     ("OffsetByTime", pb.OffsetByTimeRequest(topic="hidden"), "OffsetByTime needs SUB on topic hidden"),
@@ -211,6 +215,17 @@ def test_a_stream_of_a_revoked_key_is_ended_while_it_waits(broker: Harness) -> N
     requests.put(None)
     with failing(UNKNOWN, "unknown access key"):
         broker.pull()
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "words"),
+    [("other", "T", "Membership needs SUB on group other"), ("g", "hidden", "Membership needs SUB on topic hidden")],
+)
+def test_a_member_may_read_what_it_subscribes(broker: Harness, group: str, topic: str, words: str) -> None:
+    """And must be allowed to use the group."""
+    request = pb.MembershipRequest(group=group, client_id="a", subscriptions=[pb.Subscription(topic=topic)])
+    with failing(DENIED, words):
+        list(broker.stream("Membership", iter([request.SerializeToString()])))
 
 
 def test_a_method_that_nobody_thought_of_is_denied(broker: Harness) -> None:

@@ -11,7 +11,9 @@ from rocketstore.remoting.bodies.clients import CheckClientBody, SubscriptionDat
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.stats import BrokerStatsData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
-from tests.support.remoting import RemotingSocket, send_fields
+from rocketstore.remoting.frame import Frame
+from rocketstore.state.changes import GroupConfig
+from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
@@ -128,3 +130,75 @@ def test_a_reply_to_nobody_is_refused(client: RemotingSocket, properties: str) -
     fields = send_fields("DefaultCluster_REPLY_TOPIC", properties=properties)
     answer = client.ask(RequestCode.SEND_REPLY_MESSAGE_V2, fields, b"x")
     assert (answer.code, bool(answer.remark)) == (AnswerCode.SYSTEM_ERROR, True)
+
+
+def _change(client: RemotingSocket, text: str) -> Frame:
+    return client.ask(RequestCode.UPDATE_BROKER_CONFIG, None, text.encode())
+
+
+def test_topics_are_no_longer_created(client: RemotingSocket, broker: RemotingHarness) -> None:
+    """Name servers are told, since they know such a broker by its topic TBW102."""
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("New"), b"x").code == 0
+    assert _change(client, "autoCreateTopicEnable=false\ndefaultTopicQueueNums=2\n").code == 0
+    assert len(broker.announced) == 1
+    refused = client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("Newer"), b"x")
+    assert refused.code == AnswerCode.TOPIC_NOT_EXIST
+    answer = client.ask(RequestCode.GET_BROKER_CONFIG)
+    settings = dict(line.split("=", 1) for line in answer.body.decode().splitlines())
+    assert (settings["autoCreateTopicEnable"], settings["defaultTopicQueueNums"]) == ("false", "2")
+    assert json.loads(answer.fields["version"])["counter"] == 1
+    assert _change(client, "auto_create_topic_enable=true").code == 0
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("Newer", queues=8), b"x").code == 0
+    assert broker.state.table["Newer"].write_queues == 2
+
+
+def test_a_broker_may_be_closed_for_writes_or_reads(client: RemotingSocket) -> None:
+    """As before a broker is taken out of service."""
+    client.subscribe("g", "T")
+    assert _change(client, "brokerPermission=4").code == 0
+    assert client.send().code == AnswerCode.NO_PERMISSION
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code != AnswerCode.NO_PERMISSION
+    assert _change(client, "brokerPermission=2").code == 0
+    assert client.send().code == 0
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == AnswerCode.NO_PERMISSION
+
+
+def test_other_settings_that_change(client: RemotingSocket, broker: RemotingHarness) -> None:
+    text = "longPollingEnable=false\nshortPollingTimeMills=1\nautoCreateSubscriptionGroup=false\npullBytesMax=5m\n"
+    assert _change(client, text).code == 0
+    assert broker.announced == []
+    fields = pull_fields("g", "T", sysFlag=6, suspendTimeoutMillis=600_000)
+    unknown = client.ask(RequestCode.PULL_MESSAGE, fields)
+    assert unknown.code == AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    broker.state.configs["g"] = GroupConfig("g")
+    assert client.ask(RequestCode.PULL_MESSAGE, fields).code == AnswerCode.PULL_NOT_FOUND
+    assert broker.service.parts.config.pull_bytes_max == 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "reason"),
+    [
+        ("fileReservedTime=1", AnswerCode.NO_PERMISSION, "fileReservedTime"),
+        ("brokerName=x", AnswerCode.NO_PERMISSION, "brokerName"),
+        ("noSuchSetting=1", AnswerCode.SYSTEM_ERROR, "noSuchSetting"),
+        ("brokerPermission=9", AnswerCode.SYSTEM_ERROR, "broker_permission"),
+        ("brokerPermission=x", AnswerCode.SYSTEM_ERROR, "brokerPermission"),
+        ("longPollingEnable=perhaps", AnswerCode.SYSTEM_ERROR, "longPollingEnable"),
+        ("autoCreateTopicEnable=\\u00", AnswerCode.SYSTEM_ERROR, "malformed"),
+        pytest.param("x" * 65_536, AnswerCode.SYSTEM_ERROR, "bytes of settings", id="long"),
+    ],
+)
+def test_settings_that_cannot_change_are_refused_with_all_others_of_the_request(
+    client: RemotingSocket, broker: RemotingHarness, text: str, code: AnswerCode, reason: str
+) -> None:
+    before = broker.service.parts.config
+    answer = _change(client, f"autoCreateTopicEnable=false\n{text}")
+    assert (answer.code, reason in answer.remark) == (code, True)
+    assert broker.service.parts.config is before
+
+
+def test_no_change_is_one(client: RemotingSocket, broker: RemotingHarness) -> None:
+    before = broker.service.parts.config
+    for text in ("", "brokerPermission=6"):
+        assert _change(client, text).code == 0
+    assert broker.service.parts.config is before
