@@ -51,14 +51,14 @@ class BrokerTarget:
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
     @contextmanager
-    def groups(self) -> Iterator[Groups]:
+    def groups(self) -> Iterator[TargetGroups]:
         """The groups of brokers; their admin clients are closed after the block."""
         if not self.name_servers:
             with self.admin() as admin:
-                yield Groups([("", admin)])
+                yield TargetGroups([("", admin)])
             return
         with self._cluster() as cluster:
-            yield Groups([], cluster, self.broker_name)
+            yield TargetGroups([], cluster, self.broker_name)
 
     def producer(self, topic: str) -> Producer:
         """A producer that never sends anything twice."""
@@ -91,7 +91,7 @@ NamedAdmin = tuple[str, "Admin"]
 """A group's name, empty if the brokers were given by address, and a client for it."""
 
 
-class Groups:
+class TargetGroups:
     """The groups of brokers that a command talks to: the given one, or those of a cluster (``broker_name``: one)."""
 
     def __init__(self, given: Sequence[NamedAdmin], cluster: ClusterAdmin | None = None, broker_name: str = "") -> None:
