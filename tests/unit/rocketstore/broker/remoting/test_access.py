@@ -491,6 +491,21 @@ def test_other_changes_disturb_nobody(broker: RemotingHarness, alice: RemotingSo
     assert alice.send().code == 0
 
 
+def test_nothing_of_older_rules_is_remembered_of_who_was_refused(
+    broker: RemotingHarness, alice: RemotingSocket
+) -> None:
+    """It has done nothing yet that would keep its account up to date."""
+    assert is_refused(alice.send("hidden"))
+    change(broker, text().replace("- T=PUB|SUB", "- hidden=PUB"))
+    assert alice.send("hidden").code == 0
+    with broker.dial(ALICE) as other:
+        assert is_refused(other.send("T"))
+        change(broker, text().replace("alice-secret", "other-secret"))
+        assert is_refused(other.send("T"))
+        other.key = ("alice", "other-secret")
+        assert other.send("T").code == 0
+
+
 def test_a_permission_that_goes_while_a_pull_waits_hands_nothing_out(
     broker: RemotingHarness, alice: RemotingSocket, root: RemotingSocket
 ) -> None:
