@@ -7,7 +7,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingG
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Consumer, Producer, SendFuture, SendReceipt
+    from rocketstore.client import ClusterConsumer, ClusterProducer, Consumer, Producer, SendFuture, SendReceipt
     from rocketstore.message.message import Message
 
 PIPELINE_MAX = 10_000
@@ -116,7 +115,7 @@ def send(  # noqa: PLR0913  # one parameter per option
     known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
     all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
     letter = _Letter(topic, all_properties, queue, key)
-    with closing(target.producer(topic)) as producer:
+    with target.producer(topic, for_one_queue=queue is not None) as producer:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
@@ -184,7 +183,9 @@ class _Tally:
         advance(1)
 
 
-def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
+def _send_stream(
+    producer: Producer | ClusterProducer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None
+) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
     tally = _Tally()
     in_flight: deque[SendFuture] = deque()
@@ -263,7 +264,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
 
 
 def _print_from(
-    source: Consumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
+    source: Consumer | ClusterConsumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
 ) -> None:
     left = sys.maxsize if count is None else count
     heard_at = time.monotonic()
