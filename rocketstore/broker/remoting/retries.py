@@ -16,6 +16,7 @@ from typing import Final
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -52,8 +53,9 @@ class NoSuchMessageError(RequestError):
 class Retries:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
         self._parts = parts
+        self._quota_of = quota_of
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
 
@@ -66,7 +68,7 @@ class Retries:
             header.offset,
             delay_level=header.delay_level,
             retries_max=header.max_reconsume_times if limited else None,
-            owner=connection.place.host,
+            owner=self._quota_of(connection, frame).owner,
         )
         return frame.answer()
 
