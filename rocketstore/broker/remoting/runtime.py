@@ -90,7 +90,7 @@ class RunningBroker:
             "brokerId": str(broker_id(config, role, parts.view())),
             "useTLS": str(config.effective_security.has_tls).lower(),
         }
-        settings = _FIXED | properties_of(config) | now
+        settings = {**_FIXED, **properties_of(config), **now}
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         version = DataVersion(self._parts.live.changes, self._parts.store.stats.boot_ms).encode().decode()
         return frame.answer(fields=write_header(VersionAnswer(version)), body=text.encode())
