@@ -17,7 +17,7 @@ from dledger import flag_values
 from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
+    from rocketstore.client import Admin, Consumer, ConsumerOptions, GroupConsumer, GroupOptions, Producer
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 """Where a broker with default settings listens."""
@@ -51,6 +51,12 @@ class BrokerTarget:
 
         security = self.security.for_client()
         return Consumer(list(self.addresses), group=group, topic=topic, options=options, security=security)
+
+    def member(self, group: str, options: GroupOptions) -> GroupConsumer:
+        """A member of a group, which shares its queues with the others."""
+        from rocketstore.client import GroupConsumer
+
+        return GroupConsumer(list(self.addresses), group=group, options=options, security=self.security.for_client())
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
