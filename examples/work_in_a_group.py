@@ -22,7 +22,7 @@ def bill(delivery: GroupDelivery) -> None:
     order = delivery.body.decode()
     if "broken" in order:
         raise ValueError(f"cannot bill {order}")  # it comes again
-    print(f"billed {order} (attempt {delivery.attempts + 1})", flush=True)
+    print(f"billed {order} (attempt {delivery.attempts + 1})\n", end="", flush=True)  # in one piece: threads share it
 
 
 def main(words: Sequence[str] | None = None) -> None:
