@@ -52,7 +52,7 @@ def to_stderr(level: str, form: str = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_client)
+    logging.getLogger(_GRPC_LOGGER).addFilter(is_no_lost_client)
 
 
 def name_speaker(**who: str) -> None:
@@ -79,7 +79,7 @@ def _plainly(value: object) -> object:
     return str(value) if isinstance(value, PurePath) else repr(value)
 
 
-def _is_no_lost_client(record: logging.LogRecord) -> bool:
+def is_no_lost_client(record: logging.LogRecord) -> bool:
     """Filters out gRPC's error and traceback for a client that disconnected before its response was written."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "ExecuteBatchError"

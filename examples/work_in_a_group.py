@@ -37,13 +37,14 @@ def main(words: Sequence[str] | None = None) -> None:
     consumer = GroupConsumer(
         arguments.addresses.split(","), group=arguments.group, ordered=arguments.in_order, start="first"
     )
-    with consumer:  # commits what is done, and leaves the group
-        consumer.subscribe(arguments.topic)
-        consumer.start(bill, workers=4)
-        try:
+    try:
+        with consumer:  # commits what is done, and leaves the group
+            consumer.subscribe(arguments.topic)
+            consumer.start(bill, workers=4)
+            print("joined", flush=True)
             threading.Event().wait(arguments.seconds)
-        except KeyboardInterrupt:
-            print("leaving")
+    except KeyboardInterrupt:
+        print("left")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,14 @@ class BrokerConfig:
     """Number of threads that read messages for pulls and queries."""
     reject_transaction_message: bool = False
     """Whether transactional messages are refused."""
+    transaction_check_interval: Annotated[int, Range(100, 86_400_000), Unit.MS] = 60_000
+    """How often the producers of open transactions are asked."""
+    transaction_time_out: Annotated[int, Range(0, 86_400_000), Unit.MS] = 6_000
+    """For how long after it was prepared nobody asks about a transaction; a message may say otherwise."""
+    transaction_check_max: Annotated[int, Range(1, 1000)] = 15
+    """After how many checks without a result a transaction is given up: its message is kept in
+    ``TRANS_CHECK_MAX_TIME_TOPIC``.
+    """
     transactions_open_max: Positive = 100_000
     """Maximum transactions neither committed nor rolled back; one producer group may have ``account_share_percent`` of
     them.

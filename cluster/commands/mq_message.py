@@ -116,7 +116,7 @@ def send(  # noqa: PLR0913  # one parameter per option
     known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
     all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
     letter = _Letter(topic, all_properties, queue, key)
-    with closing(target.producer()) as producer:
+    with closing(target.producer(topic)) as producer:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
@@ -259,7 +259,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     try:
         if group and not queues and not alone:
             shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
-            with target.member(group, shared) as member:
+            with target.member(group, topic, shared) as member:
                 member.subscribe(topic, tags)
                 member.start()
                 _print_share(member, count, follow, target.timeout_s, show)

@@ -12,6 +12,7 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from dledger.access.permissions import RETRY_PREFIX
 from dledger.backoff import Backoff
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import RETRY_WAIT_S_MIN, Deadline
@@ -29,7 +30,6 @@ from rocketstore.client.shares import GroupDelivery, QueueName, Share, Shares
 from rocketstore.client.topic_cache import TopicCache, no_such_topic
 from rocketstore.client.topics import PERMISSION_READ
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 REBALANCE_S: Final = 20.0

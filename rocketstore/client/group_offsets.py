@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from dledger.access.permissions import RETRY_PREFIX
 from dledger.errors import ConfigError
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.consumer import Start
@@ -17,7 +18,6 @@ from rocketstore.client.errors import BadAnswerError
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.shares import QueueName
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -82,7 +82,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.CONSUMER_SEND_MSG_BACK: _by_broker(_AT_MASTER),
     Code.END_TRANSACTION: _by_broker(f"{_AT_MASTER}; ends a transaction once ([transactions.md](transactions.md))"),
     Code.GET_CONSUMER_LIST_BY_GROUP: _by_broker(),
-    Code.CHECK_TRANSACTION_STATE: _not("producers are not asked yet", AnsweredBy.CLIENT),
+    Code.CHECK_TRANSACTION_STATE: _to_client(
+        "to one producer of the group, in turn ([transactions.md](transactions.md#checks))"
+    ),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _to_client(),
     Code.LOCK_BATCH_MQ: _by_broker(_AT_MASTER),
     Code.UNLOCK_BATCH_MQ: _by_broker(_AT_MASTER),
@@ -145,7 +147,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.SEND_BATCH_MESSAGE: _by_broker(_AT_MASTER),
     Code.QUERY_CONSUME_QUEUE: _by_broker("at most 4096 units"),
     Code.QUERY_DATA_VERSION: _by_name_server(),
-    Code.RESUME_CHECK_HALF_MESSAGE: _not("a transaction is checked until it ends"),
+    Code.RESUME_CHECK_HALF_MESSAGE: _by_broker(
+        f"{_MASTER_ONLY}; messages of `TRANS_CHECK_MAX_TIME_TOPIC`, any other is refused with code 1"
+    ),
     Code.SEND_REPLY_MESSAGE: _by_broker("replies are delivered, but not stored"),
     Code.SEND_REPLY_MESSAGE_V2: _by_broker("replies are delivered, but not stored"),
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _to_client(),

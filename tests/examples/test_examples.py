@@ -55,6 +55,7 @@ def test_a_group_shares_the_work(tmp_path: Path) -> None:
             ]
 
         try:
+            wait_until(lambda: all("joined" in file.read_text() for file in files), "both have joined")
             run("produce_and_consume.py", addresses, "--count", "30", "--group", "other")
             wait_until(lambda: orders <= set(billed()), "all are billed")
             for member in members:
@@ -64,7 +65,7 @@ def test_a_group_shares_the_work(tmp_path: Path) -> None:
             for member in members:
                 member.kill()
                 member.wait()
-    assert {file.read_text().splitlines()[-1] for file in files} == {"leaving"}
+    assert {file.read_text().splitlines()[-1] for file in files} == {"left"}
 
 
 def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:

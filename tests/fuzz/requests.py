@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from cluster.logs import is_no_lost_client
 from dledger.errors import DLedgerError
 from dledger.rpc.peers.push_frames import PREAMBLE, FrameType, pack
 from tests.fuzz.shapes import Known, messages, mutilated
@@ -193,10 +194,14 @@ def _arity(streams: bool) -> str:
 
 
 class _Errors(logging.Handler):
-    """Exceptions that were logged, but for those that are the project's own or the system's."""
+    """Exceptions that were logged, but for those that are the project's own or the system's.
+
+    Neither does it count when gRPC tells that a client hung up before its answer, which our programs do not log.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.addFilter(is_no_lost_client)
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -34,10 +34,6 @@ REASONS: Final = (
     ),
     (r"useTLS|kerberosEnable|tls.*", "They belong to RocketMQ's remoting protocol; TLS has its own settings here."),
     (
-        r"endTransactionThreadPool.*|transaction(CheckInterval|TimeOut|CheckMax)",
-        "Transaction check-back is not supported.",
-    ),
-    (
         r"timer.*|.*[Pp]op[A-Z].*|maxPopPollingSize|popPolling.*|enableLmq|maxLmqConsumeQueueNum|enableMultiDispatch"
         r"|defaultMessageRequestMode|.*[Rr]eply.*|maxDelayTime|enableScheduleAsyncDeliver|scheduleAsyncDeliver.*"
         r"|enableScheduleMessageStats",

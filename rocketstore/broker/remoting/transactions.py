@@ -1,29 +1,64 @@
-"""Transactions over remoting: a producer ends what it prepared."""
+"""Transactions over remoting: a producer ends what it prepared, and is asked about what it did not end."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count, islice
 from typing import Final
 
+from dledger.errors import CorruptLogError, ShutdownError
+from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.transactions.service import EndRefusedError, NotReadyError
-from rocketstore.remoting.codes import AnswerCode
+from rocketstore.broker.remoting.clients import ClientLink, ClientTables
+from rocketstore.broker.transactions.checks import Check
+from rocketstore.broker.transactions.messages import check_record, resumed
+from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
+from rocketstore.message.ids import offset_message_id, parse_offset_message_id
+from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY
+from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import EndTransactionHeader, read_header
-from rocketstore.types import BrokerRole
+from rocketstore.remoting.headers import (
+    CheckTransactionHeader,
+    EndTransactionHeader,
+    ResumeCheckHeader,
+    read_header,
+    write_header,
+)
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, BrokerRole, PutResult
 
 COMMIT: Final = 8
 ROLLBACK: Final = 12
 UNKNOWN: Final = 0
+TRIES: Final = 8
+"""How many producers of a group to try, if the first does not take what it has been sent."""
+
+_LOG: Final = logging.getLogger("rocketstore")
 
 
 class RemotingTransactions:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, clients: ClientTables, may_send: Callable[[ClientLink, str], bool]) -> None:
         self._parts = parts
+        self._may_send = may_send
+        self._clients = clients
+        self._turns = count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        parts.transactions.ask_with(self._ask_soon)
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     async def end(self, _: RemotingConnection, frame: Frame) -> Frame:
         """END_TRANSACTION. It is oneway: what a producer does not hear of, a check will ask again."""
@@ -56,3 +91,77 @@ class RemotingTransactions:
         if problem:
             raise RequestError(problem)
         return frame.answer()
+
+    async def resume(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up; each time is a new transaction."""
+        parts, header = self._parts, read_header(ResumeCheckHeader, frame.fields)
+        if parts.store.role is BrokerRole.SLAVE:
+            raise RequestError("this broker is a slave: ask the master", AnswerCode.SERVICE_NOT_AVAILABLE)
+        record = await parts.readers.run(self._given_up, parse_offset_message_id(header.msg_id)[1])
+        stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+
+        def done(results: Sequence[PutResult]) -> None:
+            if not stored.done():
+                stored.set_result(results[0])
+
+        message = resumed(record, parts.store_host)
+        parts.sender.submit(SendCall(0, [message], True, len(record), own=True), done)
+        result = await stored
+        if not result.ok:
+            raise RequestError(f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {result.reason}")
+        return frame.answer()
+
+    def _given_up(self, offset: int) -> bytes:
+        """On a read thread. Raises ``RequestError``: there is no message that was given up."""
+        store = self._parts.store
+        record = store.read_record(offset) if offset >= 0 else None
+        if record is not None:
+            message = decode_record(record)
+            known = store.position_of(CHECKED_TOO_OFTEN_TOPIC, 0, message.queue_offset)
+            if message.topic == CHECKED_TOO_OFTEN_TOPIC and known == offset:
+                return record
+        raise RequestError(f"at {offset} is no message of {CHECKED_TOO_OFTEN_TOPIC}: only those can be checked again")
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _ask_soon(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+        """On the thread of transactions."""
+        self._parts.bridge.post(partial(self._begin_asking, checks, done))
+
+    def _begin_asking(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask(checks))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _task: done())
+
+    async def _ask(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            if not any(True for _ in self._clients.producers(check.group)):
+                continue
+            try:
+                request = await self._parts.readers.run(self._request, check)
+            except (CorruptLogError, CorruptRecordError, ShutdownError) as error:
+                _LOG.error("transactions: half message %d cannot be read: %s", check.queue_offset, error)
+                continue
+            if request is not None:
+                self._tell_one(check.group, *request)
+
+    def _tell_one(self, group: str, request: Frame, topic: str) -> bool:
+        """Producers of a group get their turns; one that is slow is passed over, and one that may not send there."""
+        producers = self._clients.producers(group)
+        connections = [one.connection for one in producers if self._may_send(one.connection, topic)]
+        first = next(self._turns) % max(len(connections), 1)
+        return any(one.tell(request) for one in islice(connections[first:] + connections[:first], TRIES))
+
+    def _request(self, check: Check) -> tuple[Frame, str] | None:
+        """On a read thread: CHECK_TRANSACTION_STATE, and the topic; None if there is nothing to ask any more."""
+        parts = self._parts
+        record = parts.store.read_record(check.offset) if parts.transactions.is_open(check) else None
+        if record is None:
+            return None
+        body = check_record(record, check.times)
+        properties = decode_record(record).properties
+        unique, topic = properties.get(PROPERTY_UNIQUE_KEY, ""), properties.get(PROPERTY_REAL_TOPIC, "")
+        offset_id = offset_message_id(parts.store_host, check.offset)
+        header = CheckTransactionHeader(check.queue_offset, check.offset, unique, unique, offset_id)
+        return Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, write_header(header), body), topic

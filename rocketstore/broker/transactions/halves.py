@@ -11,10 +11,15 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Final
 
-from rocketstore.broker.transactions.messages import PROPERTY_CHECK_IMMUNITY, PROPERTY_PRODUCER_GROUP
+from rocketstore.broker.transactions.messages import (
+    PROPERTY_CHECK_IMMUNITY,
+    PROPERTY_CHECK_TIMES,
+    PROPERTY_PRODUCER_GROUP,
+)
 from rocketstore.message.properties import decode_properties
 
 IMMUNITY_S_MAX: Final = 30 * 24 * 3600
+_DIGITS_MAX: Final = 9
 
 
 class Phase(Enum):
@@ -30,9 +35,20 @@ class Phase(Enum):
 class Half:
     """One open transaction."""
 
-    __slots__ = ("commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase", "queue_offset", "stored_ms")
+    __slots__ = (
+        "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase", "queue_offset",
+        "stored_ms",
+    )  # fmt: skip
 
-    def __init__(self, queue_offset: int, offset: int, stored_ms: int, group: str, immunity_ms: int | None) -> None:
+    def __init__(  # what a record says
+        self,
+        queue_offset: int,
+        offset: int,
+        stored_ms: int,
+        group: str,
+        immunity_ms: int | None = None,
+        checked_before: int = 0,
+    ) -> None:
         self.queue_offset = queue_offset
         self.offset = offset
         """Physical, of its record."""
@@ -40,6 +56,8 @@ class Half:
         self.group = group
         self.immunity_ms = immunity_ms
         """For how long its producer wants not to be asked; None: the broker's setting."""
+        self.checked_before = checked_before
+        """How often RocketMQ's broker had its producer asked, before it stored it again."""
         self.phase = Phase.OPEN
         self.commit_offset = 0
         """Where its commit is, if it is committed."""
@@ -50,10 +68,14 @@ class Half:
 def half_of(queue_offset: int, offset: int, stored_ms: int, properties: bytes) -> Half:
     """From what a record of the half topic says."""
     found = decode_properties(properties)
-    seconds = found.get(PROPERTY_CHECK_IMMUNITY, "")
-    known = seconds.isascii() and seconds.isdigit() and len(seconds) <= 9
-    immunity_ms = min(int(seconds), IMMUNITY_S_MAX) * 1000 if known else None
-    return Half(queue_offset, offset, stored_ms, found.get(PROPERTY_PRODUCER_GROUP, ""), immunity_ms)
+    seconds = _number(found.get(PROPERTY_CHECK_IMMUNITY, ""))
+    immunity_ms = None if seconds < 0 else min(seconds, IMMUNITY_S_MAX) * 1000
+    checked = max(_number(found.get(PROPERTY_CHECK_TIMES, "")), 0)
+    return Half(queue_offset, offset, stored_ms, found.get(PROPERTY_PRODUCER_GROUP, ""), immunity_ms, checked)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else -1
 
 
 class OpenHalves:

@@ -22,7 +22,7 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import CorruptRecordError, body_at, decode_record, encode_record
-from rocketstore.types import HALF_TOPIC, OP_TOPIC
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC, OP_TOPIC
 
 PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
 PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
@@ -93,6 +93,34 @@ def check_record(record: bytes, times: int) -> bytes:
         properties=half.properties | {PROPERTY_CHECK_TIMES: str(times)},
     )
     return encode_record(shown, queue_offset=half.queue_offset, physical_offset=half.offset)
+
+
+def given_up(record: bytes, times: int, host: HostAddress) -> Message:
+    """What remains of a half message about which no producer says anything. Raises ``CorruptRecordError``."""
+    half = decode_record(record)
+    return _again(half, CHECKED_TOO_OFTEN_TOPIC, times, host)
+
+
+def resumed(record: bytes, host: HostAddress) -> Message:
+    """What was given up, as a half message again. Raises ``CorruptRecordError``: it is no such message."""
+    message = decode_record(record)
+    _real_queue(message)
+    return _again(message, HALF_TOPIC, 0, host)
+
+
+def _again(message: Message, topic: str, times: int, host: HostAddress) -> Message:
+    return Message(
+        topic,
+        message.body,
+        0,
+        message.properties | {PROPERTY_CHECK_TIMES: str(times)},
+        message.flag,
+        message.sys_flag & ~(SYS_FLAG_TRANSACTION | _HOST_FLAGS),
+        message.born_timestamp,
+        message.born_host,
+        host,
+        message.reconsume_times,
+    )
 
 
 def _real_queue(half: Message) -> tuple[str, int]:

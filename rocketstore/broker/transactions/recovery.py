@@ -15,12 +15,13 @@ from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from dledger.records import record as data_record
 from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
 from rocketstore.broker.transactions.messages import op_target
+from rocketstore.broker.transactions.rounds import Rounds, decode_rounds
 from rocketstore.message.columns import RecordColumns, topics_of
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import decode_record
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import HALF_TOPIC, OP_TOPIC, GetMessageStatus, RecordHead
+from rocketstore.types import HALF_TOPIC, OP_TOPIC, TRANSACTION_CHECKS_TOPIC, GetMessageStatus, RecordHead
 
 READ_AT_ONCE: Final = 256
 SCAN_BYTES: Final = 1024 * 1024
@@ -35,19 +36,17 @@ class StoppedError(Exception):
 
 @data_record(frozen=True, slots=True)
 class Begin:
-    """From where to read: queue offsets of halves and ops before which everything has ended, and the position before
-    which every commit has its op.
-    """
+    """From where to read: queue offsets of halves and ops before which everything has ended."""
 
     half: int
     op: int
-    scanned: int = 0
 
 
-def recover(store: MessageStore, begin: Begin, check: Callable[[], None]) -> tuple[OpenHalves, int]:
+def recover(store: MessageStore, begin: Begin, scanned: int, check: Callable[[], None]) -> tuple[OpenHalves, int]:
     """The open transactions, and the next queue offset of the ops. ``check`` raises ``StoppedError``.
 
-    Only once everything in the log is dispatched. Raises ``CorruptLogError``, ``ShutdownError``.
+    ``scanned`` is a position before which every commit has its op. Only once everything in the log is dispatched.
+    Raises ``CorruptLogError``, ``ShutdownError``.
     """
     first = max(begin.half, store.min_offset(HALF_TOPIC, 0), 0)
     end = store.max_offset(HALF_TOPIC, 0)
@@ -58,7 +57,6 @@ def recover(store: MessageStore, begin: Begin, check: Callable[[], None]) -> tup
     if first >= end:
         return halves, op_end
     ended = bytearray((end - first + 7) // 8)
-    scanned = begin.scanned
     for found in _messages(store, OP_TOPIC, max(begin.op, store.min_offset(OP_TOPIC, 0), 0), op_end, check):
         if found is None:  # its commit must be found instead
             scanned = 0
@@ -93,6 +91,16 @@ def holds_end(store: MessageStore, half: Half, begin: int, end: int, check: Call
             if message is not None and op_target(message) == half.queue_offset:
                 return True
     return False
+
+
+def read_rounds(store: MessageStore) -> Rounds:
+    """What the last master has stored about its checks."""
+    end = store.max_offset(TRANSACTION_CHECKS_TOPIC, 0)
+    if end:
+        for message in _messages(store, TRANSACTION_CHECKS_TOPIC, end - 1, end, lambda: None):
+            if message is not None:
+                return decode_rounds(message.body)
+    return Rounds()
 
 
 def commits_in(heads: Sequence[RecordHead]) -> list[RecordHead]:

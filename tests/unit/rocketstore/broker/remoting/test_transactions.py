@@ -6,26 +6,36 @@ from dataclasses import replace
 
 import pytest
 
+from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.ids import offset_message_id, parse_offset_message_id
 from rocketstore.message.message import Message
-from rocketstore.message.record import decode_record
+from rocketstore.message.record import decode_record, encode_record
+from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.harness import STORE_HOST
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 COMMIT, ROLLBACK = 8, 12
+SOON = replace(BrokerConfig(), transaction_check_interval=100, transaction_time_out=0)
 PREPARED = "KEYS\x01k\x02TRAN_MSG\x01true\x02WAIT\x01true\x02PGROUP\x01producers\x02TAGS\x01A"
 
 
 def stored(broker: RemotingHarness, topic: str) -> list[Message]:
     """All messages of a topic."""
     return [decode_record(one.record) for one in broker.store.log.records if one.head.topic == topic]
+
+
+def beat(client: RemotingSocket, *groups: str, client_id: str = "p1") -> None:
+    """A producer says that it lives."""
+    body = HeartbeatData(client_id, tuple(map(ProducerData, groups))).encode()
+    assert client.ask(RequestCode.HEART_BEAT, None, body).code == 0
 
 
 def end(client: RemotingSocket, prepared: Frame, how: int, **changes: object) -> Frame:
@@ -139,3 +149,68 @@ def test_no_client_writes_what_transactions_are_kept_in(broker: RemotingHarness,
             }  # fmt: skip
             assert client.ask(code, fields).code != 0
     assert broker.store.log.records == []
+
+
+def test_a_producer_is_asked_as_rocketmq_asks() -> None:
+    """The captured frame of a check has the same fields, and a record of the same kind."""
+    golden = GOLDEN["F42"].frame
+    with RemotingHarness(SOON) as broker, broker.dial() as client:
+        beat(client, "producers")
+        prepared = client.send(queue_id=1, properties=PREPARED + "\x02UNIQ_KEY\x01unique", body=b"tx unknown")
+        check = client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        assert (check.is_oneway, check.fields.keys()) == (golden.is_oneway, golden.fields.keys())
+        assert check.fields["offsetMsgId"] == prepared.fields["msgId"]
+        assert check.fields["transactionId"] == check.fields["msgId"] == "unique"
+        asked = decode_record(check.body)
+        assert (asked.topic, asked.queue_id, asked.body, asked.sys_flag) == ("T", 1, b"tx unknown", 0)
+        assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        fields = {
+            "producerGroup": "producers", "commitOrRollback": COMMIT, "fromTransactionCheck": "true",
+            **{name: check.fields[name] for name in ("tranStateTableOffset", "commitLogOffset", "msgId")},
+        }  # fmt: skip
+        client.tell(RequestCode.END_TRANSACTION, fields)
+        wait_until(lambda: len(stored(broker, "T")) == 1, "it is committed")
+
+
+def test_a_checks_record_says_what_rocketmqs_does() -> None:
+    """All but the order of the properties, which Java's hash tables choose."""
+    golden = decode_record(GOLDEN["F42"].frame.body)
+    properties = {name: value for name, value in golden.properties.items() if name != "TRANSACTION_CHECK_TIMES"}
+    half = replace(golden, topic=HALF_TOPIC, queue_id=0, properties=properties)
+    record = encode_record(half, queue_offset=golden.queue_offset, physical_offset=golden.offset)
+    assert decode_record(check_record(record, 1)) == golden
+
+
+def test_each_producer_gets_its_turn_and_a_group_without_one_holds_up_nobody() -> None:
+    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second:
+        beat(first, "producers")
+        beat(second, "producers", client_id="p2")
+        first.send(properties=PREPARED.replace("producers", "gone"))
+        first.send(properties=PREPARED)
+        for client in (first, second):
+            assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"
+
+
+def test_what_nobody_answers_for_is_given_up_and_may_be_resumed() -> None:
+    with RemotingHarness(replace(SOON, transaction_check_max=2)) as broker, broker.dial() as client:
+        beat(client, "producers")
+        prepared = client.send(properties=PREPARED)
+        times = [
+            decode_record(client.request(RequestCode.CHECK_TRANSACTION_STATE).body).properties[
+                "TRANSACTION_CHECK_TIMES"
+            ]
+            for _ in range(2)
+        ]
+        assert times == ["1", "2"]
+        wait_until(lambda: len(stored(broker, OP_TOPIC)) == 1, "it is given up")
+        (kept,) = stored(broker, "TRANS_CHECK_MAX_TIME_TOPIC")
+        assert (kept.body, kept.properties["REAL_TOPIC"]) == (b"hello", "T")
+        assert end(client, prepared, COMMIT).code == 1
+        assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": prepared.fields["msgId"]}).code == 1
+        assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": "?"}).code == 1
+        again = offset_message_id(STORE_HOST, kept.offset)
+        assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": again}).code == 0
+        check = client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        assert check.fields["tranStateTableOffset"] == "1"
+        assert decode_record(check.body).properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert stored(broker, "T") == []

@@ -10,22 +10,28 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Sends numbered messages, or receives them: {@code produce|consume NAME_SERVERS TOPIC COUNT}. */
+/**
+ * Sends numbered messages, or receives them: {@code produce|consume|load NAME_SERVERS TOPIC COUNT}. {@code load} goes on
+ * for so many seconds, whatever fails, and says for each message that was acknowledged when that was.
+ */
 public final class ClientMain {
   private static final int TIMEOUT_S = 120;
+  private static final int ROUTE_INTERVAL_MS = 500;
+  private static final int PAUSE_MS = 20;
 
   private ClientMain() {}
 
   public static void main(String[] arguments) throws Exception {
     int count = Integer.parseInt(arguments[3]);
-    if (arguments[0].equals("produce")) {
-      produce(arguments[1], arguments[2], count);
-    } else {
-      consume(arguments[1], arguments[2], count);
+    switch (arguments[0]) {
+      case "produce" -> produce(arguments[1], arguments[2], count);
+      case "load" -> load(arguments[1], arguments[2], count);
+      default -> consume(arguments[1], arguments[2], count);
     }
   }
 
@@ -37,6 +43,25 @@ public final class ClientMain {
       byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
       SendResult result = producer.send(new Message(topic, body));
       System.out.println("> " + result.getSendStatus() + " " + result.getMessageQueue().getBrokerName());
+    }
+    producer.shutdown();
+  }
+
+  private static void load(String nameServers, String topic, int seconds) throws Exception {
+    DefaultMQProducer producer = new DefaultMQProducer("interop-producers");
+    producer.setNamesrvAddr(nameServers);
+    producer.setPollNameServerInterval(ROUTE_INTERVAL_MS);
+    producer.start();
+    long begin = System.currentTimeMillis();
+    for (int number = 0; System.currentTimeMillis() - begin < seconds * 1000L; number++) {
+      try {
+        SendResult result = producer.send(new Message(topic, Integer.toString(number).getBytes(StandardCharsets.UTF_8)));
+        if (result.getSendStatus() == SendStatus.SEND_OK) {
+          System.out.println("> " + number + " " + System.currentTimeMillis());
+        }
+      } catch (Exception error) {
+        TimeUnit.MILLISECONDS.sleep(PAUSE_MS);
+      }
     }
     producer.shutdown();
   }

@@ -1,0 +1,160 @@
+"""Rounds of checks: the producers of transactions that have been open for too long are asked what became of them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from dledger.clock import Clock
+from dledger.errors import CorruptLogError
+from rocketstore.broker.transactions.halves import Half
+from rocketstore.broker.transactions.rounds import Rounds, due_at, times_checked
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.message import Message
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import TopicConfig
+from rocketstore.store.message_store import MessageStore
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, TRANSACTION_CHECKS_TOPIC
+
+CHECKS_AT_ONCE: Final = 256
+ASKED_MS_MAX: Final = 30_000
+"""For how long to wait for those who ask, before asking on without them."""
+_HOUR_MS: Final = 3_600_000
+_READ_WRITE: Final = 6
+
+_log = logging.getLogger("rocketstore")
+
+
+class Check(NamedTuple):
+    """What to ask about: the half message's places, its producer group, and how often that was asked, with this."""
+
+    queue_offset: int
+    offset: int
+    group: str
+    times: int
+
+
+Asker = Callable[[Sequence[Check], Callable[[], None]], None]
+"""Asks producers, as far as there are any, in its own time, and then calls the function once, from any thread."""
+
+
+class Askers:
+    """One for each protocol."""
+
+    def __init__(self) -> None:
+        self.all: tuple[Asker, ...] = ()
+
+    def add(self, asker: Asker) -> None:
+        """Another one."""
+        self.all = (*self.all, asker)
+
+
+class OpenTransactions(Protocol):
+    """The open transactions."""
+
+    def open_before(self, is_due: Callable[[Half], bool]) -> list[Half]:
+        """Those that are due."""
+
+    def is_open(self, queue_offset: int) -> bool:
+        """Whether one still is."""
+
+    def give_up(self, half: Half, times: int) -> None:
+        """End one about which no producer says anything."""
+
+    def wake(self) -> None:
+        """Step soon."""
+
+
+class Checks:
+    """Owned by the thread of transactions."""
+
+    def __init__(
+        self,
+        opened: OpenTransactions,
+        config: BrokerConfig,
+        store: MessageStore,
+        state: BrokerState,
+        clock: Clock,
+        askers: Askers,
+    ) -> None:
+        self._opened = opened
+        self._config = config
+        self._store = store
+        self._state = state
+        self._clock = clock
+        self._askers = askers
+        self._rounds = Rounds()
+        self._due_ms = 0
+        self._left: deque[tuple[Half, int]] = deque()  # of this round, with how often each was asked before
+        self._asking = 0
+        self._asked_until_ms = 0
+        self._topic_made = False
+
+    def begin(self, rounds: Rounds) -> None:
+        """Go on from what the last master has stored; the first round is in an interval, as in RocketMQ."""
+        self._rounds = rounds
+        self._due_ms = self._clock.monotonic_ms() + self._config.transaction_check_interval
+
+    def step(self, now_ms: int, scanned: int) -> int:
+        """Ask on; returns when (monotonic ms) to do so again. ``scanned``: see ``Rounds``."""
+        if self._asking and now_ms < self._asked_until_ms:
+            return self._asked_until_ms
+        self._asking = 0
+        if not self._left and now_ms >= self._due_ms:
+            self._due_ms = now_ms + self._config.transaction_check_interval
+            self._begin_round(scanned)
+        if self._left:
+            self._ask(now_ms)
+            return now_ms if not self._asking else self._asked_until_ms
+        return self._due_ms
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin_round(self, scanned: int) -> None:
+        config, wall_ms = self._config, self._clock.wall_ms()
+        before, time_out_ms = self._rounds.times, config.transaction_time_out
+        due = self._opened.open_before(lambda one: due_at(one, time_out_ms) <= wall_ms)
+        if not due:
+            return
+        self._left.extend((one, times_checked(one, before, time_out_ms)) for one in due)
+        self._rounds = Rounds(before, scanned).then(wall_ms, config.transaction_check_max)
+        message = Message(TRANSACTION_CHECKS_TOPIC, self._rounds.encode(), born_timestamp=wall_ms)
+        self._store.submit([message], lambda _results: None, own=True)  # if it is not stored, one more check is made
+
+    def _ask(self, now_ms: int) -> None:
+        checks: list[Check] = []
+        oldest_ms = self._clock.wall_ms() - max(self._config.store.file_reserved_time, 1) * _HOUR_MS
+        for _ in range(min(len(self._left), CHECKS_AT_ONCE)):
+            half, times = self._left.popleft()
+            if not self._opened.is_open(half.queue_offset):
+                continue
+            if times >= self._config.transaction_check_max or half.stored_ms < oldest_ms:
+                self._give_up(half, times)
+            else:
+                checks.append(Check(half.queue_offset, half.offset, half.group, times + 1))
+        askers = self._askers.all
+        if checks and askers:
+            self._asking, self._asked_until_ms = len(askers), now_ms + ASKED_MS_MAX
+            asked: deque[None] = deque()
+            for asker in askers:
+                asker(checks, partial(self._asked, asked, len(askers)))
+
+    def _asked(self, asked: deque[None], wanted: int) -> None:
+        """On any thread."""
+        asked.append(None)
+        if len(asked) == wanted:
+            self._asked_until_ms = 0
+            self._opened.wake()
+
+    def _give_up(self, half: Half, times: int) -> None:
+        if not self._topic_made and self._state.topic(CHECKED_TOO_OFTEN_TOPIC) is None:
+            self._topic_made = True
+            topic = TopicConfig(CHECKED_TOO_OFTEN_TOPIC, 1, 1, _READ_WRITE)
+            self._state.put_topic(topic, lambda _result: None)
+        try:
+            self._opened.give_up(half, times)
+        except CorruptLogError as error:
+            _log.error("transactions: half message %d cannot be read: %s", half.queue_offset, error)

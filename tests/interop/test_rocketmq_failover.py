@@ -1,0 +1,90 @@
+"""RocketMQ's producer while masters of a group are killed: nothing acknowledged is lost, and it soon goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cluster.local.brokers import LocalBrokers
+from dledger.errors import DLedgerError
+from rocketstore.client import Admin
+from rocketstore.nameserver.errors import NameServerError
+from rocketstore.nameserver.lookups import NameServers
+from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.blocking import BlockingRemotingClient
+from tests.interop import java, rocketmq
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.nameserver.wire import config_in, running
+
+pytestmark = pytest.mark.interop
+
+TOPIC: Final = "Failover"
+LOAD_S: Final = 30
+KILLS: Final = 3
+GAP_S_MAX: Final = 3.0
+"""Election, registration, and the client's next look at the name server, which it takes twice per second here."""
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[NameServer]:
+    java.build()
+    with running(config_in(tmp_path)) as started:
+        yield started
+
+
+def _stored(admin: Admin) -> int:
+    """How many messages the topic has."""
+    try:
+        return sum(one.max_offset for one in admin.queue_ranges(TOPIC))
+    except DLedgerError:  # it does not exist yet
+        return 0
+
+
+def test_a_producer_goes_on_with_the_next_master(tmp_path: Path, name_server: NameServer) -> None:
+    settings = {"namesrvAddr": name_server.address}
+    printed: list[str] = []
+
+    def load() -> None:
+        printed.extend(rocketmq.client(tmp_path / "client", "load", name_server.address, TOPIC, str(LOAD_S)))
+
+    with (
+        LocalBrokers(tmp_path / "brokers", name="failover", settings=settings) as brokers,
+        closing(BlockingRemotingClient()) as frames,
+    ):
+        known = NameServers([name_server.address], frames)
+
+        def master() -> str:
+            try:
+                return known.clusters().broker_addr_table["failover"].broker_addrs.get(0, "")
+            except (NameServerError, KeyError):
+                return ""
+
+        wait_until(lambda: bool(master()), "the master is registered", 60)
+        loading = threading.Thread(target=load)
+        loading.start()
+        with brokers.admin() as admin:
+            wait_until(lambda: _stored(admin) > 0, "messages are stored", 60)
+        for _ in range(KILLS):
+            killed = brokers.master()
+            brokers.kill(killed)
+            brokers.master(other_than=killed)
+            brokers.start(killed)
+            wait_until(lambda: all(brokers.is_running(node) for node in brokers.nodes), "all run again", 60)
+        loading.join()
+        acknowledged = [tuple(map(int, line.split())) for line in printed]
+        with brokers.admin() as admin:
+            count = _stored(admin)
+        stored: list[int] = []
+        with brokers.consumer("check", TOPIC) as consumer:
+            while len(stored) < count:
+                stored += [int(one.body) for one in consumer.poll()]
+    assert {number for number, _ in acknowledged} <= set(stored)
+    times = [when for _, when in acknowledged]
+    gaps = sorted((after - before) / 1000 for before, after in pairwise(times))
+    assert gaps[-1] <= GAP_S_MAX, f"{len(acknowledged)} acknowledged, longest gaps {gaps[-2 * KILLS :]} s"
