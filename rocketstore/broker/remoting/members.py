@@ -116,7 +116,9 @@ class Members:
             connection.close("it sent no heartbeat for too long")
 
     def _changed(self, name: str, group: ConsumerGroup) -> None:
-        """Notify all consumers of a group, so that they redistribute the queues."""
+        """Notify all consumers of a group, so that they redistribute the queues; unless its settings forbid it."""
+        if not self._parts.state.group(name).notify_changes:
+            return
         notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, write_header(GroupHeader(name)))
         for connection in group.clients:
             connection.tell(notice)
