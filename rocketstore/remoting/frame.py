@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
 from rocketstore.remoting.errors import FrameError
@@ -176,7 +176,7 @@ def _from_json(header: bytes, body: bytes) -> Frame:
     get = values.get
     code, opaque, flag, version = numbers = get("code", 0), get("opaque", 0), get("flag", 0), get("version", 0)
     if not type(code) is type(opaque) is type(flag) is type(version) is int or not (
-        _INT32_MIN <= min(numbers) and max(numbers) <= _INT32_MAX
+        min(numbers) >= _INT32_MIN and max(numbers) <= _INT32_MAX
     ):
         raise FrameError("a header whose code, opaque, flag or version is not a number of 32 bits")
     remark, language = get("remark"), get("language")
