@@ -13,6 +13,7 @@ from dataclasses import replace
 from random import randrange
 from typing import Final
 
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
@@ -35,7 +36,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import DEAD_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX, BrokerRole, PutResult
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3

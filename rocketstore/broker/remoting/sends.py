@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.access.quota import Quota
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
@@ -39,7 +40,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import DEAD_PREFIX, RETRY_PREFIX, BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
