@@ -559,7 +559,7 @@ class GroupSimulation(World):
         check_keys(store, self.model, self.scheduler, member.expired_to)
         check_consumers(broker.state, store, self.model)
         if self.producers is not None:
-            self.producers.check(store, all_kept=not self.options.retention)
+            self.producers.check(store, all_kept=True)
         self.event("checked", count, store.log.min_offset, store.log.max_offset)
 
     def _digest(self, member: Member, begin: int, end: int) -> int:

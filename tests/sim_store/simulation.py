@@ -329,8 +329,7 @@ class Simulation(World):
         producers = self.producers
         if producers is not None:
             wait_until(self.scheduler, lambda: producers.have_ended(broker.transactions), "transactions stay open")
-            kept = self.model.synced and not self.options.retention
-            producers.check(broker.store, all_kept=kept)
+            producers.check(broker.store, all_kept=self.model.synced)
 
     def counts(self) -> Counts:
         """For the result."""
