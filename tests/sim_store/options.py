@@ -183,8 +183,10 @@ def choose_group(seed: int) -> GroupOptions:
 
 
 def with_transactions(options: Options) -> Options:
-    """The same world with transactions; nothing is derived anew, which may take what an offset of theirs says."""
-    return replace(options, transactions=True, retention=options.retention and options.seed % 2 == 0)
+    """The same world with transactions; mostly without retention, so that nothing may be missing in the end."""
+    retention = options.retention and options.seed % 3 == 0
+    store = options.store if retention else replace(options.store, file_reserved_time=72)
+    return replace(options, transactions=True, retention=retention, store=store)
 
 
 def group_with_transactions(options: GroupOptions) -> GroupOptions:

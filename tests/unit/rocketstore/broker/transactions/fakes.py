@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from dledger.types import ProducerBatch
+from rocketstore.broker.transactions.checks import Askers, Check
+from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError, Run
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.port import PutDone
-from rocketstore.message.message import Message
+from rocketstore.message.message import LOOPBACK, Message
+from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, ScannedRecords
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, ScannedRecords, StoredPlace
 from tests.support.fake_store import FakeLog, FakeStore
+from tests.support.waiting import ManualClock
+from tests.unit.rocketstore.broker.transactions.bench import GROUP, half
 
 BUSY = PutResult(PutMessageStatus.OS_PAGECACHE_BUSY, outcome="not_applied")
 
@@ -114,3 +120,56 @@ class State(BrokerState):
 
     def topic(self, name: str) -> TopicConfig | None:
         return TopicConfig(name, 1, 1)
+
+
+class Master:
+    """One at a time, stepped by hand."""
+
+    def __init__(self, log: Log, clock: ManualClock, state: State | None = None, **settings: int) -> None:
+        self.clock = clock
+        self.store = Store(log, clock=clock)
+        self.store.dispatch()
+        self.state = state or State()
+        self.asked: list[Check] = []
+        self.held: list[Callable[[], None]] | None = None
+        askers = Askers()
+        askers.add(self._ask)
+        self.run = Run(BrokerConfig(**settings), self.store, self.state, clock, lambda: LOOPBACK, askers)  # type: ignore[arg-type]
+        self.store.add_arrival_listener(self.run.on_arrival)
+        self.run.step()
+
+    def _ask(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+        self.asked += checks
+        if self.held is None:
+            done()
+        else:
+            self.held.append(done)
+
+    def prepare(self, body: bytes = b"x", **properties: str) -> StoredPlace:
+        """Where the half message is."""
+        message = half(body)
+        message.property_string += b"".join(f"\x02{name}\x01{value}".encode() for name, value in properties.items())
+        stored = self.store.put(message).stored
+        assert stored is not None
+        self.run.step()
+        return stored
+
+    def end(self, place: StoredPlace, *, commit: bool = True) -> bool:
+        """Whether the request was taken."""
+        try:
+            self.run.end(place.queue_offset, place.offset, GROUP, commit=commit, done=lambda _problem: None)
+        except (EndRefusedError, NotReadyError):
+            return False
+        return True
+
+    def after(self, ms: int) -> list[int]:
+        """How often was asked about which, in the time up to then."""
+        self.asked.clear()
+        self.clock.now_ms += ms
+        for _ in range(20):
+            self.run.step()
+        return [one.times for one in self.asked]
+
+    def messages(self, topic: str) -> list[Message]:
+        """All of a topic."""
+        return [decode_record(one.record) for one in self.store.log.records if one.head.topic == topic]
