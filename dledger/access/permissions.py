@@ -7,6 +7,8 @@ from typing import Final
 
 RETRY_PREFIX: Final = "%RETRY%"
 """RocketMQ's retry topic of a group; the group's permission applies to it."""
+DEAD_PREFIX: Final = "%DLQ%"
+"""RocketMQ's topic of a group's dead letters; the group's permission applies unless the topic is named itself."""
 
 
 class Permission(IntFlag):

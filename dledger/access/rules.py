@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from dledger.access import plain_yaml
 from dledger.access.addresses import AddressPattern, parse_patterns
-from dledger.access.permissions import BOTH, RETRY_PREFIX, Permission, parse_permission
+from dledger.access.permissions import BOTH, DEAD_PREFIX, RETRY_PREFIX, Permission, parse_permission
 from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
 from dledger.errors import ConfigError
 
@@ -45,7 +45,9 @@ class Account:
         if self.admin:
             return BOTH
         if name.startswith(RETRY_PREFIX):
-            return self.groups.get(name.removeprefix(RETRY_PREFIX), self.default_group)
+            return self.group(name.removeprefix(RETRY_PREFIX))
+        if name.startswith(DEAD_PREFIX) and name not in self.topics:
+            return self.group(name.removeprefix(DEAD_PREFIX))
         return self.topics.get(name, self.default_topic)
 
     def group(self, name: str) -> Permission:

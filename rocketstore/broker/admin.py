@@ -95,9 +95,11 @@ class AdminService:
         """Create a topic that ``owner`` did not ask for by name."""
         try:
             self._made_topics.take(owner, topic.name, topic.write_queues)
-            return await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
+            result = await self._changed(lambda done: self._state.put_topic(topic, done, automatic=True))
         except InvalidRequestError as error:
             return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, outcome="not_applied", reason=str(error))
+        self._topics.news.tell()
+        return result
 
     # -- queries ---------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class AdminService:
         )
         self._check_master()
         await self._change(lambda done: self._state.put_topic(topic, done))
+        self._topics.news.tell()
         return pb.PutTopicResponse().SerializeToString()
 
     async def _delete_topic(self, data: bytes) -> bytes:
@@ -199,6 +202,7 @@ class AdminService:
         self._check_master()
         self._check_known(name)
         await self._change(lambda done: self._state.delete_topic(name, done))
+        self._topics.news.tell()
         return pb.DeleteTopicResponse().SerializeToString()
 
     async def _delete_group(self, data: bytes) -> bytes:

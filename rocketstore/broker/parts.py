@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dledger.access.guard import AccessGuard
 from dledger.access.quota import Quotas
 from dledger.clock import Clock
 from dledger.records import record
@@ -45,6 +46,8 @@ class BrokerParts:
     store_host: HostAddress
     check_caught_up: Callable[[], None]
     """Raises ``NotStoredError`` as long as this broker does not know what is committed."""
+    guard: AccessGuard | None
+    """None: everybody may do everything."""
 
     @property
     def config(self) -> BrokerConfig:

@@ -343,7 +343,7 @@ class BrokerServer:
 
     def _remoting_factory(self) -> RemotingFactory | None:
         wanted = self._own_remoting
-        if wanted is True and self.guard is None:  # nothing says yet who may do what over remoting
+        if wanted is True:
             return self._remoting_connection
         return None if isinstance(wanted, bool) else wanted
 

@@ -155,6 +155,7 @@ class BrokerService:
             view,
             store_host,
             self._check_caught_up,
+            guard,
         )
         """What other protocols serve, too."""
         self.memberships: Final = Memberships(self.parts)

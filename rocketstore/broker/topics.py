@@ -14,6 +14,22 @@ CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
 
 
+class TopicNews:
+    """Tells listeners of topics that were created, changed or deleted here. On the loop."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[[], None], ...] = ()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it after every change."""
+        self._listeners = (*self._listeners, listener)
+
+    def tell(self) -> None:
+        """A topic has changed."""
+        for listener in self._listeners:
+            listener()
+
+
 class TopicAccess:
     """Lives on the event loop. ``find`` returns a topic of the broker state, or None.
 
@@ -30,6 +46,7 @@ class TopicAccess:
         self._find = find
         self.begin_offset: Final = begin_offset
         self._broker_permission = broker_permission
+        self.news: Final = TopicNews()
         self._cursors: dict[str, itertools.count[int]] = {}
 
     def adopt(self, config: BrokerConfig) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from rocketstore.remoting.acl import signed
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, cut, encode
@@ -15,7 +16,12 @@ TIMEOUT_S: Final = 30.0
 
 
 class RemotingSocket:
-    """One connection. Frames that are not the answer waited for are kept in ``others``."""
+    """One connection. Frames that are not the answer waited for are kept in ``others``.
+
+    ``key``: access key and secret, to sign with.
+    """
+
+    key: tuple[str, str] | None = None
 
     def __init__(self, port: int, form: HeaderForm = HeaderForm.JSON) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
@@ -38,6 +44,8 @@ class RemotingSocket:
         """Send a request; its opaque."""
         self._opaque += 1
         texts = {name: str(value) for name, value in (fields or {}).items()}
+        if self.key is not None:
+            texts = signed(texts, body, *self.key)
         self.socket.sendall(encode(Frame(code, self._opaque, texts, body, flag, form=self.form)))
         return self._opaque
 

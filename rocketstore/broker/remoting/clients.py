@@ -181,6 +181,11 @@ class ClientTables:
             return None
         return next((self._producers[name][connection] for name in self._groups_of[connection][1]), None)
 
+    def groups_of(self, connection: ClientLink) -> Iterable[str]:
+        """In which groups a client consumes."""
+        as_consumer, _as_producer = self._groups_of.get(connection, (frozenset[str](), frozenset[str]()))
+        return as_consumer
+
     def consumer_groups(self) -> list[str]:
         """All groups with consumers."""
         return list(self._consumers)

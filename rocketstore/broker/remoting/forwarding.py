@@ -34,6 +34,9 @@ FORWARDED: Final = frozenset(
         RequestCode.UNLOCK_BATCH_MQ,
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.CLONE_GROUP_OFFSET,
     }
 )
 BORN_HOST: Final = "_bornHost"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.broker.remoting.clients import ClientLink, ClientTables, ConsumerGroup
 from rocketstore.broker.remoting.locks import QueueLocks
 from rocketstore.broker.remoting.retries import Retries, retry_topic
@@ -34,8 +35,9 @@ HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 class Members:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries, quota_of: QuotaOf) -> None:
         self._retries = retries
+        self._quota_of = quota_of
         now = asyncio.get_running_loop().time
         self._parts = parts
         self.clients = ClientTables(now, self._changed)
@@ -46,7 +48,8 @@ class Members:
         if len(frame.body) > HEARTBEAT_BYTES_MAX:
             raise RequestError(f"a heartbeat of {len(frame.body)} bytes: at most {HEARTBEAT_BYTES_MAX} are allowed")
         beat = HeartbeatData.decode(frame.body)
-        await self.join(connection, connection.place.host, frame.language, frame.version, beat)
+        owner = self._quota_of(connection, frame).owner
+        await self.join(connection, owner, frame.language, frame.version, beat)
         return frame.answer()
 
     async def join(self, link: ClientLink, owner: str, language: int, version: int, beat: HeartbeatData) -> None:
@@ -113,7 +116,9 @@ class Members:
             connection.close("it sent no heartbeat for too long")
 
     def _changed(self, name: str, group: ConsumerGroup) -> None:
-        """Notify all consumers of a group, so that they redistribute the queues."""
+        """Notify all consumers of a group, so that they redistribute the queues; unless its settings forbid it."""
+        if not self._parts.state.group(name).notify_changes:
+            return
         notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, write_header(GroupHeader(name)))
         for connection in group.clients:
             connection.tell(notice)

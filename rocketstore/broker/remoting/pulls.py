@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Final
 
-from dledger.access.guard import quota_at
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
+from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.retries import Retries
@@ -45,7 +46,10 @@ _EMPTY: Final = frozenset({GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageSt
 class RemotingPulls:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, clients: ClientTables, offsets: Offsets, retries: Retries) -> None:
+    def __init__(
+        self, parts: BrokerParts, clients: ClientTables, offsets: Offsets, retries: Retries, access: RemotingAccess
+    ) -> None:
+        self._access = access
         self._retries = retries
         self._parts = parts
         self._clients = clients
@@ -79,7 +83,7 @@ class RemotingPulls:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
             raise RequestError(reason, AnswerCode.NO_PERMISSION)
         expression = self._expression(header, group)
-        quota = quota_at(connection.place.host, str(connection.place), parts.quotas)
+        rules, quota = self._access.rules, self._access.quota_of(connection, frame)
         wait_ms = max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0
         pull = Pull(
             header.consumer_group,
@@ -93,13 +97,19 @@ class RemotingPulls:
         )
         if header.sys_flag & COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        may_wait = quota.wait("pulls_waiting_max") if wait_ms else nullcontext()
         with Leases(parts.room, quota) as leases:
-            result = await self._result(pull, leases)
+            with may_wait:
+                result = await self._result(pull, leases)
+            self._access.admit_again(connection, frame, rules)
             fields = write_header(PullAnswer(0, result.next_offset, result.min_offset, result.max_offset))
             answer = frame.answer(_code(result, pull.offset), str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
-            connection.let_go(frame)
-            await connection.drained()
+            try:
+                await connection.drained()
+            except asyncio.CancelledError:  # also if it took too long
+                connection.close("it does not take its answer")
+                raise
 
     async def _result(self, pull: Pull, leases: Leases) -> GetResult:
         try:

@@ -31,7 +31,7 @@ FAILURES: Final = (UnreachableError, DisconnectedError, TooManyCallsError, Timeo
 ANNOUNCE_S_MAX: Final = 1.0
 """How long who changed a topic waits for the name servers."""
 UNREGISTER_TIMEOUT_S: Final = 2.0
-TOPICS_INTERVAL_S: Final = 0.2
+TOPICS_INTERVAL_S: Final = 1.0
 """How often it is looked whether a topic has changed."""
 RETRY_S: Final = 1.0
 """After a registration that failed somewhere."""
@@ -60,6 +60,7 @@ class NameServerRegistration:
     def start(self) -> None:
         """Begin, if there are name servers."""
         if self._name_servers and self._rounds is None:
+            self._parts.topics.news.listen(self.wake)
             self._rounds = asyncio.get_running_loop().create_task(self._run())
 
     def wake(self) -> None:

@@ -13,9 +13,11 @@ from dataclasses import replace
 from random import randrange
 from typing import Final
 
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
+from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -34,7 +36,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import DEAD_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX, BrokerRole, PutResult
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
@@ -52,8 +54,9 @@ class NoSuchMessageError(RequestError):
 class Retries:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, quota_of: QuotaOf) -> None:
         self._parts = parts
+        self._quota_of = quota_of
         self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
         """How many messages came back, by group and their first topic."""
 
@@ -66,7 +69,7 @@ class Retries:
             header.offset,
             delay_level=header.delay_level,
             retries_max=header.max_reconsume_times if limited else None,
-            owner=connection.place.host,
+            owner=self._quota_of(connection, frame).owner,
         )
         return frame.answer()
 

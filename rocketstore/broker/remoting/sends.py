@@ -6,16 +6,17 @@ A request of one message is refused by itself. A batch is stored entirely or not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
-from dledger.access.guard import quota_at
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.access.quota import Quota
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.remoting.access import OriginOf, QuotaOf
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.transactions.messages import PROPERTY_PRODUCER_GROUP, make_half
 from rocketstore.message.batch import expand_batch
@@ -39,7 +40,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import DEAD_PREFIX, RETRY_PREFIX, BrokerRole, PutMessageStatus, PutResult
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
@@ -74,10 +75,6 @@ _LATE: Final = (
 )
 
 
-OriginOf = Callable[[RemotingConnection, Frame], Place]
-"""Where a request came from."""
-
-
 class _Send(NamedTuple):
     """One request on its way."""
 
@@ -106,10 +103,11 @@ class _Flight:
 class RemotingSends:
     """SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; on the loop."""
 
-    def __init__(self, parts: BrokerParts, retries: Retries, origin_of: OriginOf) -> None:
+    def __init__(self, parts: BrokerParts, retries: Retries, origin_of: OriginOf, quota_of: QuotaOf) -> None:
         self._parts = parts
         self._retries = retries
         self._origin_of = origin_of
+        self._quota_of = quota_of
         self._id_prefix = offset_message_id(parts.store_host, 0)[:-16]
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
         self._stored_answers = StoredAnswers(_OTHERS)
@@ -142,8 +140,7 @@ class RemotingSends:
         if parts.store.role is BrokerRole.SLAVE:
             raise RequestError("this broker is a slave: send to the master", AnswerCode.SERVICE_NOT_AVAILABLE)
         is_batch = frame.code == RequestCode.SEND_BATCH_MESSAGE
-        origin = self._origin_of(connection, frame)
-        quota = quota_at(origin.host, str(origin), parts.quotas)
+        quota = self._quota_of(connection, frame)
         if quota.is_full:
             raise RequestError(f"[OVERLOAD] {quota.full_error()}", AnswerCode.SYSTEM_BUSY)
         if parts.sender.is_full:
@@ -164,7 +161,7 @@ class RemotingSends:
             header.flag,
             header.sys_flag & ~_HOST_FLAGS,
             header.born_timestamp,
-            _host_of(origin),
+            _host_of(self._origin_of(connection, frame)),
             parts.store_host,
             header.reconsume_times,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from dledger.access.quota import TooManyWaitsError
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
+from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
@@ -37,6 +39,8 @@ from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Received and not done with, of all connections together."""
+UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+"""Answered and not taken by slow readers, of all connections together, besides messages."""
 REQUESTS_MAX: Final = 4096
 """Under way, besides sends and pulls that wait."""
 EXPIRY_INTERVAL_S: Final = 10.0
@@ -57,15 +61,17 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        self.retries: Final = Retries(parts)
-        self.members: Final = Members(parts, self.retries)
+        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        self.retries: Final = Retries(parts, self.access.quota_of)
+        self.members: Final = Members(parts, self.retries, self.access.quota_of)
         """These two also serve the members of groups that use gRPC."""
-        retries, members = self.retries, self.members
+        access, retries, members = self.access, self.retries, self.members
         offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
-        sends = RemotingSends(parts, retries, forwarding.origin_of)
-        self._pulls = RemotingPulls(parts, members.clients, offsets, retries)
-        self._transactions = RemotingTransactions(parts, members.clients)
+        sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
+        self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
+        self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
+        unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -92,11 +98,12 @@ class RemotingService:
             Handlers(
                 direct={number: forwarding.direct(take) for number, take in direct.items()},
                 awaited={
-                    number: forwarding.awaited(handler) if number in FORWARDED else handler
+                    number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
                     for number, handler in awaited.items()
                 },
                 closed=self._closed,
                 code_of=code_of,
+                admit=access.admit,
             ),
             ServerLimits(
                 connections_max=config.effective_limits.connections_max,
@@ -105,6 +112,8 @@ class RemotingService:
                 request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
+                unsent_bytes_max=unsent,
+                host_unsent_bytes_max=unsent * percent // 100,
             ),
         )
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
@@ -118,9 +127,13 @@ class RemotingService:
         await self._forwarding.close()
         await self._transactions.close()
 
+    def _groups_of(self, connection: RemotingConnection) -> Iterable[str]:
+        return self.members.clients.groups_of(connection)
+
     def _closed(self, connection: RemotingConnection) -> None:
         self._pulls.closed(connection)
         self.members.closed(connection)
+        self.access.closed(connection)
 
     def _expire(self) -> None:
         self.members.hang_up_on_the_silent()
@@ -200,6 +213,6 @@ def code_of(error: Exception) -> AnswerCode | None:
         return AnswerCode.TOPIC_NOT_EXIST
     if isinstance(error, NotPermittedError):
         return AnswerCode.NO_PERMISSION
-    if isinstance(error, TooManyPullsError):
+    if isinstance(error, TooManyPullsError | TooManyWaitsError):
         return AnswerCode.SYSTEM_BUSY
     return AnswerCode.SYSTEM_ERROR if isinstance(error, REFUSALS) else None

@@ -12,12 +12,12 @@ from typing import Final
 from dledger.errors import CorruptLogError, ShutdownError
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.clients import ClientLink, ClientTables
 from rocketstore.broker.transactions.checks import Check
 from rocketstore.broker.transactions.messages import check_record, resumed
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
-from rocketstore.message.message import PROPERTY_UNIQUE_KEY
+from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -44,8 +44,9 @@ _LOG: Final = logging.getLogger("rocketstore")
 class RemotingTransactions:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, clients: ClientTables) -> None:
+    def __init__(self, parts: BrokerParts, clients: ClientTables, may_send: Callable[[ClientLink, str], bool]) -> None:
         self._parts = parts
+        self._may_send = may_send
         self._clients = clients
         self._turns = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,22 +144,24 @@ class RemotingTransactions:
                 _LOG.error("transactions: half message %d cannot be read: %s", check.queue_offset, error)
                 continue
             if request is not None:
-                self._tell_one(check.group, request)
+                self._tell_one(check.group, *request)
 
-    def _tell_one(self, group: str, request: Frame) -> bool:
-        """Producers of a group get their turns; one that is slow is passed over."""
-        connections = [one.connection for one in self._clients.producers(group)]
+    def _tell_one(self, group: str, request: Frame, topic: str) -> bool:
+        """Producers of a group get their turns; one that is slow is passed over, and one that may not send there."""
+        producers = self._clients.producers(group)
+        connections = [one.connection for one in producers if self._may_send(one.connection, topic)]
         first = next(self._turns) % max(len(connections), 1)
         return any(one.tell(request) for one in islice(connections[first:] + connections[:first], TRIES))
 
-    def _request(self, check: Check) -> Frame | None:
-        """On a read thread: CHECK_TRANSACTION_STATE; None if there is nothing to ask any more."""
+    def _request(self, check: Check) -> tuple[Frame, str] | None:
+        """On a read thread: CHECK_TRANSACTION_STATE, and the topic; None if there is nothing to ask any more."""
         parts = self._parts
         record = parts.store.read_record(check.offset) if parts.transactions.is_open(check) else None
         if record is None:
             return None
         body = check_record(record, check.times)
-        unique = decode_record(record).properties.get(PROPERTY_UNIQUE_KEY, "")
+        properties = decode_record(record).properties
+        unique, topic = properties.get(PROPERTY_UNIQUE_KEY, ""), properties.get(PROPERTY_REAL_TOPIC, "")
         offset_id = offset_message_id(parts.store_host, check.offset)
         header = CheckTransactionHeader(check.queue_offset, check.offset, unique, unique, offset_id)
-        return Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, write_header(header), body)
+        return Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, write_header(header), body), topic

@@ -356,3 +356,52 @@ def test_a_share_is_never_nothing() -> None:
 def test_what_metadata_lacks_is_empty() -> None:
     """Binary values are none of ours."""
     assert Signed.of((("dledger-access-key", b"x"), ("other", "y"))) == Signed("", "", "", "", "")
+
+
+# -- protocols with signatures of their own ----------------------------------------------------------------------------
+
+
+def admit_signed(server: Server, key: str, secret: str = "alice-secret", *peers: str) -> Caller:
+    """A request under ``secret``, from here unless said otherwise."""
+    return server.guard.admit_signed("Ask", key, peers or (HERE,), lambda one: one == secret.encode(), server.quotas)
+
+
+def test_a_request_of_another_protocol_is_let_in_by_its_own_signature(server: Server) -> None:
+    """With the permissions and the limits of its account."""
+    caller = admit_signed(server, "alice")
+    assert (caller.name, caller.signed, caller.quota.owner) == ("alice", True, "alice")
+    assert caller.may(ResourceKind.TOPIC, "orders", PUB)
+
+
+@pytest.mark.parametrize(
+    ("key", "secret", "said"),
+    [
+        ("alice", "wrong-secret", "unknown access key, or the signature does not match its secret"),
+        ("nobody", "alice-secret", "unknown access key, or the signature does not match its secret"),
+        ("nobody", "", "unknown access key, or the signature does not match its secret"),
+        ("", "alice-secret", "this server requires an access key and its secret"),
+    ],
+)
+def test_without_its_signature_it_is_refused_and_audited(
+    server: Server, key: str, secret: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unknown key is looked at like a known one: its signature is computed."""
+    with caplog.at_level(logging.WARNING, "dledger.audit"), pytest.raises(NotAuthenticatedError, match=said):
+        admit_signed(server, key, secret)
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "action=Ask" in line
+    assert said in line
+    assert "wrong-secret" not in line
+
+
+def test_its_white_lists_must_include_everybody_it_came_through() -> None:
+    """The first of them is only what the second says."""
+    server = Server("globalWhiteRemoteAddresses:\n- 10.1.0.*\n" + RULES)
+    trusted, other, local = "ipv4:10.1.0.7:1", "ipv4:10.2.0.7:1", "ipv4:10.0.0.9:1"
+    assert admit_signed(server, "", "", trusted).name == "trusted-address"
+    assert admit_signed(server, "alice", "wrong-secret", trusted, trusted).account.admin
+    assert admit_signed(server, "local", "wrong-secret", local, local).name == "local"
+    for peers in ((trusted, other), (other, trusted), (local, trusted), (trusted, local), (local, "nobody")):
+        for key in ("", "alice", "local"):
+            with pytest.raises(NotAuthenticatedError):
+                admit_signed(server, key, "wrong-secret", *peers)

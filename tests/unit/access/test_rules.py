@@ -58,6 +58,7 @@ def test_a_retry_topic_is_the_groups() -> None:
     account = account_of("  defaultTopicPerm: PUB|SUB\n  groupPerms:\n  - g=SUB\n")
 
     assert (account.topic("%RETRY%g"), account.topic("%RETRY%other")) == (SUB, DENY)
+    assert (account.topic("%DLQ%g"), account.topic("%DLQ%other")) == (SUB, DENY)
 
 
 def test_a_secret_is_in_no_representation() -> None:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message as Wire
 
-from dledger.access.guard import AccessGuard
+from dledger.access.guard import AccessGuard, quota_at
 from dledger.access.rules import AccessRules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.clock import Clock
@@ -267,8 +267,10 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
-        retries = Retries(self.service.parts)
-        self.service.memberships.serve(Members(self.service.parts, retries), retries)
+        quotas = self.service.parts.quotas
+        retries = Retries(self.service.parts, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        members = Members(self.service.parts, retries, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        self.service.memberships.serve(members, retries)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()

@@ -17,6 +17,8 @@ from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 class RemotingHarness(Harness):
     """``dial`` gives a connection."""
 
+    member_host = "192.0.2.1"
+    """Where the group's members are: no name, whose look-up may take seconds; and not where the clients are."""
     announced: list[list[str]]
     """The topics there were, each time that name servers were to be told."""
 
@@ -24,7 +26,7 @@ class RemotingHarness(Harness):
         await super()._serve(bridge)
         self.service.parts.transactions.start()
         self.announced = []
-        here = "192.0.2.1:1"  # no name, whose look-up may take seconds; and not where the clients are
+        here = f"{self.member_host}:1"
         self.view = replace(self.view, leader_address=here, members={"n0": here})
         self.client = RemotingClient()
         self.remoting = RemotingService(self.service.parts, self.client, self._announce)
@@ -42,9 +44,11 @@ class RemotingHarness(Harness):
         self.service.parts.transactions.stop()
         await super()._end(grace_s)
 
-    def dial(self) -> RemotingSocket:
-        """A client."""
-        return RemotingSocket(self.remoting_port)
+    def dial(self, key: tuple[str, str] | None = None) -> RemotingSocket:
+        """A client; with a key it signs what it asks."""
+        client = RemotingSocket(self.remoting_port)
+        client.key = key
+        return client
 
 
 def captured(client: RemotingSocket, name: str, **fields: object) -> Frame:

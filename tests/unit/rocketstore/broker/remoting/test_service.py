@@ -128,6 +128,19 @@ def test_members_of_a_group_hear_of_each_other(broker: RemotingHarness, client: 
     assert ConsumerIdList.decode(listed.body).consumer_id_list == ("one",)
 
 
+def test_members_of_a_group_do_not_hear_of_each_other_if_it_is_set_so(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """They find out when they next divide the queues, every 20 s."""
+    broker.state.configs["g"] = GroupConfig("g", notify_changes=False)
+    client.subscribe("g", "T", client_id="one")
+    with broker.dial() as other:
+        other.subscribe("g", "T", client_id="two")
+        listed = client.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert ConsumerIdList.decode(listed.body).consumer_id_list == ("one", "two")
+    assert client.others == []
+
+
 def test_one_client_at_a_time_has_a_queue_to_itself(client: RemotingSocket) -> None:
     queues = (MessageQueue("T", "b", 0), MessageQueue("T", "b", 1))
 
