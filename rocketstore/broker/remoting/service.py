@@ -122,6 +122,7 @@ class RemotingService:
     async def close(self, grace_s: float) -> None:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
+        self.members.close()
         self._statistics.close()
         await self.server.close(grace_s)
         self._offsets.close()

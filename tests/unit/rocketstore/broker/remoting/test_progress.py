@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rocketstore.broker.ports import GroupView
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody
 from rocketstore.remoting.codes import AnswerCode, RequestCode
@@ -29,6 +30,7 @@ def test_a_groups_offsets_are_copied(client: RemotingSocket, broker: RemotingHar
     assert clone(topic="T") == [("T", 0, 3)]
     assert clone() == [("T", 0, 3), ("U", 1, 4)]
     broker.become(BrokerRole.SLAVE)
+    broker.view = GroupView()  # without a master to pass it on to
     refused = client.ask(RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "g", "destGroup": "h"})
     assert refused.code == AnswerCode.SYSTEM_ERROR
 
