@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         ClusterProducer,
         Consumer,
         ConsumerOptions,
+        GroupConsumer,
+        GroupOptions,
         Producer,
     )
     from rocketstore.nameserver.groups import BrokerGroup
@@ -85,6 +87,13 @@ class BrokerTarget:
         if addresses:
             return Consumer(addresses, group=group, topic=topic, options=options, security=security)
         return ClusterConsumer(self.name_servers, group=group, topic=topic, options=options, security=security)
+
+    def member(self, group: str, topic: str, options: GroupOptions) -> GroupConsumer:
+        """A member of a group, which shares the topic's queues with the others. Raises ``UsageError`` as above."""
+        from rocketstore.client import GroupConsumer
+
+        addresses, security = self._one_group(topic, for_one_queue=True), self.security.for_client()
+        return GroupConsumer(addresses, group=group, options=options, security=security)
 
     def _one_group(self, topic: str, *, for_one_queue: bool) -> tuple[str, ...]:
         """The addresses of the only group; empty if there are several."""

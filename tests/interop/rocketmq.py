@@ -115,17 +115,51 @@ def name_server(directory: Path) -> Iterator[str]:
 
 
 def admin(directory: Path, *arguments: str) -> str:
-    """What mqadmin prints."""
+    """What mqadmin prints. It ends with 0 even where a command fails."""
     return _run("org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
 
 
-def client(directory: Path, *arguments: str) -> list[str]:
-    """The lines that our program with RocketMQ's client prints; the client's log is among them."""
-    lines = _run("interop.ClientMain", directory, *arguments).splitlines()
+def failed_admin(directory: Path, *arguments: str) -> str:
+    """Why a command of mqadmin fails."""
+    _, errors = _output("org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
+    assert "SubCommandException" in errors, f"{' '.join(arguments)} did not fail"
+    return errors
+
+
+def sign_as(directory: Path, access_key: str, secret_key: str) -> None:
+    """Have mqadmin sign its requests."""
+    tools = make_home(directory) / "conf" / "tools.yml"
+    tools.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
+
+
+def client(directory: Path, *arguments: str, key: tuple[str, str] | None = None) -> list[str]:
+    """The lines that our program with RocketMQ's client prints; with a key and its secret it signs its requests."""
+    variables = {} if key is None else {"INTEROP_ACCESS_KEY": key[0], "INTEROP_SECRET_KEY": key[1]}
+    lines = _run("interop.ClientMain", directory, *arguments, variables=variables).splitlines()
     return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
 
 
-def _run(main: str, directory: Path, *arguments: str) -> str:
+@contextmanager
+def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator[None]:
+    """Our program with RocketMQ's consumer meanwhile: it never has enough; killed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = _command("client", "interop.ClientMain", directory, "consume", name_servers, topic, str(1 << 30))
+    with (directory / "consumer.out").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    output, errors = _output(main, directory, *arguments, variables=variables)
+    assert "SubCommandException" not in errors, f"{' '.join(arguments)}:\n{errors}"
+    return output
+
+
+def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> tuple[str, str]:
     directory.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(
         _command("client", main, directory, *arguments),
@@ -133,9 +167,9 @@ def _run(main: str, directory: Path, *arguments: str) -> str:
         text=True,
         encoding="utf-8",
         timeout=TIMEOUT_S,
-        env=_environment(directory),
+        env={**_environment(directory), **(variables or {})},
         check=False,
     )
     if ended.returncode:
         raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
-    return ended.stdout
+    return ended.stdout, ended.stderr

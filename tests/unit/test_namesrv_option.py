@@ -166,7 +166,7 @@ def test_messages_go_to_all_groups_and_are_read_from_all(known: Known) -> None:
     assert sorted(known.run("message", "consume", "-t", "orders").stdout.split()) == list("abcdefgh")
     lines = known.run("message", "send", "-t", "orders", "--json", "-", stdin=b"i\nj\n")
     assert len(lines.stdout.splitlines()) == 2
-    assert len(known.run("message", "consume", "-t", "orders", "-g", "billing").stdout.split()) == 10
+    assert len(known.run("message", "consume", "-t", "orders", "-g", "billing", "--alone").stdout.split()) == 10
     assert sum(known.a.offsets.values()) + sum(known.b.offsets.values()) == 10
     measured = known.run("bench", "send", "-t", "orders", "--records", "20", "--json")
     assert measured.exit_code == 0, measured.output
@@ -194,6 +194,7 @@ def test_an_id_names_its_broker(known: Known) -> None:
         ("message", "print", "-t", "orders", "--queue", "0"),
         ("message", "send", "-t", "orders", "--queue", "0", "x"),
         ("message", "consume", "-t", "orders", "--queue", "0"),
+        ("message", "consume", "-t", "orders", "-g", "billing"),
     ],
 )
 def test_what_concerns_one_group_needs_its_name(known: Known, words: tuple[str, ...]) -> None:
