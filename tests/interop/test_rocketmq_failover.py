@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -46,12 +46,15 @@ def _stored(admin: Admin) -> int:
         return 0
 
 
-def test_a_producer_goes_on_with_the_next_master(tmp_path: Path, name_server: NameServer) -> None:
+@pytest.mark.parametrize("run", [rocketmq.client, rocketmq.go_client, rocketmq.cpp_client], ids=["java", "go", "cpp"])
+def test_a_producer_goes_on_with_the_next_master(
+    tmp_path: Path, name_server: NameServer, run: Callable[..., list[str]]
+) -> None:
     settings = {"namesrvAddr": name_server.address}
     printed: list[str] = []
 
     def load() -> None:
-        printed.extend(rocketmq.client(tmp_path / "client", "load", name_server.address, TOPIC, str(LOAD_S)))
+        printed.extend(run(tmp_path / "client", "load", name_server.address, TOPIC, str(LOAD_S)))
 
     with (
         LocalBrokers(tmp_path / "brokers", name="failover", settings=settings) as brokers,
