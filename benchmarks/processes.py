@@ -48,23 +48,18 @@ def spawn_daemon(
         )
 
 
-class PythonChild:
-    """One of our Python modules as a separate process, controlled by JSON lines over its stdin and stdout.
+class LineChild:
+    """A program controlled by JSON lines over its stdin and stdout; its stderr goes to ``log``.
 
-    It exits when its stdin is closed, so it cannot outlive a killed benchmark.
+    It exits when its stdin is closed, so it cannot outlive a killed benchmark. ``name`` is for error messages.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._log = log
-        self._module = module
-        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        self._name = name
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": path},
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
             )
         self._received = b""
 
@@ -121,4 +116,12 @@ class PythonChild:
 
     def _complaint(self, what: str) -> str:
         tail = self._log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
-        return f"{self._module} {what}" + (f"; it wrote:\n{tail}" if tail else "")
+        return f"{self._name} {what}" + (f"; it wrote:\n{tail}" if tail else "")
+
+
+class PythonChild(LineChild):
+    """One of our Python modules as a separate process."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        super().__init__(module, [sys.executable, "-m", module, *arguments], log, {**os.environ, "PYTHONPATH": path})

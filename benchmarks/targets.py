@@ -11,6 +11,7 @@ from benchmarks.figures import Figure
 
 PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
+JAVA_BROKERS: Final = "Java's brokers, DLedger mode, not flushed"
 OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 PLAINTEXT: Final = "the same in plaintext"
@@ -108,6 +109,12 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "pull": (at_least(150_000, "messages/s", quiet_machine_only=True),),
     "query_p50": (at_most(1.5, "ms"),),
     "broker_failover_p99": (at_most(3.0, "s"),),
+    # RocketMQ's own client. Java's brokers answer from memory, ours when a quorum has flushed.
+    "remoting_send_one": (at_most(1.0, baseline=JAVA_BROKERS),),
+    "remoting_send_threads": (at_least(1.2, baseline=JAVA_BROKERS),),
+    "remoting_send_async": (at_least(1.2, baseline=JAVA_BROKERS),),
+    "remoting_send_batch": (at_least(35_000, "messages/s", quiet_machine_only=True),),
+    "remoting_push_consumer": (at_least(60_000, "messages/s", quiet_machine_only=True),),
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),

@@ -1,23 +1,31 @@
-"""How commands find brokers (``-b HOST:PORT,…`` or ``DLEDGER_BROKER``) and parse times."""
+"""How commands find brokers, and parse times.
+
+Brokers are given (``-b HOST:PORT,…``, ``DLEDGER_BROKER``), or name servers that know them (``--namesrv HOST:PORT;…``,
+``DLEDGER_NAMESRV``). Options precede the environment; in both, brokers precede name servers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
-from dledger.values import parse_duration_ms
+from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
+    from rocketstore.client.cluster_admin import ClusterAdmin
+    from rocketstore.nameserver.groups import BrokerGroup
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 """Where a broker with default settings listens."""
@@ -25,41 +33,156 @@ DEFAULT_BROKER = "127.0.0.1:10911"
 
 @dataclass(frozen=True, slots=True)
 class BrokerTarget:
-    """The brokers that a command talks to."""
+    """The brokers that a command talks to: those at ``addresses``, or those that ``name_servers`` know, if given."""
 
     addresses: tuple[str, ...]
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
+    name_servers: tuple[str, ...] = ()
+    broker_name: str = ""
+    """Only this group of those that the name servers know."""
 
     # Imported in the methods, so that --help does not load gRPC.
 
     def admin(self) -> Admin:
-        """An admin client; the caller closes it, like the other clients."""
+        """An admin client of ``addresses``; the caller closes it, like the other clients."""
         from rocketstore.client import Admin
 
         return Admin(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
 
-    def producer(self) -> Producer:
+    @contextmanager
+    def groups(self) -> Iterator[TargetGroups]:
+        """The groups of brokers; their admin clients are closed after the block."""
+        if not self.name_servers:
+            with self.admin() as admin:
+                yield TargetGroups([("", admin)])
+            return
+        with self._cluster() as cluster:
+            yield TargetGroups([], cluster, self.broker_name)
+
+    def producer(self, topic: str) -> Producer:
         """A producer that never sends anything twice."""
         from rocketstore.client import Producer
 
-        return Producer(list(self.addresses), timeout_s=self.timeout_s, security=self.security.for_client())
+        security = self.security.for_client()
+        return Producer(self._addresses_for(topic), timeout_s=self.timeout_s, security=security)
 
     def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer:
         """A consumer of a group, or of none if the name is empty."""
         from rocketstore.client import Consumer
 
         security = self.security.for_client()
-        return Consumer(list(self.addresses), group=group, topic=topic, options=options, security=security)
+        return Consumer(self._addresses_for(topic), group=group, topic=topic, options=options, security=security)
+
+    def _addresses_for(self, topic: str) -> list[str]:
+        if not self.name_servers:
+            return list(self.addresses)
+        with self._cluster() as cluster:
+            return list(_single(_with_topic(cluster, self.broker_name, topic)).addresses)
+
+    def _cluster(self) -> ClusterAdmin:
+        from rocketstore.client.cluster_admin import ClusterAdmin
+
+        security = self.security.for_client()
+        return ClusterAdmin(list(self.name_servers), timeout_s=self.timeout_s, security=security)
+
+
+NamedAdmin = tuple[str, "Admin"]
+"""A group's name, empty if the brokers were given by address, and a client for it."""
+
+
+class TargetGroups:
+    """The groups of brokers that a command talks to: the given one, or those of a cluster (``broker_name``: one)."""
+
+    def __init__(self, given: Sequence[NamedAdmin], cluster: ClusterAdmin | None = None, broker_name: str = "") -> None:
+        self._given = given
+        self._cluster = cluster
+        self._broker_name = broker_name
+
+    def every(self) -> list[NamedAdmin]:
+        """All groups. Raises ``UsageError`` if there are several clusters."""
+        return self._named(_of_one_cluster)
+
+    def with_topic(self, topic: str) -> list[NamedAdmin]:
+        """The groups that have this topic. Raises ``NotFoundError`` if there are several groups and none has it."""
+        return self._named(lambda cluster, name: _with_topic(cluster, name, topic))
+
+    def only_one(self) -> Admin:
+        """The only group. Raises ``UsageError`` if there are several."""
+        ((_, admin),) = self._named(lambda cluster, name: [_single(_chosen(cluster, name))])
+        return admin
+
+    def only_one_with(self, topic: str) -> Admin:
+        """The only group that has this topic. Raises ``UsageError`` if there are several."""
+        ((_, admin),) = self._named(lambda cluster, name: [_single(_with_topic(cluster, name, topic))])
+        return admin
+
+    def storing(self, message_id: str) -> Admin:
+        """The group of the broker in a message's id. Raises ``UsageError`` if there are several, and none has it."""
+        ((_, admin),) = self._named(lambda cluster, name: [_storing(_chosen(cluster, name), message_id)])
+        return admin
+
+    def _named(self, choose: Callable[[ClusterAdmin, str], Sequence[BrokerGroup]]) -> list[NamedAdmin]:
+        cluster = self._cluster
+        if cluster is None:
+            return list(self._given)
+        return [(one.name, cluster.at(one)) for one in choose(cluster, self._broker_name)]
+
+
+def _chosen(cluster: ClusterAdmin, name: str) -> Sequence[BrokerGroup]:
+    return [cluster.group(name)] if name else cluster.groups()
+
+
+def _of_one_cluster(cluster: ClusterAdmin, name: str) -> Sequence[BrokerGroup]:
+    found = _chosen(cluster, name)
+    if len({one.cluster for one in found}) > 1:
+        raise click.UsageError(f"there are several clusters: {_names(found)}; choose one group with --broker-name")
+    return found
+
+
+def _with_topic(cluster: ClusterAdmin, name: str, topic: str) -> Sequence[BrokerGroup]:
+    found = _chosen(cluster, name)
+    # A single group is asked itself: it may have the topic before the name server knows, or create it.
+    return found if len(found) == 1 else cluster.groups_with(topic)
+
+
+def _single(groups: Sequence[BrokerGroup]) -> BrokerGroup:
+    if len(groups) > 1:
+        raise click.UsageError(f"there are several groups of brokers: {_names(groups)}; choose one with --broker-name")
+    return groups[0]
+
+
+def _names(groups: Sequence[BrokerGroup]) -> str:
+    several = len({one.cluster for one in groups}) > 1
+    return ", ".join(f"{one.name} (cluster {one.cluster})" if several else one.name for one in groups)
+
+
+def _storing(groups: Sequence[BrokerGroup], message_id: str) -> BrokerGroup:
+    """The group with the address in the id."""
+    from rocketstore.message.ids import parse_offset_message_id
+
+    host, _ = parse_offset_message_id(message_id)
+    address = address_text(str(ip_address(host.ip)), host.port)
+    return next((one for one in groups if address in one.addresses), None) or _single(groups)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--broker``, ``--timeout`` and the security options, passed to the command as one ``target``."""
+    """Add the options that name brokers, ``--timeout`` and the security options, all passed as one ``target``."""
 
     @security_options
     @functools.wraps(command)
-    def with_target(broker: tuple[str, ...], timeout_s: float, security: CommandSecurity, **others: object) -> None:
-        command(target=BrokerTarget(broker, timeout_s, security), **others)
+    def with_target(  # one parameter per option
+        broker: tuple[str, ...],
+        namesrv: tuple[str, ...] | None,
+        broker_name: str,
+        timeout_s: float,
+        security: CommandSecurity,
+        **others: object,
+    ) -> None:
+        name_servers = namesrv if namesrv and _precede_brokers(click.get_current_context()) else ()
+        if broker_name and not name_servers:
+            raise click.UsageError("--broker-name chooses among the brokers of name servers: give them (--namesrv)")
+        command(target=BrokerTarget(broker, timeout_s, security, name_servers, broker_name), **others)
 
     with_target = click.option(
         "--timeout",
@@ -69,6 +192,20 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         metavar="SECONDS",
         help="How long one request may take, retries included.",
+    )(with_target)
+    with_target = click.option(
+        "--broker-name",
+        default="",
+        metavar="NAME",
+        help="With name servers: only the brokers of this name.",
+    )(with_target)
+    with_target = click.option(
+        "-n",
+        "--namesrv",
+        envvar="DLEDGER_NAMESRV",
+        metavar="HOST:PORT;…",
+        callback=flag_values.addresses,
+        help="Find the brokers by these name servers instead (also DLEDGER_NAMESRV).",
     )(with_target)
     return click.option(
         "-b",
@@ -80,6 +217,19 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
         callback=flag_values.addresses,
         help="Listen addresses of some or all brokers (also DLEDGER_BROKER).",
     )(with_target)
+
+
+_STRENGTH: Final = (
+    click.core.ParameterSource.DEFAULT,
+    click.core.ParameterSource.ENVIRONMENT,
+    click.core.ParameterSource.COMMANDLINE,
+)
+
+
+def _precede_brokers(context: click.Context) -> bool:
+    """Whether the name servers were given more explicitly than the brokers."""
+    broker, namesrv = (context.get_parameter_source(name) for name in ("broker", "namesrv"))
+    return namesrv in _STRENGTH and broker in _STRENGTH and _STRENGTH.index(namesrv) > _STRENGTH.index(broker)
 
 
 class Moment(click.ParamType[str | int]):

@@ -14,7 +14,6 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands.broker import broker as start
 from cluster.reporting import ErrorReportingGroup
-from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ Examples:
   dledger broker status
   dledger broker status -b 10.0.0.1:10911,10.0.0.2:10911                      the master of them
   dledger broker status -b 10.0.0.1:10911 --node 10.0.0.2:10911               this one
+  dledger broker status --namesrv 10.0.0.1:9876 --broker-name broker-a        the master of these
   dledger broker status --json | jq .dispatch_behind_bytes"""
 )
 @click.option("--node", metavar="HOST:PORT", help="Query this broker; default: the master.")
@@ -78,8 +78,7 @@ Examples:
 @broker_options
 def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
     """Show everything a broker reports: role, offsets, rates and the figures of its store."""
-    with closing(target.admin()) as admin:
-        found = admin.status(node)
+    found = _status_of(node, target)
     facts: dict[str, object] = dataclasses.asdict(found)
     if as_json:
         terminal.print_json(facts)
@@ -90,6 +89,13 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
     terminal.print_table(("name", "value"), rows)
     for one in found.conditions:
         click.echo(terminal.condition_text(one))
+
+
+def _status_of(node: str | None, target: BrokerTarget) -> BrokerStatus:
+    if node is not None and target.name_servers:
+        target = dataclasses.replace(target, addresses=(node,), name_servers=())
+    with target.groups() as groups:
+        return groups.only_one().status(node)
 
 
 @click.group(
@@ -114,21 +120,14 @@ Examples:
 behind: bytes of the log not yet in the queues. hours: age of the oldest message. Exit code 1 when there is
 no master.""",
 )
-@click.option(
-    "--namesrv",
-    envvar="DLEDGER_NAMESRV",
-    metavar="HOST:PORT;…",
-    callback=flag_values.addresses,
-    help="Show what name servers know instead, ours or Java's (also DLEDGER_NAMESRV).",
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @broker_options
-def list_brokers(namesrv: tuple[str, ...] | None, as_json: bool, target: BrokerTarget) -> None:
+def list_brokers(as_json: bool, target: BrokerTarget) -> None:
     """Show every broker known to the given ones, one line each."""
-    if namesrv is not None:
+    if target.name_servers:
         from cluster.commands import registered
 
-        registered.show(namesrv, target.timeout_s, target.security, as_json=as_json)
+        registered.show(target, as_json=as_json)
         return
     with closing(target.admin()) as admin:
         found = admin.cluster()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
+from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
+
+if TYPE_CHECKING:
+    from rocketstore.client import Admin, QueueProgress
 
 
 @click.group(
@@ -39,39 +42,57 @@ Examples:
 @broker_options
 def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the committed offsets of groups, and how many messages remain."""
-    with closing(target.admin()) as admin:
-        groups = admin.groups() if group is None else [group]
-        found = {}
-        for one in groups:
-            if group is not None or admin.offsets(one, topic):
-                found[one] = admin.progress(one, topic)
-            elif not topic:
-                found[one] = []  # registered, but nothing committed yet
+    from rocketstore.client.errors import NotFoundError  # here, so that --help does not load gRPC
+
+    found: list[tuple[str, dict[str, list[QueueProgress]]]] = []
+    with target.groups() as groups:
+        for broker, admin in groups.with_topic(topic) if topic else groups.every():
+            found.append((broker, _progress_at(admin, group, topic)))
     if group is None:
-        totals = [(one, len({row.topic for row in rows}), sum(row.lag for row in rows)) for one, rows in found.items()]
-        if as_json:
-            terminal.print_json([{"group": name, "topics": topics, "lag": lag} for name, topics, lag in totals])
-        else:
-            terminal.print_table(
-                ("group", "topics", "lag"), [(one, str(two), str(three)) for one, two, three in totals]
-            )
+        _print_totals([rows for _, rows in found], as_json)
         return
-    rows = found[group]
+    if not any(group in rows for _, rows in found):
+        raise NotFoundError(f"group {group} has no offsets" + (f" in topic {topic}" if topic else ""))
+    queues = [(broker, rows.get(group, [])) for broker, rows in found]
     if as_json:
-        terminal.print_json([{**dataclasses.asdict(row), "lag": row.lag} for row in rows])
+        lags = iter([row.lag for _, rows in queues for row in rows])
+        terminal.print_json([{**facts, "lag": next(lags)} for facts in by_broker.facts(queues)])
         return
-    lines = [
-        (
-            row.topic,
-            str(row.queue_id),
-            str(row.committed) if row.committed >= 0 else "",
-            str(row.min_offset),
-            str(row.max_offset),
-            str(row.lag),
-        )
-        for row in rows
-    ]
-    terminal.print_table(("topic", "queue", "committed", "min offset", "max offset", "lag"), lines)
+    columns = ("topic", "queue", "committed", "min offset", "max offset", "lag")
+    by_broker.print_table(columns, queues, _queue_row)
+
+
+def _progress_at(admin: Admin, group: str | None, topic: str) -> dict[str, list[QueueProgress]]:
+    """By group; without one, also those that have committed nothing yet."""
+    found: dict[str, list[QueueProgress]] = {}
+    for one in admin.groups() if group is None else [group]:
+        if admin.offsets(one, topic):
+            found[one] = admin.progress(one, topic)
+        elif group is None and not topic:
+            found[one] = []  # registered, but nothing committed yet
+    return found
+
+
+def _print_totals(found: list[dict[str, list[QueueProgress]]], as_json: bool) -> None:
+    totals = []
+    for name in sorted({name for rows in found for name in rows}):
+        rows = [row for one in found for row in one.get(name, [])]
+        totals.append((name, len({row.topic for row in rows}), sum(row.lag for row in rows)))
+    if as_json:
+        terminal.print_json([{"group": name, "topics": topics, "lag": lag} for name, topics, lag in totals])
+    else:
+        terminal.print_table(("group", "topics", "lag"), [(one, str(two), str(three)) for one, two, three in totals])
+
+
+def _queue_row(row: QueueProgress) -> tuple[str, ...]:
+    return (
+        row.topic,
+        str(row.queue_id),
+        str(row.committed) if row.committed >= 0 else "",
+        str(row.min_offset),
+        str(row.max_offset),
+        str(row.lag),
+    )
 
 
 @consumer.command(
@@ -91,7 +112,9 @@ project's may not: stop them first.""",
 @click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="New position.")
 @click.option("--queue", type=click.IntRange(min=0), help="Only this queue.")
 @click.option("--offset", type=click.IntRange(min=0), help="With --queue: continue at this offset.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: the offset of each queue.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object: the offset of each queue, by broker if there are several."
+)
 @broker_options
 def reset_offset(
     group: str,
@@ -107,18 +130,24 @@ def reset_offset(
         raise click.UsageError("give either --to or --offset")
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
-    with closing(target.admin()) as admin:
+    places: list[tuple[str, dict[int, int]]] = []
+    with target.groups() as groups:
         if offset is not None and queue is not None:
+            admin = groups.only_one_with(topic)
             admin.topic(topic)
-            places = {queue: offset}
-            admin.set_offsets(group, topic, places)
+            admin.set_offsets(group, topic, {queue: offset})
+            places.append(("", {queue: offset}))
         else:
             start = start_of(moment if moment is not None else "first")
-            places = admin.reset_offsets(group, topic, start, None if queue is None else [queue])
+            for broker, admin in groups.with_topic(topic) if queue is None else [("", groups.only_one_with(topic))]:
+                chosen = None if queue is None else [queue]
+                places.append((broker, admin.reset_offsets(group, topic, start, chosen)))
     if as_json:
-        terminal.print_json({str(queue_id): place for queue_id, place in places.items()})
-    else:
-        terminal.print_table(("queue", "offset"), [(str(queue_id), str(place)) for queue_id, place in places.items()])
+        found = {broker: {str(queue_id): place for queue_id, place in one.items()} for broker, one in places}
+        terminal.print_json(found if len(found) > 1 else next(iter(found.values())))
+        return
+    rows = [(broker, list(one.items())) for broker, one in places]
+    by_broker.print_table(("queue", "offset"), rows, lambda row: (str(row[0]), str(row[1])))
 
 
 @consumer.command(
@@ -135,6 +164,6 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a group and its offsets."""
     if not yes:
         click.confirm(f"Delete group {name} and its offsets?", abort=True)
-    with closing(target.admin()) as admin:
-        admin.delete_group(name)
+    with target.groups() as groups:
+        groups.only_one().delete_group(name)
     click.echo(f"deleted group {name}")

@@ -116,7 +116,7 @@ def send(  # noqa: PLR0913  # one parameter per option
     known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
     all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
     letter = _Letter(topic, all_properties, queue, key)
-    with closing(target.producer()) as producer:
+    with closing(target.producer(topic)) as producer:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)

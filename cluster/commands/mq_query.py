@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -10,6 +10,9 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
 from cluster.commands.mq_print import message_json, print_details, print_message
 from dledger.errors import IndexOutOfRangeError
+
+if TYPE_CHECKING:
+    from rocketstore.client import Admin
 
 PAGE = 256
 
@@ -27,8 +30,8 @@ Examples:
 @broker_options
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the message with an offset message id, which contains its position in the log."""
-    with closing(target.admin()) as admin:
-        message = admin.message_by_id(message_id)
+    with target.groups() as groups:
+        message = groups.storing(message_id).message_by_id(message_id)
     if as_json:
         terminal.print_json(message_json(message, message.body))
     else:
@@ -56,8 +59,12 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
     key: str, topic: str, unique: bool, count: int, begin: int, end: int, as_json: bool, target: BrokerTarget
 ) -> None:
     """Find messages by one of their business keys. Exit code 1 if there is none."""
-    with closing(target.admin()) as admin:
-        found = admin.messages_by_key(topic, key, max_messages=count, begin_ms=begin, end_ms=end, unique=unique)
+    with target.groups() as groups:
+        found = [
+            one
+            for _, admin in groups.with_topic(topic)
+            for one in admin.messages_by_key(topic, key, max_messages=count, begin_ms=begin, end_ms=end, unique=unique)
+        ][:count]
     if not found:
         raise click.ClickException(f"no message in {topic} has key {key}")
     facts = [message_json(message, message.body) for message in found]
@@ -110,23 +117,36 @@ def print_messages(  # noqa: PLR0913  # one parameter per option
     """Print the current messages of a topic, queue by queue."""
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
-    with closing(target.admin()) as admin:
-        info = admin.topic(topic)
-        queues = range(max(info.read_queues, info.write_queues)) if queue is None else [queue]
-        if queue is not None and queue >= max(info.read_queues, info.write_queues):
-            raise IndexOutOfRangeError(f"topic {topic} has no queue {queue}")
-        for queue_id in queues:
-            found = admin.queue_range(topic, queue_id)
-            place = (
-                admin.offset_at(topic, queue_id, start_of(start)) if offset is None else max(offset, found.min_offset)
-            )
-            left = found.max_offset if count is None else count
-            while left > 0 and place < found.max_offset:
-                page = min(left, PAGE, found.max_offset - place)
-                messages, next_offset = admin.messages(topic, queue_id, place, max_messages=page, tags=tags)
-                for one in messages:
-                    print_message(one, as_json)
-                left -= len(messages)
-                if next_offset <= place:
-                    break
-                place = next_offset
+    with target.groups() as groups:
+        places = groups.with_topic(topic) if queue is None else [("", groups.only_one_with(topic))]
+        for _, admin in places:
+            _print_queues(admin, topic, queue, offset, start_of(start), count, tags, as_json)
+
+
+def _print_queues(  # noqa: PLR0913  # one parameter per option
+    admin: Admin,
+    topic: str,
+    queue: int | None,
+    offset: int | None,
+    start: Literal["first", "last"] | int,
+    count: int | None,
+    tags: str,
+    as_json: bool,
+) -> None:
+    info = admin.topic(topic)
+    queues = range(max(info.read_queues, info.write_queues)) if queue is None else [queue]
+    if queue is not None and queue >= max(info.read_queues, info.write_queues):
+        raise IndexOutOfRangeError(f"topic {topic} has no queue {queue}")
+    for queue_id in queues:
+        found = admin.queue_range(topic, queue_id)
+        place = admin.offset_at(topic, queue_id, start) if offset is None else max(offset, found.min_offset)
+        left = found.max_offset if count is None else count
+        while left > 0 and place < found.max_offset:
+            page = min(left, PAGE, found.max_offset - place)
+            messages, next_offset = admin.messages(topic, queue_id, place, max_messages=page, tags=tags)
+            for one in messages:
+                print_message(one, as_json)
+            left -= len(messages)
+            if next_offset <= place:
+                break
+            place = next_offset

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
+from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import TopicInfo
+    from rocketstore.client import QueueRange, TopicInfo
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _QUEUES = click.IntRange(min=1, max=65536)
@@ -39,7 +39,9 @@ def topic() -> None:
 Examples:
   dledger topic create orders --queues 8
   dledger topic create orders --write-queues 4 --read-queues 8        drain 4 queues before removing them
-  dledger topic create orders --permission r                          stop writing to it"""
+  dledger topic create orders --permission r                          stop writing to it
+  dledger topic create orders --namesrv 10.0.0.1:9876                 in every group of the cluster
+  dledger topic create orders --namesrv 10.0.0.1:9876 --broker-name broker-a"""
 )
 @click.argument("name")
 @click.option("-q", "--queues", type=_QUEUES, default=4, show_default=True, help="How many queues it has.")
@@ -54,9 +56,11 @@ def create(
     from rocketstore.client import TopicInfo
 
     wanted = TopicInfo(name, read_queues or queues, write_queues or queues, _PERMISSIONS[permission])
-    with closing(target.admin()) as admin:
-        admin.put_topic(wanted)
-    click.echo(f"topic {name}: {wanted.write_queues} write queues, {wanted.read_queues} read queues, {permission}")
+    shape = f"{wanted.write_queues} write queues, {wanted.read_queues} read queues, {permission}"
+    with target.groups() as groups:
+        for broker, admin in groups.every():
+            admin.put_topic(wanted)
+            click.echo(f"topic {name}{_at(broker)}: {shape}")
 
 
 @topic.command(
@@ -70,12 +74,12 @@ Examples:
 @broker_options
 def list_topics(as_json: bool, target: BrokerTarget) -> None:
     """Show every topic."""
-    with closing(target.admin()) as admin:
-        topics = admin.topics()
+    with target.groups() as groups:
+        found = [(broker, admin.topics()) for broker, admin in groups.every()]
     if as_json:
-        terminal.print_json([dataclasses.asdict(one) for one in topics])
+        terminal.print_json(by_broker.facts(found))
     else:
-        terminal.print_table(("topic", "write queues", "read queues", "permission"), [_row(one) for one in topics])
+        by_broker.print_table(("topic", "write queues", "read queues", "permission"), found, _row)
 
 
 @topic.command(
@@ -89,15 +93,16 @@ Examples:
 @broker_options
 def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the first offset, the end and the last change of each queue."""
-    with closing(target.admin()) as admin:
-        ranges = admin.queue_ranges(name)
+    with target.groups() as groups:
+        found = [(broker, admin.queue_ranges(name)) for broker, admin in groups.with_topic(name)]
     if as_json:
-        terminal.print_json([dataclasses.asdict(one) for one in ranges])
+        terminal.print_json(by_broker.facts(found))
         return
-    rows = [
-        (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms)) for one in ranges
-    ]
-    terminal.print_table(("queue", "min offset", "max offset", "last update"), rows)
+
+    def row(one: QueueRange) -> tuple[str, ...]:
+        return (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
+
+    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row)
 
 
 @topic.command(
@@ -106,32 +111,39 @@ Examples:
   dledger topic route orders"""
 )
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; an array if several groups have the topic.")
 @broker_options
 def route(name: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the queues of a topic and the brokers that have them."""
-    with closing(target.admin()) as admin:
-        info = admin.topic(name)
-        found = [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)]
-    if as_json:
-        brokers = [
-            {"broker": one.broker_name, "broker_id": one.broker_id, "address": one.address, "role": one.role}
-            for one in found
+    with target.groups() as groups:
+        found = [
+            (admin.topic(name), [one for one in admin.cluster().values() if not isinstance(one, DLedgerError)])
+            for _, admin in groups.with_topic(name)
         ]
-        terminal.print_json({**dataclasses.asdict(info), "brokers": brokers})
+    if as_json:
+        shares = [
+            {
+                **dataclasses.asdict(info),
+                "brokers": [
+                    {"broker": one.broker_name, "broker_id": one.broker_id, "address": one.address, "role": one.role}
+                    for one in brokers
+                ],
+            }
+            for info, brokers in found
+        ]
+        terminal.print_json(shares[0] if len(shares) == 1 else shares)
         return
-    _, writes, reads, permission = _row(info)
     rows = [
         (
             one.broker_name,
             str(one.broker_id),
             one.address,
             one.role,
-            writes if one.is_master else "0",
-            reads,
-            permission,
+            str(info.write_queues) if one.is_master else "0",
+            *_row(info)[2:],
         )
-        for one in found
+        for info, brokers in found
+        for one in brokers
     ]
     terminal.print_table(("broker", "id", "address", "role", "write queues", "read queues", "permission"), rows)
 
@@ -148,9 +160,14 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a topic and its messages."""
     if not yes:
         click.confirm(f"Delete topic {name} and its messages?", abort=True)
-    with closing(target.admin()) as admin:
-        admin.delete_topic(name)
-    click.echo(f"deleted topic {name}")
+    with target.groups() as groups:
+        for broker, admin in groups.with_topic(name):
+            admin.delete_topic(name)
+            click.echo(f"deleted topic {name}{_at(broker)}")
+
+
+def _at(broker: str) -> str:
+    return f" at {broker}" if broker else ""
 
 
 def _row(info: TopicInfo) -> tuple[str, str, str, str]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from cluster import terminal
-from cluster.security_options import CommandSecurity
-from dledger.config import plaintext_problems
-from dledger.errors import ConfigError
+from cluster.broker_target import BrokerTarget
+from rocketstore.client.name_server_tls import context_maker
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.tables import MASTER_ID
 from rocketstore.remoting.blocking import BlockingRemotingClient
@@ -25,9 +23,6 @@ from rocketstore.remoting.codes import RequestCode, ResponseCode
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-
-if TYPE_CHECKING:
-    from dledger.rpc.tls import TlsFiles
 
 _COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "version", "in/s", "out/s", "notes")
 _STYLES: Final = {"master": "green"}
@@ -55,19 +50,21 @@ class Registered:
         return self.id == MASTER_ID
 
 
-def show(name_servers: Sequence[str], timeout_s: float, security: CommandSecurity, *, as_json: bool) -> None:
+def show(target: BrokerTarget, *, as_json: bool) -> None:
     """Print the brokers. Raises ``ClickException`` if a broker has no master, or there are no brokers."""
-    with closing(BlockingRemotingClient(tls=_context_of(name_servers, security))) as frames:
+    name_servers, timeout_s, name = target.name_servers, target.timeout_s, target.broker_name
+    with closing(BlockingRemotingClient(tls=context_maker(name_servers, target.security.for_client()))) as frames:
         clusters = NameServers(name_servers, frames, timeout_s=timeout_s).clusters()
+        chosen = [one for one in _addresses(clusters) if name in ("", one.broker)]
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
-            found = list(threads.map(partial(_ask, frames, timeout_s), _addresses(clusters)))
+            found = list(threads.map(partial(_ask, frames, timeout_s), chosen))
     if as_json:
         terminal.print_json({"brokers": [{**asdict(one), "is_master": one.is_master} for one in found]})
     else:
         terminal.print_table(_COLUMNS, [_row(one) for one in found], _STYLES)
     without = sorted({one.broker for one in found} - {one.broker for one in found if one.is_master})
     if not found:
-        raise click.ClickException("no broker has registered")
+        raise click.ClickException("no broker has registered" + (f" as {name}" if name else ""))
     if without:
         raise click.ClickException(f"no master: {', '.join(without)}: sends wait until one has registered")
 
@@ -104,27 +101,3 @@ def _rate(text: str) -> str:
         return f"{float(text):.2f}"
     except ValueError:
         return ""
-
-
-def _context_of(addresses: Sequence[str], security: CommandSecurity) -> _MakeContext | None:
-    """Raises ``ConfigError`` for unusable files, and for plaintext to other machines."""
-    wanted = security.for_client()
-    if wanted.tls is not None:
-        return _MakeContext(wanted.tls)
-    problems = plaintext_problems(addresses, "use --tls-ca (DLEDGER_TLS_CA)", "--insecure")
-    if problems and not wanted.insecure:
-        raise ConfigError(problems)
-    return None
-
-
-class _MakeContext:
-    """Created once, after checking the servers' names."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        from dledger.rpc import tls  # here, so that a command without TLS does not load gRPC
-
-        self._context = tls.client_context(tls.read(files))
-        self._context.check_hostname = True
-
-    def __call__(self) -> ssl.SSLContext:
-        return self._context

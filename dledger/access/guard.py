@@ -72,7 +72,8 @@ class Caller:
     def may(self, kind: ResourceKind, name: str, needed: Permission) -> bool:
         """Whether the caller has this permission: one dictionary lookup."""
         account = self.account
-        return bool((account.topic(name) if kind is ResourceKind.TOPIC else account.group(name)) & needed)
+        permission = account.topic(name) if kind is ResourceKind.TOPIC else account.group(name)
+        return int(permission) & int(needed) != 0  # ``&`` of flags takes a microsecond
 
 
 class AccessGuard:

@@ -107,6 +107,8 @@ class NameServer:
             REQUEST_S_MAX,
             config.receive_bytes_max,
             config.host_receive_bytes_max,
+            unsent_bytes_max=config.receive_bytes_max,
+            host_unsent_bytes_max=config.host_receive_bytes_max,
         )
         self._server = server = RemotingServer("the name server", self._service.handlers(), limits)
         door = RemotingDoor("name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX)

@@ -15,7 +15,6 @@ SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Older clients add this field after signing, newer ones sign it; Java's brokers refuse the newer ones."""
-_SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NONE: Final[frozenset[str]] = frozenset()
 
 
@@ -24,9 +23,9 @@ def signature(secret: str, fields: Mapping[str, str], body: bytes, *, without: f
 
     An empty text, which a binary header cannot distinguish from a missing one, adds nothing to the signed text.
     """
-    names = fields.keys() - (without | _SIGNATURE_ONLY if without else _SIGNATURE_ONLY)
-    ordered = sorted(names) if "".join(names).isascii() else sorted(names, key=_as_java_sorts)
-    text = "".join([fields[name] for name in ordered]).encode() + body
+    names = sorted(fields) if "".join(fields).isascii() else sorted(fields, key=_as_java_sorts)
+    values = [fields[name] for name in names if name != SIGNATURE and name not in without]
+    text = "".join(values).encode() + body
     return base64.b64encode(hmac.digest(secret.encode(), text, "sha1")).decode()
 
 

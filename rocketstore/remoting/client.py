@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.values import parse_address
-from rocketstore.remoting.connection import DisconnectedError, Owner, ReceiveRoom, RemotingConnection
+from rocketstore.remoting.connection import ByteRoom, DisconnectedError, Owner, RemotingConnection
 from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame
 
 CONNECT_TIMEOUT_S: Final = 3.0
 ADDRESSES_MAX: Final = 256
 """Maximum open connections; beyond that, the least recently active one is closed."""
 _PART_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+_UNSENT_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
@@ -33,7 +34,8 @@ class RemotingClient:
     ) -> None:
         self._owner = Owner(lambda _: None, requests or _refuse, self._forget)
         self._tls = tls
-        self._room = ReceiveRoom(_PART_BYTES_MAX, _PART_BYTES_MAX)
+        self._room = ByteRoom(_PART_BYTES_MAX, _PART_BYTES_MAX)
+        self._unsent_room = ByteRoom(_UNSENT_BYTES_MAX, _UNSENT_BYTES_MAX)
         self._open: dict[str, RemotingConnection] = {}
         self._opening: dict[str, asyncio.Task[RemotingConnection]] = {}
         self._is_closed = False
@@ -89,7 +91,7 @@ class RemotingClient:
             context = self._tls() if self._tls is not None else None
             async with asyncio.timeout(CONNECT_TIMEOUT_S + TLS_HANDSHAKE_TIMEOUT_S):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: RemotingConnection(self._owner, self._room),
+                    lambda: RemotingConnection(self._owner, self._room, self._unsent_room),
                     host,
                     port,
                     ssl=context,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.records import record
 from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, cut, encode, frame_length
+from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, LargeFields, cut, encode, frame_length
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,11 +25,18 @@ REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
 """Maximum bytes of their bodies, likewise."""
 CALLS_MAX: Final = 1024
 """Maximum number of our requests waiting for a response from one peer."""
-UNSENT_BYTES_HIGH: Final = 16 * 1024 * 1024
+FRAMES_PER_TURN: Final = 256
+"""Maximum frames of one connection dispatched in one turn of the loop: 256 KiB may contain twenty thousand."""
+UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """With this many, the connection is closed: responses to earlier requests still add to them."""
 _OPAQUE_MASK: Final = (1 << 31) - 1
+
+
+_RESET: Final = (1).to_bytes(4, sys.byteorder) + bytes(4)
+"""``struct linger``: on, 0 s, so that a close discards what is unsent and resets the connection."""
+_CLOSE: Final = bytes(8)
 
 
 class DisconnectedError(Exception):
@@ -48,12 +58,8 @@ class Place:
         return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
 
 
-class ReceiveRoom:
-    """Bytes received and not yet processed, of all connections together and by host.
-
-    A host over the limit may continue once some of its requests are done. If none is in progress, its frame can never
-    complete.
-    """
+class ByteRoom:
+    """Bytes of all connections together and by host: received and not yet processed, or unsent."""
 
     def __init__(self, bytes_max: int, host_bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -70,8 +76,13 @@ class ReceiveRoom:
         else:
             self._by_host.pop(host, None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is counted."""
+        return not self._bytes and not self._by_host
+
     def is_over(self, host: str) -> bool:
-        """Whether nothing more may be read from this host."""
+        """Whether this host, or all together, have more than they may."""
         return self._bytes > self._bytes_max or self._by_host.get(host, 0) > self._host_bytes_max
 
 
@@ -85,11 +96,17 @@ class Owner(NamedTuple):
 
 
 class RemotingConnection(asyncio.Protocol):
-    """One connection, accepted or opened. ``room`` limits partially received data."""
+    """One connection, accepted or opened.
 
-    def __init__(self, owner: Owner, room: ReceiveRoom) -> None:
+    ``room`` limits what was received and is not done with. A host over its limit may continue once some of its requests
+    are done; if none is in progress, its frame can never complete. ``unsent_room`` limits what slow readers leave.
+    """
+
+    def __init__(self, owner: Owner, room: ByteRoom, unsent_room: ByteRoom) -> None:
         self._owner = owner
         self._room = room
+        self._unsent_room = unsent_room
+        self._unsent_bytes = 0  # as counted there: only while too much is unsent
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -100,7 +117,9 @@ class RemotingConnection(asyncio.Protocol):
         self._under_way = 0
         self._under_way_bytes = 0
         self._taken: asyncio.Future[None] | None = None
-        self._paused = False
+        self._quiet: asyncio.Future[None] | None = None
+        self._backlog = False  # whether complete frames wait in the buffer
+        self._dispatching = False  # whether their dispatch is scheduled
         self._full = False
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._opaque = 0
@@ -110,6 +129,8 @@ class RemotingConnection(asyncio.Protocol):
         """When the last byte was received or sent, by the loop's clock."""
         self.partial_since: float | None = None
         """Since when a frame has been incomplete."""
+        self.is_paused = False
+        """Whether nothing is read for now."""
         self.is_closed = False
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
@@ -128,8 +149,14 @@ class RemotingConnection(asyncio.Protocol):
         self.heard_at = self._loop.time()
         self._buffer += data
         self._room.change(self.place.host, len(data))
+        if not self._backlog:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Dispatch complete frames, but not so many that others would have to wait."""
+        self._dispatching = False
         try:
-            frames = self._frames()
+            frames = self._frames(min(FRAMES_PER_TURN, REQUESTS_MAX - self._under_way))
         except FrameError as error:
             self.close(f"bytes that are no frame: {error}")
             return
@@ -139,19 +166,21 @@ class RemotingConnection(asyncio.Protocol):
             if frame.is_response:
                 self._answered(frame)
             else:
+                size = _bytes_of(frame)
                 self._under_way += 1
-                self._under_way_bytes += len(frame.body)
-                self._room.change(self.place.host, len(frame.body))
+                self._under_way_bytes += size
+                self._room.change(self.place.host, size)
                 self._owner.request(self, frame)
+        self._backlog = len(self._buffer) >= self._needed
         self._pause_or_resume()
-        if not self._under_way and self._room.is_over(self.place.host):
+        if self._buffer and not self._backlog and not self._under_way and self._room.is_over(self.place.host):
             self.close(f"frames of {self.place.host} that are not complete take too much memory")
 
-    def _frames(self) -> list[Frame]:
+    def _frames(self, most: int) -> list[Frame]:
         buffer = self._buffer
         if len(buffer) < self._needed:
             return []
-        frames, end = cut(buffer)
+        frames, end = cut(buffer, most=most)
         if end:
             del buffer[:end]
             self._room.change(self.place.host, -end)
@@ -165,6 +194,7 @@ class RemotingConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The other side sends nothing more; like RocketMQ's programs, it then reads no responses either."""
+        self._linger(_CLOSE)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -180,6 +210,7 @@ class RemotingConnection(asyncio.Protocol):
         """The other side has read some of it."""
         self._full = False
         self.heard_at = self._loop.time()
+        self._count_unsent(0)
         self._tell_taken()
         self._pause_or_resume()
 
@@ -195,11 +226,22 @@ class RemotingConnection(asyncio.Protocol):
 
     def let_go(self, request: Frame) -> None:
         """A request is done, and was answered by ``send`` if it expected a response."""
+        size = _bytes_of(request)
         self._under_way -= 1
-        self._under_way_bytes -= len(request.body)
-        self._room.change(self.place.host, -len(request.body))
-        if self._paused:
+        self._under_way_bytes -= size
+        self._room.change(self.place.host, -size)
+        if self.is_paused:
             self._pause_or_resume()
+        if not self._under_way and self._quiet is not None:
+            self._quiet.set_result(None)
+            self._quiet = None
+
+    async def quiet(self) -> None:
+        """Wait until no request is in progress."""
+        while self._under_way:
+            if self._quiet is None:
+                self._quiet = self._loop.create_future()
+            await asyncio.shield(self._quiet)
 
     async def drained(self) -> None:
         """Wait until the other side has read nearly everything sent, or is gone."""
@@ -228,8 +270,18 @@ class RemotingConnection(asyncio.Protocol):
             return
         self._transport.write(b"".join(out))
         self.heard_at = self._loop.time()
-        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            self.close(f"it does not take its answers: {self._transport.get_write_buffer_size()} bytes wait")
+        if not self._full:
+            return
+        self._count_unsent(self._transport.get_write_buffer_size())
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            self.close(f"it does not take its answers: {self._unsent_bytes} bytes wait")
+        elif self._unsent_room.is_over(self.place.host):
+            self.close(f"{self.place.host} does not take its answers, or too many others do not")
+
+    def _count_unsent(self, size: int) -> None:
+        more, self._unsent_bytes = size - self._unsent_bytes, size
+        if more:
+            self._unsent_room.change(self.place.host, more)
 
     async def call(self, request: Frame, timeout_s: float) -> Frame:
         """Send a request to the other side; we assign its ``opaque``.
@@ -283,8 +335,23 @@ class RemotingConnection(asyncio.Protocol):
         if not self.is_closed:
             self._flush()
             self._end("closed")
+            self._linger(_CLOSE)
             if self._transport is not None:
                 self._transport.close()
+
+    def reset_if_killed(self) -> None:
+        """Let the kernel reset the connection if this process is killed.
+
+        At a mere end of the stream Java's clients wait for their answers until they time out, for 3 s; at a reset they
+        try again at once. An orderly close stays one.
+        """
+        self._linger(_RESET)
+
+    def _linger(self, how: bytes) -> None:
+        link = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if link is not None:
+            with suppress(OSError):  # it has ended already
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
     def _end(self, reason: str) -> None:
         if self.is_closed:
@@ -292,6 +359,8 @@ class RemotingConnection(asyncio.Protocol):
         self.is_closed = True
         self._room.change(self.place.host, -len(self._buffer))
         self._buffer.clear()
+        self._backlog = False
+        self._count_unsent(0)
         self._out.clear()
         self._tell_taken()
         for waiting in self._calls.values():
@@ -305,7 +374,9 @@ class RemotingConnection(asyncio.Protocol):
             taken.set_result(None)
 
     def _pause_or_resume(self) -> None:
-        must = self._full or (
+        if self._transport is None or self.is_closed:
+            return
+        blocked = self._full or (
             self._under_way > 0
             and (
                 self._under_way >= REQUESTS_MAX
@@ -313,10 +384,21 @@ class RemotingConnection(asyncio.Protocol):
                 or self._room.is_over(self.place.host)
             )
         )
-        if must == self._paused or self._transport is None or self.is_closed:
+        if self._backlog and not blocked and not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+        must = blocked or self._backlog
+        if must == self.is_paused:
             return
-        self._paused = must
+        self.is_paused = must
         if must:
             self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+            return
+        if self.partial_since is not None:  # the client could not finish its frame before
+            self.partial_since = self._loop.time()
+        self._transport.resume_reading()
+
+
+def _bytes_of(request: Frame) -> int:
+    fields = request.fields
+    return len(request.body) + (fields.header_bytes if type(fields) is LargeFields else 0)

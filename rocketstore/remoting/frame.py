@@ -18,8 +18,10 @@ from rocketstore.remoting.fastjson import strict
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's ``frameMaxLength``: a whole frame, including its length field."""
-HEADER_BYTES_MAX: Final = 1024 * 1024
-"""Our limit: a property string of 32,767 characters, each escaped in JSON, takes less than a fifth of it."""
+HEADER_BYTES_MAX: Final = 256 * 1024
+"""Our limit: a property string of 32,767 characters, each escaped in JSON, takes three quarters of it."""
+LARGE_HEADER_BYTES: Final = 4096
+"""A header up to this size takes no more than what else there is for each request."""
 FIELDS_MAX: Final = 256
 """Our limit for the fields of one header."""
 LENGTH_BYTES: Final = 4
@@ -38,6 +40,16 @@ _INT16_MIN: Final = -(1 << 15)
 _INT16_MAX: Final = (1 << 15) - 1
 _LANGUAGES: Final = tuple(Language)
 _NO_FIELDS: Final[Mapping[str, str]] = {}
+
+
+class LargeFields(dict[str, str]):
+    """The fields of a large header, with its size: a request is kept until it is done."""
+
+    __slots__ = ("header_bytes",)
+
+    def __init__(self, fields: Mapping[str, str], header_bytes: int) -> None:
+        super().__init__(fields)
+        self.header_bytes = header_bytes
 
 
 class HeaderForm(IntEnum):
@@ -77,13 +89,13 @@ class Frame(NamedTuple):
         return Frame(code, self.opaque, fields, body, FLAG_RESPONSE, remark, form=self.form)
 
 
-def cut(buffer: bytearray | bytes, begin: int = 0) -> tuple[list[Frame], int]:
-    """All complete frames from ``begin`` on, and where the rest starts. Raises ``FrameError``."""
+def cut(buffer: bytearray | bytes, begin: int = 0, *, most: int = -1) -> tuple[list[Frame], int]:
+    """Complete frames from ``begin`` on, up to ``most`` if given, and where the rest starts. Raises ``FrameError``."""
     frames: list[Frame] = []
     available = len(buffer)
     view = memoryview(buffer)
     try:
-        while available - begin >= LENGTH_BYTES:
+        while available - begin >= LENGTH_BYTES and len(frames) != most:
             length = frame_length(view, begin)
             end = begin + LENGTH_BYTES + length
             if end > available:
@@ -115,10 +127,14 @@ def decode(data: memoryview) -> Frame:
         raise FrameError(f"a header of {header_bytes} bytes: at most {HEADER_BYTES_MAX} are allowed")
     header, body = bytes(data[_PREFIX.size : body_begin]), bytes(data[body_begin:])
     if kind == HeaderForm.JSON:
-        return _from_json(header, body)
-    if kind == HeaderForm.BINARY:
-        return _from_binary(header, body)
-    raise FrameError(f"unknown kind of header {kind}")
+        frame = _from_json(header, body)
+    elif kind == HeaderForm.BINARY:
+        frame = _from_binary(header, body)
+    else:
+        raise FrameError(f"unknown kind of header {kind}")
+    if header_bytes <= LARGE_HEADER_BYTES:
+        return frame
+    return frame._replace(fields=LargeFields(frame.fields, header_bytes))
 
 
 def encode(frame: Frame) -> bytes:

@@ -470,9 +470,10 @@ class VersionAnswer:
 
 @record(frozen=True, slots=True)
 class AclVersionAnswer:
-    """Answer to GET_BROKER_CLUSTER_ACL_INFO: ``version`` is a data version as JSON."""
+    """Answer to GET_BROKER_CLUSTER_ACL_INFO: data versions as JSON, of all rules and by file."""
 
     version: str
+    all_acl_file_version: str
     broker_name: str
     broker_addr: str
     cluster_name: str

@@ -9,11 +9,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from dledger.records import record
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import Owner, Place, ReceiveRoom, RemotingConnection
+from rocketstore.remoting.connection import ByteRoom, Owner, Place, RemotingConnection
 from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.frame import Frame, encode
 
@@ -45,6 +46,9 @@ class ServerLimits:
     """Maximum time for handling a request."""
     receive_bytes_max: int
     host_receive_bytes_max: int
+    unsent_bytes_max: int
+    """Maximum bytes of answers that slow readers leave."""
+    host_unsent_bytes_max: int
 
 
 @record(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class RemotingServer:
         self._name = name
         self._handlers = handlers
         self._limits = limits
-        self._room = ReceiveRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
+        self._room = ByteRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
+        self._unsent_room = ByteRoom(limits.unsent_bytes_max, limits.host_unsent_bytes_max)
         self._owner = Owner(self._admit, self._take, self._forget)
         self._connections: set[RemotingConnection] = set()
         self._by_host: Counter[str] = Counter()
@@ -93,15 +98,17 @@ class RemotingServer:
         """The protocol of one accepted connection."""
         if self._scan is None and not self._is_closing:
             self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
-        return RemotingConnection(self._owner, self._room)
+        return RemotingConnection(self._owner, self._room, self._unsent_room)
 
     async def close(self, grace_s: float) -> None:
         """Accept no more requests, let those in progress finish for ``grace_s``, then close the connections."""
         self._is_closing = True
         if self._scan is not None:
             self._scan.cancel()
-        if self._tasks and grace_s > 0:
-            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        if grace_s > 0:  # sends have no tasks, but answers that matter even more
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await asyncio.gather(*(one.quiet() for one in tuple(self._connections)))
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -113,6 +120,7 @@ class RemotingServer:
 
     def _admit(self, connection: RemotingConnection) -> None:
         """Add a connection, or close it if there are too many."""
+        connection.reset_if_killed()
         host, limits = connection.place.host, self._limits
         self._connections.add(connection)
         self._by_host[host] += 1
@@ -139,7 +147,7 @@ class RemotingServer:
         now = loop.time()
         for connection in tuple(self._connections):
             partial = connection.partial_since
-            if partial is not None and now - partial > PARTIAL_S_MAX:
+            if partial is not None and now - partial > PARTIAL_S_MAX and not connection.is_paused:
                 connection.close(f"a frame has not come to its end within {PARTIAL_S_MAX:.0f} s")
             elif now - connection.heard_at > IDLE_S_MAX:
                 connection.close(f"nothing came or went for {IDLE_S_MAX:.0f} s")

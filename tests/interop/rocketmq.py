@@ -119,8 +119,15 @@ def name_server(directory: Path) -> Iterator[str]:
 
 
 def admin(directory: Path, *arguments: str) -> str:
-    """What mqadmin prints."""
+    """What mqadmin prints. It ends with 0 even where a command fails."""
     return _run("org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
+
+
+def failed_admin(directory: Path, *arguments: str) -> str:
+    """Why a command of mqadmin fails."""
+    _, errors = _output("org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
+    assert "SubCommandException" in errors, f"{' '.join(arguments)} did not fail"
+    return errors
 
 
 def client(directory: Path, *arguments: str) -> list[str]:
@@ -128,7 +135,27 @@ def client(directory: Path, *arguments: str) -> list[str]:
     return _lines(_run("interop.ClientMain", directory, *arguments))
 
 
+@contextmanager
+def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator[None]:
+    """Our program with RocketMQ's consumer meanwhile: it never has enough; killed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = _command("client", "interop.ClientMain", directory, "consume", name_servers, topic, str(1 << 30))
+    with (directory / "consumer.out").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _run(main: str, directory: Path, *arguments: str) -> str:
+    output, errors = _output(main, directory, *arguments)
+    assert "SubCommandException" not in errors, f"{' '.join(arguments)}:\n{errors}"
+    return output
+
+
+def _output(main: str, directory: Path, *arguments: str) -> tuple[str, str]:
     directory.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(
         _command("client", main, directory, *arguments),
@@ -141,7 +168,7 @@ def _run(main: str, directory: Path, *arguments: str) -> str:
     )
     if ended.returncode:
         raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
-    return ended.stdout
+    return ended.stdout, ended.stderr
 
 
 def go_client(directory: Path, *arguments: str) -> list[str]:

@@ -40,7 +40,7 @@ def broker(table: dict[str, str]) -> Iterator[str]:
         connection.done(frame, frame.answer(body=body) if table else frame.answer(ResponseCode.SYSTEM_ERROR, "no"))
 
     handlers = Handlers({RequestCode.GET_BROKER_RUNTIME_INFO: answer}, {}, lambda _: None, lambda _: None)
-    remoting = RemotingServer("broker", handlers, ServerLimits(9, 9, 9, 9, 1 << 20, 1 << 20))
+    remoting = RemotingServer("broker", handlers, ServerLimits(9, 9, 9, 9, *[1 << 20] * 4))
     loop = LoopThread("broker")
     bridge = loop.start()
 

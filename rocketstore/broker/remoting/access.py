@@ -1,7 +1,7 @@
 """Access control over remoting: nothing is done with a request before its signature and its permissions are checked.
 
-Each request is checked anew, by the current rules; nothing about an account is remembered but whom to hang up on when
-its key is revoked, or when its group's members lose a permission.
+Each request is checked anew, by the current rules. Remembered are only who asked last on a connection, until the rules
+change, and whom to hang up on when its key is revoked or its group withdrawn.
 
 A request that a member of the group has passed on counts as coming from where that member says, and a white list must
 include the member's own address too: anybody on a member's machine could say the same.
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.permissions import permission_text
@@ -39,12 +39,11 @@ from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.server import Answer, Handler
-from rocketstore.types import BrokerRole, TlsServerMode
+from rocketstore.types import HALF_TOPIC, BrokerRole, TlsServerMode
 
 _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "
 """Before each refusal: RocketMQ's clients and their users look for it."""
-_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _NOBODY: Final = "nobody"
 """In the place of an address that is not believed: no white list includes it."""
 _ON_THE_WAY: Final = frozenset({BORN_HOST})
@@ -53,6 +52,15 @@ OriginOf = Callable[[RemotingConnection, Frame], Place]
 """Where a request came from, also if a member has passed it on."""
 QuotaOf = Callable[[RemotingConnection, Frame], Quota]
 """What the sender of a request may occupy."""
+
+
+class _Known(NamedTuple):
+    """Who asked last on a connection, under which rules."""
+
+    rules: AccessRules
+    key: str
+    caller: Caller
+    secret: str
 
 
 class RemotingAccess:
@@ -66,6 +74,7 @@ class RemotingAccess:
         self._origin_of = origin_of
         self._groups_of = groups_of
         self._callers: dict[ClientLink, dict[str, Caller]] = {}  # by access key
+        self._known: dict[RemotingConnection, _Known] = {}
         if parts.guard is not None and not _is_sealed(parts.config):
             _LOG.warning(
                 "RocketMQ's clients may connect without TLS: their signatures hold neither time nor nonce, so who "
@@ -112,17 +121,30 @@ class RemotingAccess:
         return quotas.of(account.access_key, account.access_key, str(origin))
 
     def _caller(self, guard: AccessGuard, connection: RemotingConnection, frame: Frame) -> Caller:
+        """Who asks. Each signature is verified; addresses once per connection, as long as the rules are the same."""
+        fields, rules = frame.fields, guard.rules
+        key, is_passed_on = fields.get(ACCESS_KEY, ""), BORN_HOST in fields
+        known = self._known.get(connection)
+        if (
+            known is not None
+            and not is_passed_on
+            and known.rules is rules
+            and known.key == key
+            and (not known.caller.signed or is_signed(known.secret, fields, frame.body))
+        ):
+            return known.caller
         origin, place = self._origin_of(connection, frame), connection.place
         peers: tuple[str, ...] = (_peer(origin),)
-        if BORN_HOST in frame.fields:
+        if is_passed_on:
             peers += (_NOBODY if origin is place else _peer(place),)
 
         def is_genuine(secret: bytes) -> bool:
-            return is_signed(secret.decode(), frame.fields, frame.body, without=_ON_THE_WAY)
+            return is_signed(secret.decode(), fields, frame.body, without=_ON_THE_WAY)
 
-        return guard.admit_signed(
-            action_of(frame), frame.fields.get(ACCESS_KEY, ""), peers, is_genuine, self._parts.quotas
-        )
+        caller = guard.admit_signed(action_of(frame), key, peers, is_genuine, self._parts.quotas)
+        if not (is_passed_on or connection.is_closed):
+            self._known[connection] = _Known(rules, key, caller, caller.account.secret.decode())
+        return caller
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -156,6 +178,7 @@ class RemotingAccess:
 
     def closed(self, connection: RemotingConnection) -> None:
         """A client is gone."""
+        self._known.pop(connection, None)
         for caller in self._callers.pop(connection, {}).values():
             if self._guard is not None:
                 self._guard.leave(caller)
@@ -269,7 +292,7 @@ def _topic_of(record: bytes) -> str | None:
         message = decode_record(record, check_crc=False)
     except CorruptRecordError:
         return None
-    return message.properties.get(PROPERTY_REAL_TOPIC, "") if message.topic == _HALF_TOPIC else message.topic
+    return message.properties.get(PROPERTY_REAL_TOPIC, "") if message.topic == HALF_TOPIC else message.topic
 
 
 # -- answers without what the account may not use ----------------------------------------------------------------------

@@ -186,6 +186,10 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.QUERY_CORRECTION_OFFSET: _ADMIN_READS,
     _CODE.VIEW_BROKER_STATS_DATA: _ADMIN_READS,
     _CODE.GET_BROKER_CLUSTER_ACL_INFO: _ADMIN_READS,
+    # never carried out: the rules are a file
+    _CODE.UPDATE_AND_CREATE_ACL_CONFIG: _ADMIN_READS,
+    _CODE.DELETE_ACL_CONFIG: _ADMIN_READS,
+    _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _ADMIN_READS,
     # changes
     _CODE.UPDATE_AND_CREATE_TOPIC: _ADMIN_CHANGES,
     _CODE.DELETE_TOPIC_IN_BROKER: _ADMIN_CHANGES,
@@ -199,9 +203,6 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _ADMIN_CHANGES,
     _CODE.CLEAN_UNUSED_TOPIC: _ADMIN_CHANGES,
     _CODE.DELETE_EXPIRED_COMMITLOG: _ADMIN_CHANGES,
-    _CODE.UPDATE_AND_CREATE_ACL_CONFIG: _ADMIN_CHANGES,
-    _CODE.DELETE_ACL_CONFIG: _ADMIN_CHANGES,
-    _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _ADMIN_CHANGES,
 }
 """By request code. A broker never gets the codes that only name servers or clients serve."""
 
@@ -228,9 +229,9 @@ def resource_of(frame: Frame) -> str:
     return ""
 
 
+_NAMES: Final[Mapping[int, str]] = {one.value: one.name for one in RequestCode}
+
+
 def action_of(frame: Frame) -> str:
     """The request's name, for people."""
-    try:
-        return RequestCode(frame.code).name
-    except ValueError:
-        return f"request {frame.code}"
+    return _NAMES.get(frame.code) or f"request {frame.code}"

@@ -105,8 +105,11 @@ class RemotingPulls:
             fields = write_header(PullAnswer(0, result.next_offset, result.min_offset, result.max_offset))
             answer = frame.answer(_code(result, pull.offset), str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
-            connection.let_go(frame)
-            await connection.drained()
+            try:
+                await connection.drained()
+            except asyncio.CancelledError:  # also if it took too long
+                connection.close("it does not take its answer")
+                raise
 
     async def _result(self, pull: Pull, leases: Leases) -> GetResult:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from dledger import properties
@@ -13,11 +13,13 @@ from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
+from rocketstore.broker.status import broker_id
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.codes import VERSION, AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.fastjson import dumps
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
 from rocketstore.settings import properties_of
@@ -26,6 +28,14 @@ _LOG: Final = logging.getLogger("rocketstore")
 CONFIG_BYTES_MAX: Final = 64 * 1024
 _OF_TOPICS: Final = frozenset({"auto_create_topic_enable", "broker_permission", "default_topic_queue_nums"})
 """Settings that name servers see in the topics."""
+_FIXED: Final[Mapping[str, str]] = {
+    "filterServerNums": "0",
+    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+    "slaveReadEnable": "false",
+    "traceOn": "true",
+    "traceTopicEnable": "false",
+}
+"""RocketMQ's settings that are none here; its tools fail without them."""
 VERSION_TEXT: Final = "V4_9_8"
 
 
@@ -73,7 +83,14 @@ class RunningBroker:
 
     async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONFIG."""
-        settings = properties_of(self._parts.config) | {"brokerRole": str(self._parts.store.role)}
+        parts = self._parts
+        config, role = parts.config, parts.store.role
+        now = {
+            "brokerRole": str(role),
+            "brokerId": str(broker_id(config, role, parts.view())),
+            "useTLS": str(config.effective_security.has_tls).lower(),
+        }
+        settings = {**_FIXED, **properties_of(config), **now}
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         version = DataVersion(self._parts.live.changes, self._parts.store.stats.boot_ms).encode().decode()
         return frame.answer(fields=write_header(VersionAnswer(version)), body=text.encode())
@@ -108,7 +125,10 @@ class RunningBroker:
     async def acl_version(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CLUSTER_ACL_INFO."""
         config, version = self._parts.config, DataVersion(0, self._parts.store.stats.boot_ms).encode().decode()
-        header = AclVersionAnswer(version, config.name, host_text(self._parts.store_host), config.cluster_name)
+        file = config.access.acl_file if config.access.acl_enable else None
+        by_file = "{}" if file is None else f"{{{dumps(str(file)).decode()}:{version}}}"
+        address = host_text(self._parts.store_host)
+        header = AclVersionAnswer(version, by_file, config.name, address, config.cluster_name)
         return frame.answer(fields=write_header(header))
 
     async def no_acl_changes(self, _: RemotingConnection, __: Frame) -> Frame:

@@ -39,6 +39,8 @@ from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 """Received and not done with, of all connections together."""
+UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+"""Answered and not taken by slow readers, of all connections together, besides messages."""
 REQUESTS_MAX: Final = 4096
 """Under way, besides sends and pulls that wait."""
 EXPIRY_INTERVAL_S: Final = 10.0
@@ -69,6 +71,7 @@ class RemotingService:
         sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
         self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
+        unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
@@ -109,6 +112,8 @@ class RemotingService:
                 request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
+                unsent_bytes_max=unsent,
+                host_unsent_bytes_max=unsent * percent // 100,
             ),
         )
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)

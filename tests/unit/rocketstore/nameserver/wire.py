@@ -61,6 +61,7 @@ class Caller:
         address: str,
         *,
         name: str = "g",
+        cluster: str = "c",
         term: int = -1,
         version: int = 1,
         topics: tuple[str, ...] = ("T",),
@@ -69,7 +70,7 @@ class Caller:
         """Register a broker."""
         table = {topic: TopicConfigData(topic, 4, 4) for topic in topics}
         body = RegisterBrokerBody(TopicConfigTable(DataVersion(version), table))
-        header = RegisterBrokerHeader(name, address, "c", f"ha-{address}", broker_id, compressed, dledger_term=term)
+        header = RegisterBrokerHeader(name, address, cluster, f"ha-{address}", broker_id, compressed, dledger_term=term)
         data = body.encode_compressed() if compressed else body.encode()
         self.socket.sendall(encode(Frame(RequestCode.REGISTER_BROKER, 7, write_header(header), data)))
 

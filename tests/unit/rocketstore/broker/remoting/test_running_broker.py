@@ -17,6 +17,27 @@ from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
+EXPORTED = frozenset(
+    [
+        "brokerClusterName",
+        "brokerId",
+        "brokerName",
+        "brokerRole",
+        "fileReservedTime",
+        "filterServerNums",
+        "flushDiskType",
+        "maxMessageSize",
+        "messageDelayLevel",
+        "msgTraceTopicName",
+        "slaveReadEnable",
+        "traceOn",
+        "traceTopicEnable",
+        "useTLS",
+        "autoCreateTopicEnable",
+        "autoCreateSubscriptionGroup",
+    ]
+)
+"""Settings that mqadmin's exportConfigs cannot do without."""
 NOT_HERE = {
     "commitLogDirCapacity",
     "commitLogDiskRatio_/tmp/w/remoting/run/store/commitlog",
@@ -46,7 +67,8 @@ def test_the_settings_are_told_by_their_names(client: RemotingSocket, broker: Re
     answer = client.ask(RequestCode.GET_BROKER_CONFIG)
     settings = dict(line.split("=", 1) for line in answer.body.decode().splitlines())
     assert settings["brokerClusterName"] == "DefaultCluster"
-    assert settings["brokerRole"] == "SYNC_MASTER"
+    assert (settings["brokerRole"], settings["brokerId"]) == ("SYNC_MASTER", "0")
+    assert settings.keys() >= EXPORTED
     assert settings["autoCreateTopicEnable"] == "true"
     assert settings["mappedFileSizeCommitLog"] == str(1 << 30)
     assert json.loads(answer.fields["version"]).keys() == {"counter", "timestamp"}
@@ -68,6 +90,7 @@ def test_access_rules_are_not_changed_from_afar(client: RemotingSocket) -> None:
     answer = client.ask(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     assert answer.fields["brokerAddr"] == "127.0.0.1:10911"
     assert json.loads(answer.fields["version"]).keys() == {"counter", "timestamp"}
+    assert json.loads(answer.fields["allAclFileVersion"]) == {}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger.config import AccessConfig
 from rocketstore.broker.server import BrokerServer
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
@@ -84,3 +86,23 @@ def test_all_that_rocketmqs_broker_tells_of_itself(broker: BrokerServer) -> None
         assert len(ours[key].split(" ")) == 3
     for key in ("earliestMessageTimeStamp", "pageCacheLockTimeMills", "commitLogDiskRatio"):
         float(ours[key])
+
+
+def test_access_rules_of_a_file_apply_and_change(tmp_path: Path) -> None:
+    """Without a restart, also on connections that are open."""
+    file = tmp_path / "plain_acl.yml"
+    rules = "accounts:\n- accessKey: alice\n  secretKey: alice-secret\n  defaultTopicPerm: PUB\n"
+    file.write_text(rules)
+    file.chmod(0o600)
+    server = BrokerServer(replace(plain(tmp_path), access=AccessConfig(acl_enable=True, acl_file=file))).start()
+    try:
+        with RemotingSocket(server.port) as client, RemotingSocket(server.port) as stranger:
+            assert "requires an access key" in stranger.send().remark
+            client.key = ("alice", "alice-secret")
+            assert client.send().code == 0
+            assert "needs SUB on topic T" in client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}).remark
+            file.write_text(rules.replace("alice-secret", "other-secret"))
+            assert client.is_hung_up
+            assert "unknown access key" in stranger.ask(RequestCode.GET_MAX_OFFSET, {"AccessKey": "alice"}).remark
+    finally:
+        server.stop()

@@ -1,0 +1,118 @@
+"""RocketMQ's own client 4.9.8, and three of its brokers (4.9.7) in DLedger mode on loopback.
+
+Maven gets the jars from Maven Central into ``~/.m2``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.processes import REPOSITORY, ChildError, LineChild, end, spawn_daemon
+from cluster.local.group import HOST, free_ports
+
+INSTALL: Final = (
+    "a JDK 17 and Maven (Debian: apt-get install openjdk-17-jdk-headless maven), with access to Maven Central"
+)
+BROKER_NAME: Final = "RaftNode01"
+ANSWER_S: Final = 180.0
+"""How much longer than its load a command may take."""
+_SOURCES: Final = REPOSITORY / "benchmarks" / "java"
+_BUILD_S: Final = 600.0
+_OPENED: Final = ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+"""Packages of the JDK that the broker reaches into to unmap files."""
+_CLIENT_HEAP: Final = ("-Xms512m", "-Xmx512m")
+_BROKER_HEAP: Final = ("-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+
+
+def available() -> bool:
+    """Whether a JDK and Maven are installed."""
+    return all(shutil.which(program) is not None for program in ("javac", "mvn"))
+
+
+def build() -> None:
+    """Compile the load program. Raises ``ChildError`` if that fails, for instance without Maven Central."""
+    argv = ["mvn", "--batch-mode", "--quiet", "compile"]
+    built = subprocess.run(argv, cwd=_SOURCES, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    if built.returncode:
+        raise ChildError(f"`{' '.join(argv)}` in {_SOURCES} failed:\n{(built.stdout + built.stderr)[-4000:]}")
+
+
+def java(module: str, main: str, directory: Path, *arguments: str, heap: tuple[str, ...]) -> list[str]:
+    """The command line of a program; its log files go to ``directory``."""
+    target = _SOURCES / module / "target"
+    class_path = f"{target / 'classes'}:{(target / 'class-path').read_text(encoding='utf-8').strip()}"
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
+    return ["java", f"-Duser.home={directory}", *heap, *opened, "-cp", class_path, main, *arguments]
+
+
+class JavaLoad(LineChild):
+    """A Java client of one cluster; see ``java/client``."""
+
+    def __init__(self, directory: Path, name_server: str) -> None:
+        directory.mkdir(parents=True)
+        argv = java("client", "load.LoadMain", directory, name_server, heap=_CLIENT_HEAP)
+        super().__init__("RocketMQ's client", argv, directory / "client.log", os.environ)
+
+    def measure(self, what: str, topic: str, **options: object) -> dict[str, Any]:  # Any: the values of a JSON object
+        """Run one load; its figures. Raises ``ChildError`` if nothing succeeded."""
+        seconds = options.get("seconds", 0.0)
+        assert isinstance(seconds, float)
+        answer = self.ask({"do": what, "topic": topic, **options}, seconds + ANSWER_S)
+        if not answer["count"]:
+            raise ChildError(f"{what}: nothing succeeded, {answer['failed']} failed; the last one: {answer['failure']}")
+        return answer
+
+
+@contextlib.contextmanager
+def java_brokers(directory: Path, name_server: str, size: int = 3) -> Iterator[None]:
+    """Brokers with their data in ``directory`` and RocketMQ's defaults, registered with ``name_server``."""
+    members = {f"n{number}": port for number, port in enumerate(free_ports(size))}
+    peers = ";".join(f"{name}-{HOST}:{port}" for name, port in members.items())
+    with contextlib.ExitStack() as stack:
+        for name in members:
+            home = directory / name
+            (home / "conf").mkdir(parents=True)
+            (home / "conf" / "logback_broker.xml").write_text("<configuration/>", encoding="utf-8")
+            settings = {
+                "brokerClusterName": "JavaCluster",
+                "brokerName": BROKER_NAME,
+                "brokerIP1": HOST,
+                "listenPort": _listen_port(),
+                "namesrvAddr": name_server,
+                "storePathRootDir": home / "store",
+                "enableDLegerCommitLog": "true",
+                "dLegerGroup": BROKER_NAME,
+                "dLegerPeers": peers,
+                "dLegerSelfId": name,
+            }
+            argv = java(
+                "broker",
+                "org.apache.rocketmq.broker.BrokerStartup",
+                home,
+                "-c",
+                _written(home / "broker.conf", settings),
+                heap=_BROKER_HEAP,
+            )
+            environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
+            stack.callback(end, spawn_daemon(argv, home / "broker.log", environment))
+        yield
+
+
+def _written(file: Path, settings: Mapping[str, object]) -> str:
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
+    return str(file)
+
+
+def _listen_port() -> int:
+    """A free port; those two below (for clients) and one above (for slaves) are free, too."""
+    while True:
+        (port,) = free_ports(1, companion=1)
+        with contextlib.suppress(OSError), socket.create_server((HOST, port - 2)):
+            return port

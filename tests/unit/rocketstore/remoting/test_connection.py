@@ -1,0 +1,249 @@
+"""One connection: what it may occupy, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from rocketstore.remoting import connection as module
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection
+from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
+from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
+
+MIB = 1 << 20
+
+
+class _Transport:
+    """Takes nothing to send, and remembers whether it is read from."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._reads = True
+        self.unsent = 0
+        self.written = bytearray()
+        self.high = 0
+        self.protocol: RemotingConnection | None = None
+
+    def is_read(self) -> bool:
+        return self._reads
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_extra_info(self, _: str) -> tuple[str, int]:
+        return self.host, 1
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes) -> None:
+        self.unsent += len(data)
+        if len(self.written) < MIB:
+            self.written += data
+        if self.unsent > self.high and self.protocol is not None:
+            self.protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        self._reads = True
+
+    def abort(self) -> None:
+        """The connection is gone."""
+
+    def close(self) -> None:
+        """Everything written is read."""
+
+
+class _Side:
+    """Makes connections, and keeps what they ask."""
+
+    def __init__(self, *, bytes_max: int = 256 * MIB, host_bytes_max: int = 256 * MIB) -> None:
+        self.asked: list[Frame] = []
+        self.room = ByteRoom(bytes_max, host_bytes_max)
+        self.unsent = ByteRoom(bytes_max, host_bytes_max)
+        self.owner = Owner(lambda _: None, lambda _, frame: self.asked.append(frame), lambda _: None)
+
+    def accept(self, host: str = "192.0.2.1") -> tuple[RemotingConnection, _Transport]:
+        connection, transport = RemotingConnection(self.owner, self.room, self.unsent), _Transport(host)
+        transport.protocol = connection
+        connection.connection_made(cast("asyncio.Transport", transport))
+        return connection, transport
+
+
+def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_flood_of_small_frames_leaves_others_their_turn() -> None:
+    """What is received at once may be twenty thousand requests."""
+
+    async def test() -> None:
+        side = _Side()
+        connection, transport = side.accept()
+        count = 3 * module.REQUESTS_MAX
+        connection.data_received(b"".join(encode(Frame(1, number)) for number in range(count)))
+        assert len(side.asked) == module.FRAMES_PER_TURN
+        assert not transport.is_read()
+        while len(side.asked) < module.REQUESTS_MAX:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(side.asked) == module.REQUESTS_MAX, "and no more until some are done"
+        done = 0
+        while done < count:
+            connection.done(side.asked[done], None)
+            done += 1
+            await asyncio.sleep(0)
+            assert len(side.asked) - done <= module.REQUESTS_MAX
+        assert [one.opaque for one in side.asked] == list(range(count))
+        assert transport.is_read()
+
+    _on_a_loop(test)
+
+
+def test_fields_count_like_bodies() -> None:
+    """Else a connection could keep a thousand headers of a megabyte in memory."""
+
+    async def test() -> None:
+        side = _Side(bytes_max=64 * MIB, host_bytes_max=8 * MIB)
+        connection, transport = side.accept()
+        frame = Frame(1, 1, {"properties": "x" * 200_000})
+        sent = 0
+        while transport.is_read():
+            connection.data_received(encode(frame))
+            sent += 1
+            assert sent < 100
+        for one in side.asked:
+            connection.done(one, None)
+        assert transport.is_read()
+        assert not side.room.is_over("192.0.2.1")
+
+    _on_a_loop(test)
+
+
+def test_a_whole_request_does_not_suffer_for_others_of_its_host() -> None:
+    """Only frames that cannot be finished are hung up on."""
+
+    async def test() -> None:
+        side = _Side(host_bytes_max=MIB)
+        busy, _ = side.accept()
+        busy.data_received(encode(Frame(1, 1, body=bytes(2 * MIB))))
+        other, _ = side.accept()
+        other._owner = other._owner._replace(request=lambda one, frame: one.done(frame, frame.answer()))
+        other.data_received(encode(Frame(1, 1)))
+        closed = [other.is_closed]
+        other.data_received(b"\0\0")
+        assert [*closed, other.is_closed] == [False, True]
+
+    _on_a_loop(test)
+
+
+def test_what_nobody_reads_is_limited_over_all_connections() -> None:
+    """Each may have little enough."""
+
+    async def test() -> None:
+        side = _Side(host_bytes_max=32 * MIB)
+        open_ones = [side.accept()[0] for _ in range(100)]
+        for one in open_ones:
+            one.send(bytes(MIB))
+        await asyncio.sleep(0)
+        assert sum(not one.is_closed for one in open_ones) == 32
+        stranger, _ = side.accept("192.0.2.2")
+        stranger.send(bytes(MIB))
+        await asyncio.sleep(0)
+        assert not stranger.is_closed
+
+    _on_a_loop(test)
+
+
+def test_what_was_read_no_longer_counts() -> None:
+    async def test() -> None:
+        side = _Side(host_bytes_max=2 * MIB)
+        connection, transport = side.accept()
+        for _ in range(10):
+            connection.send(bytes(MIB))
+            await asyncio.sleep(0)
+            transport.unsent = 0
+            connection.resume_writing()
+        assert not connection.is_closed
+
+    _on_a_loop(test)
+
+
+def test_a_frame_may_take_its_time_while_its_connection_is_not_read() -> None:
+    """It is not the client that lets it wait."""
+
+    async def test() -> None:
+        side = _Side(host_bytes_max=MIB)
+        connection, transport = side.accept()
+        whole = encode(Frame(1, 2, body=bytes(MIB)))
+        connection.data_received(encode(Frame(1, 1, body=bytes(2 * MIB))) + whole[:100])
+        assert not transport.is_read()
+        began, paused = connection.partial_since, [connection.is_paused]
+        await asyncio.sleep(0.01)
+        connection.done(side.asked[0], None)
+        assert transport.is_read()
+        assert [*paused, connection.is_paused] == [True, False]
+        assert connection.partial_since is not None
+        assert began is not None
+        assert connection.partial_since > began
+
+    _on_a_loop(test)
+
+
+def test_one_may_wait_until_everything_is_answered() -> None:
+    async def test() -> None:
+        side = _Side()
+        connection, _ = side.accept()
+        await connection.quiet()
+        connection.data_received(encode(Frame(1, 1)) + encode(Frame(1, 2)))
+        quiet = asyncio.create_task(connection.quiet())
+        connection.done(side.asked[0], None)
+        await asyncio.sleep(0)
+        assert not quiet.done()
+        connection.done(side.asked[1], None)
+        await quiet
+
+    _on_a_loop(test)
+
+
+def test_a_frame_that_never_ends_takes_no_more_than_a_frame() -> None:
+    async def test() -> None:
+        side = _Side()
+        connection, _ = side.accept()
+        connection.data_received((FRAME_BYTES_MAX - 8).to_bytes(4, "big") + bytes(MIB))
+        assert connection.partial_since is not None
+        connection.data_received(bytes(MIB))
+        assert not side.asked
+        connection.connection_lost(None)
+        assert side.room.is_empty
+
+    _on_a_loop(test)
+
+
+def test_a_server_that_stops_answers_what_it_has_taken() -> None:
+    """A producer would send a stored message again. Requests that come later are refused."""
+
+    async def test() -> None:
+        taken: list[Frame] = []
+        handlers = Handlers({1: lambda _, frame: taken.append(frame)}, {}, lambda _: None, lambda _: None)
+        server = RemotingServer("server", handlers, ServerLimits(9, 9, 9, 9, *[MIB] * 4))
+        connection, transport = server.protocol(), _Transport("192.0.2.1")
+        connection.connection_made(cast("asyncio.Transport", transport))
+        connection.data_received(encode(Frame(1, 7)))
+        stopping = asyncio.create_task(server.close(grace_s=30))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        connection.data_received(encode(Frame(1, 8)))
+        assert not stopping.done()
+        assert not connection.is_closed
+        connection.done(taken[0], taken[0].answer())
+        await stopping
+        frames, _ = cut(bytes(transport.written))
+        assert [(one.opaque, one.code) for one in frames] == [(8, AnswerCode.SERVICE_NOT_AVAILABLE), (7, 0)]
+
+    _on_a_loop(test)
