@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,13 @@ LOAD_S: Final = 40
 KILLS: Final = 3
 BETWEEN_KILLS: Final = 200
 """Messages: a client that is still looking for the master meets the next kill otherwise."""
-GAP_S_MAX: Final = 3.0
-"""Election, registration, and the client's next look at the name server, which it takes twice per second here."""
+CLIENTS: Final = {
+    "java": (rocketmq.client, 3.0),
+    "go": (rocketmq.go_client, 4.5),
+    "cpp": (rocketmq.cpp_client, 4.5),
+}
+"""And the longest time without an acknowledgement: election, registration, and the client's next look at the name
+server, twice per second here. Go's and C++'s clients first wait for 3 s, their time-out, for what was under way."""
 
 
 @pytest.fixture
@@ -53,10 +58,9 @@ def _wait_for_more(admin: Admin) -> None:
     wait_until(lambda: _stored(admin) >= enough, "messages are stored again", 60)
 
 
-@pytest.mark.parametrize("run", [rocketmq.client, rocketmq.go_client, rocketmq.cpp_client], ids=["java", "go", "cpp"])
-def test_a_producer_goes_on_with_the_next_master(
-    tmp_path: Path, name_server: NameServer, run: Callable[..., list[str]]
-) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_producer_goes_on_with_the_next_master(tmp_path: Path, name_server: NameServer, client: str) -> None:
+    run, gap_s_max = CLIENTS[client]
     settings = {"namesrvAddr": name_server.address}
     printed: list[str] = []
 
@@ -98,4 +102,4 @@ def test_a_producer_goes_on_with_the_next_master(
     assert {number for number, _ in acknowledged} <= set(stored)
     times = [when for _, when in acknowledged]
     gaps = sorted((after - before) / 1000 for before, after in pairwise(times))
-    assert gaps[-1] <= GAP_S_MAX, f"{len(acknowledged)} acknowledged, longest gaps {gaps[-2 * KILLS :]} s"
+    assert gaps[-1] <= gap_s_max, f"{len(acknowledged)} acknowledged, longest gaps {gaps[-2 * KILLS :]} s"
