@@ -23,7 +23,7 @@ from dledger import flag_values
 from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, Consumer, ConsumerOptions, Producer
+    from rocketstore.client import Admin, Consumer, ConsumerOptions, GroupConsumer, GroupOptions, Producer
     from rocketstore.client.cluster_admin import ClusterAdmin
     from rocketstore.nameserver.groups import BrokerGroup
 
@@ -73,6 +73,13 @@ class BrokerTarget:
 
         security = self.security.for_client()
         return Consumer(self._addresses_for(topic), group=group, topic=topic, options=options, security=security)
+
+    def member(self, group: str, topic: str, options: GroupOptions) -> GroupConsumer:
+        """A member of a group, which shares the topic's queues with the others."""
+        from rocketstore.client import GroupConsumer
+
+        security = self.security.for_client()
+        return GroupConsumer(self._addresses_for(topic), group=group, options=options, security=security)
 
     def _addresses_for(self, topic: str) -> list[str]:
         if not self.name_servers:

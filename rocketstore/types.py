@@ -32,11 +32,6 @@ TRANSACTION_CHECKS_TOPIC: Final = "RMQ_SYS_TRANS_CHECKS"
 HIDDEN_TOPICS: Final = frozenset({BROKER_STATE_TOPIC, TERM_START_TOPIC, QUEUE_NUMBERS_TOPIC, TRANSACTION_CHECKS_TOPIC})
 """Topics that clients may not write to and do not see in lists."""
 
-RETRY_PREFIX: Final = "%RETRY%"
-"""Before a group's name: the topic of messages that its consumers sent back, to be delivered to them again."""
-DEAD_PREFIX: Final = "%DLQ%"
-"""Before a group's name: the topic of messages that are no longer delivered to it."""
-
 Outcome = Literal["stored", "not_applied", "unknown"]
 QueueKey = tuple[str, int]
 """Topic and queue id."""

@@ -22,7 +22,7 @@ from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingG
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Consumer, Producer, SendFuture, SendReceipt
+    from rocketstore.client import Consumer, GroupConsumer, Producer, ReceivedMessage, SendFuture, SendReceipt
     from rocketstore.message.message import Message
 
 PIPELINE_MAX = 10_000
@@ -217,12 +217,13 @@ def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as
     epilog="""\b
 Examples:
   dledger message consume -t orders --from first             all there is, then stop
-  dledger message consume -t orders -g billing --follow      new messages for the group, until Ctrl-C
+  dledger message consume -t orders -g billing --follow      its share of the group's new messages, until Ctrl-C
   dledger message consume -t orders --from 30m --tags "new || paid" --max 10 --json
 
-Without --group no position is kept. With one, the printed messages are committed at the end, and the next run
-continues after them; --from applies only to a group without an offset. Two consumers of one group do not share its
-queues: each gets every message, unless --queue gives each its own. Without a terminal only the bodies are printed."""
+Without --group no position is kept. With one, the printed messages are committed, and the next run continues after
+them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
+each prints the messages of its own ones, and when one ends, the others take them over. With --queue or --alone, it
+reads those queues, or all, whoever else does. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
@@ -231,6 +232,7 @@ queues: each gets every message, unless --queue gives each its own. Without a te
 @click.option("-f", "--follow", is_flag=True, help="Wait for new messages; survives the loss of a broker.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
 @click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
+@click.option("--alone", is_flag=True, help="With --group: read every queue, also those of the group's other members.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options
 def consume(  # noqa: PLR0913  # one parameter per option
@@ -241,25 +243,64 @@ def consume(  # noqa: PLR0913  # one parameter per option
     follow: bool,
     tags: str,
     queues: tuple[int, ...],
+    alone: bool,
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
     """Print the messages of a topic, from the first one, or with --follow only new ones."""
-    from rocketstore.client import ConsumerOptions
+    from rocketstore.client import ConsumerOptions, GroupOptions
 
     begin = start if start is not None else "last" if follow else "first"
-    options = ConsumerOptions(
-        start=start_of(begin),
-        tags=tags,
-        queues=queues or None,
-        timeout_s=target.timeout_s,
-        pull_wait_ms=5000 if follow else int(POLL_S * 1000),
-    )
+    pull_wait_ms = 5000 if follow else int(POLL_S * 1000)
+
+    def show(one: ReceivedMessage) -> None:
+        print_message(one, as_json)
+
     try:
+        if group and not queues and not alone:
+            shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
+            with target.member(group, topic, shared) as member:
+                member.subscribe(topic, tags)
+                member.start()
+                _print_share(member, count, follow, target.timeout_s, show)
+            return
+        options = ConsumerOptions(
+            start=start_of(begin),
+            tags=tags,
+            queues=queues or None,
+            timeout_s=target.timeout_s,
+            pull_wait_ms=pull_wait_ms,
+        )
         with target.consumer(group, topic, options) as source:
-            _print_from(source, count, follow, target.timeout_s, lambda one: print_message(one, as_json))
+            _print_from(source, count, follow, target.timeout_s, show)
     except KeyboardInterrupt:
         return
+
+
+def _print_share(
+    member: GroupConsumer, count: int | None, follow: bool, patience_s: float, show: Callable[[ReceivedMessage], None]
+) -> None:
+    left = sys.maxsize if count is None else count
+    heard_at = time.monotonic()
+    while left > 0:
+        delivery = member.receive(0.0)
+        if delivery is None:
+            sys.stdout.flush()
+            delivery = member.receive(POLL_S)
+        if delivery is not None:
+            show(delivery.message)
+            member.ack(delivery)
+            left -= 1
+            heard_at = time.monotonic()
+            continue
+        behind = member.lag().values()
+        if not (follow or any(behind)):
+            return
+        if all(lag >= 0 for lag in behind):
+            heard_at = time.monotonic()
+        if not follow and time.monotonic() - heard_at > patience_s:
+            raise click.ClickException(f"no answer for every queue within {patience_s:g} s")
+    sys.stdout.flush()
 
 
 def _print_from(

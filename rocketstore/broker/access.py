@@ -3,8 +3,7 @@
 Sending requires PUB on the topic; producer names are separate per account, so that nobody can use up another account's
 numbers. Pulling and querying messages and offsets requires SUB on the topic, and for a group also SUB on the group.
 Members of a group may move its offsets, also backwards (as a consumer that seeks does); everybody else needs an
-administrator's key, as for creating and deleting topics. A group's topic of messages to be retried requires
-SUB on the group. Lists show what the caller may use. The broker's internal
+administrator's key, as for creating and deleting topics. Lists show what the caller may use. The broker's internal
 topics, where delayed messages of all topics wait, require an administrator.
 """
 
@@ -22,7 +21,7 @@ from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import RETRY_PREFIX, PutMessageStatus, PutResult
+from rocketstore.types import PutMessageStatus, PutResult
 
 SUB, PUB = Permission.SUB, Permission.PUB
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
@@ -100,10 +99,7 @@ class BrokerAccess:
     def _may_read(self, caller: Caller, action: str, topic: str) -> None:
         if topic in NO_SEND_TOPICS:
             self.guard.require_admin(caller, action, f"topic:{topic}", changes=False)
-        if topic.startswith(RETRY_PREFIX):
-            self.guard.require(caller, action, ResourceKind.GROUP, topic.removeprefix(RETRY_PREFIX), SUB)
-        else:
-            self.guard.require(caller, action, ResourceKind.TOPIC, topic, SUB)
+        self.guard.require(caller, action, ResourceKind.TOPIC, topic, SUB)
 
     def _query_by_key(self, caller: Caller, data: bytes) -> None:
         self._may_read(caller, "QueryByKey", parse(pb.QueryByKeyRequest, data).topic)
@@ -179,7 +175,7 @@ class BrokerAccess:
     def _usable_topics(self, caller: Caller, answer: bytes) -> bytes:
         if caller.account.admin:
             return answer
-        topics = [one for one in parse(pb.ListTopicsResponse, answer).topics if _may_use(caller, one.name)]
+        topics = [one for one in parse(pb.ListTopicsResponse, answer).topics if caller.account.topic(one.name)]
         return pb.ListTopicsResponse(topics=topics).SerializeToString()
 
     def _usable_groups(self, caller: Caller, answer: bytes) -> bytes:
@@ -187,9 +183,3 @@ class BrokerAccess:
             return answer
         groups = [one for one in parse(pb.ListGroupsResponse, answer).groups if caller.account.group(one)]
         return pb.ListGroupsResponse(groups=groups).SerializeToString()
-
-
-def _may_use(caller: Caller, topic: str) -> bool:
-    if topic.startswith(RETRY_PREFIX):
-        return bool(caller.account.group(topic.removeprefix(RETRY_PREFIX)))
-    return bool(caller.account.topic(topic))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
+from dledger.access.permissions import RETRY_PREFIX
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.calls import Call
@@ -28,7 +29,7 @@ from rocketstore.remoting.connection import DisconnectedError, Place
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import check_name
-from rocketstore.types import RETRY_PREFIX, PutMessageStatus, PutResult
+from rocketstore.types import PutMessageStatus, PutResult
 
 VERSION: Final = 1
 """Reported to administrators as the version of members that use gRPC."""

@@ -1,17 +1,22 @@
 """Clients of a broker, or of a group of brokers: producers, consumers and administrators."""
 
 from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
+from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer
 from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
 from rocketstore.client.consumer import Consumer, ConsumerOptions
+from rocketstore.client.group_consumer import GroupConsumer
+from rocketstore.client.group_options import GroupOptions
 from rocketstore.client.producer import MessageSender, Producer
 from rocketstore.client.receipts import SendReceipt
 from rocketstore.client.received import ReceivedMessage
 from rocketstore.client.sends import SendFuture, SendManyFuture
+from rocketstore.client.shares import GroupDelivery, QueueName
 from rocketstore.client.topics import TopicInfo
 
 __all__ = [
     "Admin",
+    "AsyncGroupConsumer",
     "AsyncMessageSender",
     "AsyncProducer",
     "AsyncSendFuture",
@@ -19,8 +24,12 @@ __all__ = [
     "BrokerStatus",
     "Consumer",
     "ConsumerOptions",
+    "GroupConsumer",
+    "GroupDelivery",
+    "GroupOptions",
     "MessageSender",
     "Producer",
+    "QueueName",
     "QueueProgress",
     "QueueRange",
     "ReceivedMessage",

@@ -55,7 +55,6 @@ def _not(note: str, receiver: AnsweredBy = AnsweredBy.BROKER) -> Supported:
 
 
 _AT_MASTER: Final = "a slave passes it on to the master"
-_MASTER_ONLY: Final = "the master only"
 _ACL: Final = "code 3: access rules are a file on each broker ([access.md](access.md))"
 _QUEUES: Final = "about 20,000 queues at most"
 
@@ -110,10 +109,10 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: _by_name_server(),
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _by_name_server(),
     Code.DELETE_SUBSCRIPTIONGROUP: _by_broker(
-        f"{_MASTER_ONLY}; a group with offsets stays with the default settings, unless `removeOffset` is set"
+        f"{_AT_MASTER}; a group with offsets stays with the default settings, unless `removeOffset` is set"
     ),
     Code.GET_CONSUME_STATS: _by_broker(_QUEUES),
-    Code.DELETE_TOPIC_IN_BROKER: _by_broker(f"{_MASTER_ONLY}; deletes the groups' offsets in the topic, too"),
+    Code.DELETE_TOPIC_IN_BROKER: _by_broker(f"{_AT_MASTER}; deletes the groups' offsets in the topic, too"),
     Code.DELETE_TOPIC_IN_NAMESRV: _by_name_server(),
     Code.GET_KVLIST_BY_NAMESPACE: _by_name_server(),
     Code.RESET_CONSUMER_CLIENT_OFFSET: _to_client(),
@@ -135,7 +134,7 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.GET_UNIT_TOPIC_LIST: _by_name_server(),
     Code.GET_HAS_UNIT_SUB_TOPIC_LIST: _by_name_server(),
     Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _by_name_server(),
-    Code.CLONE_GROUP_OFFSET: _by_broker(f"{_MASTER_ONLY}; without a topic, the offsets in all topics"),
+    Code.CLONE_GROUP_OFFSET: _by_broker(f"{_AT_MASTER}; without a topic, the offsets in all topics"),
     Code.VIEW_BROKER_STATS_DATA: _by_broker(
         "TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE, SNDBCK_PUT_NUMS, BROKER_PUT_NUMS and "
         "BROKER_GET_NUMS, of the first `metrics_topics_max` topics; `avgpt` is per message"
@@ -148,7 +147,7 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.QUERY_CONSUME_QUEUE: _by_broker("at most 4096 units"),
     Code.QUERY_DATA_VERSION: _by_name_server(),
     Code.RESUME_CHECK_HALF_MESSAGE: _by_broker(
-        f"{_MASTER_ONLY}; messages of `TRANS_CHECK_MAX_TIME_TOPIC`, any other is refused with code 1"
+        f"{_AT_MASTER}; messages of `TRANS_CHECK_MAX_TIME_TOPIC`, any other is refused with code 1"
     ),
     Code.SEND_REPLY_MESSAGE: _by_broker("replies are delivered, but not stored"),
     Code.SEND_REPLY_MESSAGE_V2: _by_broker("replies are delivered, but not stored"),

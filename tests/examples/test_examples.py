@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
+from tests.support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 120.0
@@ -21,6 +23,11 @@ def run(name: str, *words: str) -> str:
     return done.stdout
 
 
+def start(command: list[str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as stream:
+        return subprocess.Popen(command, stdout=stream)
+
+
 def test_what_is_produced_is_consumed(tmp_path: Path) -> None:
     """All of it; and a second run goes on behind the first."""
     with LocalBrokers(tmp_path, size=1) as brokers:
@@ -29,6 +36,36 @@ def test_what_is_produced_is_consumed(tmp_path: Path) -> None:
 
     assert [text.splitlines()[0] for text in shown] == ["sent 30 messages"] * 2
     assert [text.splitlines()[1].partition(",")[0] for text in shown] == ["received 30 messages"] * 2
+
+
+def test_a_group_shares_the_work(tmp_path: Path) -> None:
+    """Two members bill every order once, and leave well."""
+    with LocalBrokers(tmp_path, size=1) as brokers:
+        brokers.master()
+        addresses = ",".join(brokers.addresses)
+        run("produce_and_consume.py", addresses, "--count", "0")
+        command = [sys.executable, str(EXAMPLES / "work_in_a_group.py"), addresses, "--group", "work"]
+        files = [tmp_path / "one", tmp_path / "two"]
+        members = [start(command, file) for file in files]
+        orders = {f"order {number}" for number in range(30)}
+
+        def billed() -> list[str]:
+            return [
+                line.split(" (")[0].removeprefix("billed ") for file in files for line in file.read_text().splitlines()
+            ]
+
+        try:
+            wait_until(lambda: all("joined" in file.read_text() for file in files), "both have joined")
+            run("produce_and_consume.py", addresses, "--count", "30", "--group", "other")
+            wait_until(lambda: orders <= set(billed()), "all are billed")
+            for member in members:
+                member.send_signal(signal.SIGINT)
+            assert [member.wait(TIMEOUT_S) for member in members] == [0, 0]
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+    assert {file.read_text().splitlines()[-1] for file in files} == {"left"}
 
 
 def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:

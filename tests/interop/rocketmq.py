@@ -130,9 +130,16 @@ def failed_admin(directory: Path, *arguments: str) -> str:
     return errors
 
 
-def client(directory: Path, *arguments: str) -> list[str]:
-    """The lines that our program with RocketMQ's client prints; the client's log is among them."""
-    return _lines(_run("interop.ClientMain", directory, *arguments))
+def sign_as(directory: Path, access_key: str, secret_key: str) -> None:
+    """Have mqadmin sign its requests."""
+    tools = make_home(directory) / "conf" / "tools.yml"
+    tools.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
+
+
+def client(directory: Path, *arguments: str, key: tuple[str, str] | None = None) -> list[str]:
+    """The lines that our program with RocketMQ's client prints; with a key and its secret it signs its requests."""
+    variables = {} if key is None else {"INTEROP_ACCESS_KEY": key[0], "INTEROP_SECRET_KEY": key[1]}
+    return _lines(_run("interop.ClientMain", directory, *arguments, variables=variables))
 
 
 @contextmanager
@@ -149,13 +156,13 @@ def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator
         process.wait()
 
 
-def _run(main: str, directory: Path, *arguments: str) -> str:
-    output, errors = _output(main, directory, *arguments)
+def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    output, errors = _output(main, directory, *arguments, variables=variables)
     assert "SubCommandException" not in errors, f"{' '.join(arguments)}:\n{errors}"
     return output
 
 
-def _output(main: str, directory: Path, *arguments: str) -> tuple[str, str]:
+def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> tuple[str, str]:
     directory.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(
         _command("client", main, directory, *arguments),
@@ -163,7 +170,7 @@ def _output(main: str, directory: Path, *arguments: str) -> tuple[str, str]:
         text=True,
         encoding="utf-8",
         timeout=TIMEOUT_S,
-        env=_environment(directory),
+        env={**_environment(directory), **(variables or {})},
         check=False,
     )
     if ended.returncode:

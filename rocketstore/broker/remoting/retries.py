@@ -13,6 +13,7 @@ from dataclasses import replace
 from random import randrange
 from typing import Final
 
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
@@ -35,7 +36,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import DEAD_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX, BrokerRole, PutResult
+from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
@@ -89,10 +90,11 @@ class Retries:
         limit = config.retry_times_max if retries_max is None else retries_max
         is_dead = message.reconsume_times >= limit or delay_level < 0
         target = dead_topic(config) if is_dead else retry_topic(config)
-        again = _copy(message, target, self._parts.store_host)
+        await self.ensure_topic(target, owner)
+        there = self._parts.topics.find(target.name) or target  # nobody reads queues that only the settings have
+        again = _copy(message, there, self._parts.store_host)
         if not is_dead:
             again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
-        await self.ensure_topic(target, owner)
         result = await self._stored(again)
         if not result.ok:
             raise NotStoredError(result, self._parts.view().leader_address)

@@ -91,7 +91,7 @@ class Run:
         self._worker: Worker | None = None
         self._arrivals: deque[RecordHead] = deque()
         self._results: deque[_Result] = deque()
-        self._doubts: list[_Result] = []
+        self._doubts: deque[_Result] = deque()
         self._backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         self._retry_at_ms = 0
         self._op_next = 0
@@ -349,14 +349,16 @@ class Run:
 
     def _settle_doubts(self) -> None:
         """A master's log loses nothing: what is not in it where it would be, is nowhere."""
-        doubts, self._doubts = self._doubts, []
-        for one in doubts:
-            if self._store.log.max_offset < one.end:
-                self._doubts.append(one)
-            elif not holds_end(self._store, one.half, one.begin, one.end, self._check):
+        for _ in range(len(self._doubts)):
+            one = self._doubts[0]
+            known = self._store.log.max_offset >= one.end
+            if known and not holds_end(self._store, one.half, one.begin, one.end, self._check):
                 with self._lock:
                     if one.half.phase is Phase.ENDING:
                         one.half.phase = Phase.OPEN
+            self._doubts.popleft()
+            if not known:
+                self._doubts.append(one)
 
     def _finish_commits(self, now_ms: int) -> None:
         """Write ops that are missing: of commits before which a master died, or that a full disk has separated."""

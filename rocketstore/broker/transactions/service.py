@@ -79,6 +79,13 @@ class TransactionService:
         run = self._run
         return 0 if run is None else len(run.halves)
 
+    def runtime_info(self) -> dict[str, str]:
+        """For operators; empty on a slave."""
+        run = self._run
+        if run is None:
+            return {}
+        return {"transactionsOpen": str(len(run.halves)), "transactionsReady": str(run.is_ready).lower()}
+
     def refusal(self, group: str) -> str:
         """Why a producer group must not begin another transaction now; empty if it may."""
         run = self._run

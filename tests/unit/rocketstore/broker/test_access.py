@@ -57,7 +57,7 @@ def broker() -> Iterator[Harness]:
 
 FORBIDDEN: list[tuple[str, Wire, str]] = [
     ("Pull", pb.PullRequest(topic="hidden"), "alice is not allowed to do this: Pull needs SUB on topic hidden"),
-    ("Pull", pb.PullRequest(topic="%RETRY%other"), "Pull needs SUB on group other"),
+    ("Pull", pb.PullRequest(topic="%RETRY%other"), "Pull needs SUB on topic %RETRY%other"),
     ("LockQueues", pb.LockQueuesRequest(group="other"), "LockQueues needs SUB on group other"),
     ("UnlockQueues", pb.UnlockQueuesRequest(group="other"), "UnlockQueues needs SUB on group other"),
     ("SendBack", pb.SendBackRequest(group="other", topic="T"), "SendBack needs SUB on group other"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, cast
+
+import pytest
 
 from rocketstore.remoting import connection as module
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection
+from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
 from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
 from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
@@ -272,5 +275,37 @@ def test_a_server_that_stops_answers_what_it_has_taken() -> None:
         await stopping
         frames, _ = cut(bytes(transport.written))
         assert [(one.opaque, one.code) for one in frames] == [(8, AnswerCode.SERVICE_NOT_AVAILABLE), (7, 0)]
+
+    _on_a_loop(test)
+
+
+def test_a_host_has_one_name_whatever_the_socket_says() -> None:
+    """Members know each other by it, and limits count by it."""
+
+    async def test() -> None:
+        connection, _ = _Side().accept("::ffff:192.0.2.1")
+        assert str(connection.place) == "192.0.2.1:1"
+
+    _on_a_loop(test)
+
+
+def test_nothing_more_is_asked_of_who_does_not_read() -> None:
+    """Else the connection would end, and with it everything that was asked before."""
+
+    async def test() -> None:
+        connection, transport = _Side().accept()
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with pytest.raises(TooManyCallsError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        assert not connection.is_closed
+        transport.unsent = 0
+        connection.resume_writing()
+        with pytest.raises(TimeoutError):
+            await connection.call(Frame(1, 0), 0.001)
 
     _on_a_loop(test)

@@ -9,11 +9,12 @@ import pytest
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
 
 
 @pytest.fixture
@@ -53,6 +54,23 @@ def test_offsets_are_committed_at_the_master(master: RemotingHarness, client: Re
     where = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 7}
     client.tell(RequestCode.UPDATE_CONSUMER_OFFSET, where)
     wait_until(lambda: master.state.committed == {("g", "T", 0): 7}, "the offset is committed")
+
+
+def test_what_administrators_change_is_changed_at_the_master(
+    master: RemotingHarness, slave: RemotingHarness, client: RemotingSocket
+) -> None:
+    assert captured(client, "F60").code == 0
+    group = SubscriptionGroupConfig("h", retry_max_times=3).encode()
+    assert client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, group).code == 0
+    assert master.state.group("h").retry_times_max == 3
+    master.state.committed["h", "T", 0] = 0
+    assert client.ask(RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "h", "destGroup": "i"}).code == 0
+    assert master.state.offset("i", "T", 0) == 0
+    removed = {"groupName": "h", "removeOffset": "true"}
+    assert client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, removed).code == 0
+    assert client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    assert (sorted(master.state.table), master.state.groups()) == (["T2"], ["i"])
+    assert (sorted(slave.state.table), slave.state.groups()) == (["T"], [])
 
 
 def test_nothing_is_passed_on_twice(master: RemotingHarness, client: RemotingSocket) -> None:

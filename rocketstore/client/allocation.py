@@ -1,0 +1,27 @@
+"""Which queues each member of a group consumes. Pure; every member computes its own share, all by the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def in_java_order(client_ids: Iterable[str]) -> list[str]:
+    """Sorted as Java sorts strings, by UTF-16 code units: RocketMQ's clients must see the same order."""
+    return sorted(set(client_ids), key=lambda one: one.encode("utf-16-be", "surrogatepass"))
+
+
+def allocate(queues: Sequence[_T], client_ids: Iterable[str], me: str) -> Sequence[_T]:
+    """RocketMQ's ``AllocateMessageQueueAveragely``: each member gets a run of queues, the first ones one more.
+
+    ``queues`` must be in the same order for all members. A client that is no member gets none.
+    """
+    members = in_java_order(client_ids)
+    if me not in members:
+        return []
+    place = members.index(me)
+    least, larger = divmod(len(queues), len(members))
+    begin = place * least + min(place, larger)
+    return queues[begin : begin + least + (place < larger)]

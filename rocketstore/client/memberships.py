@@ -1,0 +1,160 @@
+"""A member of a group keeps a stream to every broker, which says who the other members are."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from dledger.backoff import Backoff
+from dledger.client.shared import RETRY_WAIT_S_MIN
+from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client.connection import BrokerConnection
+from rocketstore.client.errors import failure_of
+from rocketstore.client.methods import parse_answer
+from rocketstore.pb import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    _Call = grpc.CallIterator[bytes]
+
+_log = logging.getLogger(__name__)
+HEARTBEAT_S: Final = 10.0
+RECONNECT_S_MAX: Final = 0.5
+
+
+class MemberStreams:
+    """``request`` is the heartbeat; ``changed`` is called, on any thread, when the members may have changed."""
+
+    def __init__(
+        self, connection: BrokerConnection, request: pb.MembershipRequest, changed: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._request = request.SerializeToString()
+        self._changed = changed
+        self._lock = threading.Lock()  # guards the fields below
+        self._streams: dict[str, _MemberStream] = {}
+        self._stopped = False
+
+    def look_after(self) -> None:
+        """Join brokers that are new, and leave streams that are silent; called periodically."""
+        with self._lock:
+            if self._stopped:
+                return
+            for address in self._connection.directory.addresses:
+                if address not in self._streams:
+                    self._streams[address] = _MemberStream(self._connection, address, self._request, self._changed)
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.look_after()
+
+    def members(self) -> list[str] | None:
+        """The members according to the master; None if that is unknown now."""
+        master = self._connection.directory.leader
+        stream = self._streams.get(master) if master is not None else None
+        return None if stream is None else stream.members
+
+    def error(self) -> DLedgerError | None:
+        """Why a stream does not work, if any."""
+        with self._lock:
+            return next((one.error for one in self._streams.values() if one.error is not None), None)
+
+    def stop(self) -> None:
+        """Leave the group at every broker."""
+        with self._lock:
+            self._stopped = True
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.stop()
+        for stream in streams:
+            stream.join()
+
+
+class _MemberStream:
+    """The stream to one broker, on a thread that opens it anew whenever it ends."""
+
+    def __init__(self, connection: BrokerConnection, address: str, request: bytes, changed: Callable[[], None]) -> None:
+        self._connection = connection
+        self._address = address
+        self._request = request
+        self._changed = changed
+        self._stop = threading.Event()
+        self._call: _Call | None = None
+        self._heard_at = time.monotonic()
+        self.members: list[str] | None = None
+        """The last list; None without a stream."""
+        self.error: DLedgerError | None = None
+        """Why the last stream ended; None while there is one."""
+        self._thread = threading.Thread(target=self._run, name=f"rocketstore-member-{address}", daemon=True)
+        self._thread.start()
+
+    def look_after(self) -> None:
+        """End the stream if the broker does not answer heartbeats."""
+        call = self._call
+        if call is not None and time.monotonic() > self._heard_at + HEARTBEAT_S + self._connection.timeout_s:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def stop(self) -> None:
+        """Make the thread end; ``join`` waits for it."""
+        self._stop.set()
+        call = self._call
+        if call is not None:
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        backoff = Backoff(RETRY_WAIT_S_MIN, RECONNECT_S_MAX)
+        told = ""
+        while not self._stop.is_set():
+            try:
+                self._session(backoff.succeeded)
+                error: DLedgerError = UnavailableError(f"{self._address} ended the stream")
+            except DLedgerError as failure:
+                error = failure
+            self.members = None
+            if self._stop.is_set():
+                return
+            self.error = error
+            if str(error) != told:  # once, not for every attempt
+                told = str(error)
+                _log.info("no membership at %s: %s; retrying", self._address, told)
+            self._stop.wait(backoff.pause())
+
+    def _session(self, succeeded: Callable[[], None]) -> None:
+        ended: SimpleQueue[None] = SimpleQueue()
+
+        def heartbeats() -> Iterator[bytes]:
+            while True:
+                yield self._request
+                try:
+                    ended.get(timeout=HEARTBEAT_S)
+                except Empty:
+                    continue
+                return
+
+        self._heard_at = time.monotonic()
+        call = self._call = self._connection.channels.open_stream("Membership", self._address, heartbeats())
+        if self._stop.is_set():
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
+        try:
+            for data in call:
+                answer = parse_answer(pb.MembershipResponse, data, self._address)
+                self._heard_at = time.monotonic()
+                self.error = None
+                succeeded()
+                if self.members != (members := list(answer.client_ids)):
+                    self.members = members
+                    self._changed()
+        except grpc.RpcError as error:
+            raise failure_of(error, self._address, sent=False) from error
+        finally:
+            self._call = None
+            ended.put(None)
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped

@@ -1,0 +1,203 @@
+"""Members of a consumer group share the queues of a real group of brokers, whatever happens to members and master."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions
+from rocketstore.message.message import Message
+from tests.integration.broker_harness import QUEUES, BrokerGroup
+from tests.support.broker_load import TOPIC
+from tests.support.waiting import wait_until
+
+RETRIES = "%RETRY%people"
+DEAD = "%DLQ%people"
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[BrokerGroup]:
+    """Three brokers whose retries come after a second each."""
+    with BrokerGroup(tmp_path, settings={"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}) as brokers:
+        brokers.master()
+        brokers.create_topic()
+        yield brokers
+
+
+class Member(GroupConsumer):
+    """Of the group ``people``; remembers what it got."""
+
+    def __init__(self, brokers: BrokerGroup, *, fails: str = "", **settings: object) -> None:
+        options = GroupOptions(**{"start": "first", "timeout_s": 20.0, "commit_s": 0.5, **settings})  # type: ignore[arg-type]
+        super().__init__(brokers.addresses, group="people", options=options)
+        self.got: list[tuple[int, str]] = []
+        self._fails = fails
+        self.subscribe(TOPIC)
+        self.start(self._take)
+
+    def _take(self, delivery: GroupDelivery) -> None:
+        text = delivery.body.decode()
+        self.got.append((delivery.message.queue_id, text))
+        if self._fails and text.startswith(self._fails):
+            raise ValueError("scripted")
+
+    @property
+    def bodies(self) -> list[str]:
+        return [text for _, text in self.got]
+
+    @property
+    def mine(self) -> list[int]:
+        return [one.queue_id for one in self.queues if one.topic == TOPIC]
+
+
+def put(brokers: BrokerGroup, what: str, count: int = 40) -> set[str]:
+    bodies = [f"{what}-{number:03}" for number in range(count)]
+    with brokers.producer(20.0) as producer:
+        for number, body in enumerate(bodies):
+            producer.send(Message(TOPIC, body.encode()), queue_id=number % QUEUES)
+    return set(bodies)
+
+
+def shared(*members: Member) -> bool:
+    return sorted(queue for one in members for queue in one.mine) == list(range(QUEUES)) and all(
+        len(one.mine) >= QUEUES // len(members) for one in members
+    )
+
+
+def test_queues_are_shared_and_taken_over_and_nothing_is_missing(quick: BrokerGroup) -> None:
+    """A second and a third member join, one leaves, one is cut off; then the master is killed."""
+    one = Member(quick)
+    sent = put(quick, "alone")
+    wait_until(lambda: set(one.bodies) == sent, "all came to the only member")
+    assert Counter(one.bodies) == Counter(sent)
+    two, three = Member(quick), Member(quick)
+    members = [one, two, three]
+    try:
+        wait_until(lambda: shared(*members), "all three have queues")
+        before = len(one.got)
+        sent |= put(quick, "three")
+        wait_until(lambda: set(one.bodies + two.bodies + three.bodies) == sent, "all came to one of three")
+        assert not {queue for queue, _ in one.got[before:]} & {queue for queue, _ in two.got + three.got}
+
+        three.close()
+        wait_until(lambda: shared(one, two), "the others took over")
+        sent |= put(quick, "two")
+        wait_until(lambda: set(one.bodies + two.bodies + three.bodies) == sent, "all came to one of two")
+
+        master = quick.master()
+        quick.kill(master)
+        quick.master(other_than=master)
+        sent |= put(quick, "later")
+        wait_until(lambda: set(one.bodies + two.bodies + three.bodies) == sent, "all came after the failover")
+        wait_until(lambda: shared(one, two), "and the new master knows both")
+        wait_until(lambda: _lag(quick) == 0, "all is committed")
+    finally:
+        for member in members:
+            member.close()
+
+
+def _lag(brokers: BrokerGroup) -> int:
+    with brokers.admin(20.0) as admin:
+        return sum(one.lag for one in admin.progress("people", TOPIC))
+
+
+def test_a_failing_message_comes_again_and_is_dead_in_the_end(quick: BrokerGroup) -> None:
+    """To any member; the others are not held up by it. Then it can be read as a dead letter."""
+    with Member(quick, fails="bad", retries_max=2) as one, Member(quick, fails="bad", retries_max=2) as two:
+        wait_until(lambda: shared(one, two), "they share")
+        good = put(quick, "good")
+        put(quick, "bad", 2)
+        wait_until(lambda: (one.bodies + two.bodies).count("bad-001") == 3, "it was tried three times")
+        wait_until(lambda: (one.bodies + two.bodies).count("bad-000") == 3, "and the other, too")
+        assert good <= set(one.bodies + two.bodies)
+        with quick.admin(20.0) as admin:
+            wait_until(lambda: any(topic.name == DEAD for topic in admin.topics()), "there are dead letters")
+            wait_until(lambda: admin.queue_range(DEAD, 0).max_offset == 2, "both")
+            letters, _ = admin.messages(DEAD, 0, 0)
+        assert {one.body for one in letters} == {b"bad-000", b"bad-001"}
+        assert {one.property("RETRY_TOPIC") for one in letters} == {TOPIC}
+        wait_until(lambda: _lag(quick) == 0, "all is committed")
+
+
+def test_ordered_members_keep_the_order_of_each_queue(quick: BrokerGroup) -> None:
+    """Also while queues change hands, and while the master does."""
+    one, two = Member(quick, ordered=True), Member(quick, ordered=True)
+    members = [one, two]
+    try:
+        wait_until(lambda: shared(one, two), "they share")
+        sent = put(quick, "a")
+        two.close()
+        sent |= put(quick, "b")
+        master = quick.master()
+        quick.kill(master)
+        quick.master(other_than=master)
+        sent |= put(quick, "c")
+        wait_until(lambda: set(one.bodies + two.bodies) == sent, "all came")
+    finally:
+        for member in members:
+            member.close()
+    for queue in range(QUEUES):
+        for member in members:
+            mine = [text for at, text in member.got if at == queue]
+            assert mine == sorted(mine)
+    assert Counter(one.bodies + two.bodies) == Counter(sent)
+
+
+def consume(brokers: BrokerGroup, file: Path) -> subprocess.Popen[bytes]:
+    words = ["message", "consume", "-t", TOPIC, "-g", "people", "--follow", "--from", "first"]
+    command = [sys.executable, "-m", "cluster.entry", *words, "-b", ",".join(brokers.addresses)]
+    with file.open("wb") as stream:
+        return subprocess.Popen(command, stdout=stream)
+
+
+def test_two_commands_share_a_group(quick: BrokerGroup, tmp_path: Path) -> None:
+    """Each message is printed by one of them; when one gets Ctrl-C, the other goes on with all."""
+    files = [tmp_path / "one", tmp_path / "two"]
+    commands = [consume(quick, file) for file in files]
+
+    def printed() -> list[list[str]]:
+        return [file.read_text().split() for file in files]
+
+    try:
+        sent: set[str] = set()
+
+        def both_print() -> bool:
+            sent.update(put(quick, f"round{len(sent):05}", QUEUES))
+            return all(printed())
+
+        wait_until(both_print, "both have queues", poll_s=0.5)
+        wait_until(lambda: set().union(*printed()) == sent, "each message is printed")
+        before = [len(one) for one in printed()]
+        sent |= put(quick, "shared")
+        wait_until(lambda: set().union(*printed()) == sent, "each message is printed")
+        assert sum(len(one) for one in printed()) - sum(before) == 40
+
+        commands[0].send_signal(signal.SIGINT)
+        assert commands[0].wait(30) == 0
+        sent |= put(quick, "left")
+        wait_until(lambda: set().union(*printed()) == sent, "the other prints all")
+        assert set(printed()[1]) >= {f"left-{number:03}" for number in range(40)}
+    finally:
+        for command in commands:
+            command.kill()
+            command.wait()
+
+
+def test_what_a_killed_member_had_in_use_comes_to_another(quick: BrokerGroup, tmp_path: Path) -> None:
+    """Its connection ends with it, so the others hear of it at once."""
+    command = consume(quick, tmp_path / "killed")
+    with quick.admin(20.0) as admin:
+        wait_until(lambda: any(one.name == RETRIES for one in admin.topics()), "it has joined")
+    with Member(quick) as one:
+        wait_until(lambda: len(one.mine) == QUEUES // 2, "they share")
+        command.kill()
+        command.wait()
+        wait_until(lambda: len(one.mine) == QUEUES, "it takes over")
+        sent = put(quick, "after")
+        wait_until(lambda: set(one.bodies) == sent, "all came")
