@@ -16,6 +16,8 @@ from rocketstore.remoting.errors import RequestError
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""
 LOCKS_MAX: Final = 500_000
+NAME_CHARS_MAX: Final = 1024
+"""They stay until there are too many locks."""
 
 
 class _Lock(NamedTuple):
@@ -34,6 +36,11 @@ class QueueLocks:
         """Lock or renew; returns the queues that the client now has locked. Raises ``RequestError`` if there are too
         many.
         """
+        queues = tuple(queues)
+        if any(
+            len(name) > NAME_CHARS_MAX for name in (group, client_id, *(name for one in queues for name in _names(one)))
+        ):
+            raise RequestError(f"a name has more than {NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
             held = self._locks.get((group, queue))
@@ -55,3 +62,7 @@ class QueueLocks:
 
     def _forget_expired(self, now: float) -> None:
         self._locks = {key: one for key, one in self._locks.items() if now - one.renewed_at <= LOCK_S}
+
+
+def _names(queue: MessageQueue) -> tuple[str, str]:
+    return queue.topic, queue.broker_name
