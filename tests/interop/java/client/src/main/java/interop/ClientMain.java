@@ -6,9 +6,12 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentSkipListSet;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -18,12 +21,14 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * Sends numbered messages, or receives them: {@code produce|consume|load|transact NAME_SERVERS TOPIC COUNT}. {@code load}
  * and {@code transact} go on for so many seconds, whatever fails, and say for each message that was acknowledged when that
  * was. Of four transactions, one is committed at once, one is rolled back at once, and two when the broker asks: the one
- * is committed, the other rolled back. {@code transact} answers until its input ends.
+ * is committed, the other rolled back. {@code transact} answers until its input ends. With the variables
+ * INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY requests are signed.
  */
 public final class ClientMain {
   private static final int TIMEOUT_S = 120;
@@ -32,18 +37,28 @@ public final class ClientMain {
 
   private ClientMain() {}
 
-  public static void main(String[] arguments) throws Exception {
+  public static void main(String[] arguments) {
     int count = Integer.parseInt(arguments[3]);
-    switch (arguments[0]) {
-      case "produce" -> produce(arguments[1], arguments[2], count);
-      case "load" -> load(arguments[1], arguments[2], count);
-      case "transact" -> transact(arguments[1], arguments[2], count);
-      default -> consume(arguments[1], arguments[2], count);
+    try {
+      switch (arguments[0]) {
+        case "produce" -> produce(arguments[1], arguments[2], count);
+        case "load" -> load(arguments[1], arguments[2], count);
+        case "transact" -> transact(arguments[1], arguments[2], count);
+        default -> consume(arguments[1], arguments[2], count);
+      }
+    } catch (Exception error) {
+      error.printStackTrace();
+      System.exit(1); // the client's threads would go on
     }
   }
 
+  private static RPCHook hook() {
+    String key = System.getenv("INTEROP_ACCESS_KEY");
+    return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, System.getenv("INTEROP_SECRET_KEY")));
+  }
+
   private static void produce(String nameServers, String topic, int count) throws Exception {
-    DefaultMQProducer producer = new DefaultMQProducer("interop-producers");
+    DefaultMQProducer producer = new DefaultMQProducer("interop-producers", hook());
     producer.setNamesrvAddr(nameServers);
     producer.start();
     for (int number = 0; number < count; number++) {
@@ -55,7 +70,7 @@ public final class ClientMain {
   }
 
   private static void load(String nameServers, String topic, int seconds) throws Exception {
-    DefaultMQProducer producer = new DefaultMQProducer("interop-producers");
+    DefaultMQProducer producer = new DefaultMQProducer("interop-producers", hook());
     producer.setNamesrvAddr(nameServers);
     producer.setPollNameServerInterval(ROUTE_INTERVAL_MS);
     producer.start();
@@ -74,7 +89,7 @@ public final class ClientMain {
   }
 
   private static void transact(String nameServers, String topic, int seconds) throws Exception {
-    TransactionMQProducer producer = new TransactionMQProducer("interop-transactions");
+    TransactionMQProducer producer = new TransactionMQProducer("interop-transactions", hook());
     producer.setNamesrvAddr(nameServers);
     producer.setPollNameServerInterval(ROUTE_INTERVAL_MS);
     producer.setHeartbeatBrokerInterval(ROUTE_INTERVAL_MS);
@@ -121,7 +136,8 @@ public final class ClientMain {
   private static void consume(String nameServers, String topic, int count) throws Exception {
     Set<Integer> found = new ConcurrentSkipListSet<>();
     CountDownLatch all = new CountDownLatch(count);
-    DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("interop-consumers");
+    DefaultMQPushConsumer consumer =
+        new DefaultMQPushConsumer("interop-consumers", hook(), new AllocateMessageQueueAveragely());
     consumer.setNamesrvAddr(nameServers);
     consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
     consumer.subscribe(topic, "*");
