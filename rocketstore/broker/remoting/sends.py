@@ -170,7 +170,7 @@ class RemotingSends:
         if is_dead:
             segments = [one for one in segments if not one.startswith(_DELAY)]
         joined = "\x02".join(segments).encode("utf-8", "replace")
-        if is_batch or (_DELAY in text and not is_dead):
+        if _DELAY in text and not is_dead:
             message.properties = decode_properties(joined)
         else:
             message.property_string = joined
