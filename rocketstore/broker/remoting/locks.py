@@ -37,9 +37,8 @@ class QueueLocks:
         many.
         """
         queues = tuple(queues)
-        if any(
-            len(name) > NAME_CHARS_MAX for name in (group, client_id, *(name for one in queues for name in _names(one)))
-        ):
+        names = {group, client_id, *(one.topic for one in queues), *(one.broker_name for one in queues)}
+        if max(map(len, names)) > NAME_CHARS_MAX:
             raise RequestError(f"a name has more than {NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
@@ -62,7 +61,3 @@ class QueueLocks:
 
     def _forget_expired(self, now: float) -> None:
         self._locks = {key: one for key, one in self._locks.items() if now - one.renewed_at <= LOCK_S}
-
-
-def _names(queue: MessageQueue) -> tuple[str, str]:
-    return queue.topic, queue.broker_name
