@@ -331,7 +331,7 @@ class BrokerService:
             "sendPendingBytes": str(now.bytes_pending),
             "pullsWaiting": str(now.pulls_waiting),
             "streams": str(now.streams),
-        }
+        } | self.parts.transactions.runtime_info()
 
     @contextmanager
     def _handled(self) -> Iterator[None]:

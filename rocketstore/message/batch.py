@@ -6,17 +6,19 @@ The broker converts the items to ordinary records; a batch itself is never store
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
-from rocketstore.message.message import Message
+from rocketstore.message.message import PROPERTY_DELAY, Message
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 
 _ITEM: Final = Struct(">iiiii")
 _PROPERTIES_LENGTH: Final = Struct(">h")
+_DELAY: Final = f"{PROPERTY_DELAY}\x01"
+"""It takes more than appending to delay a message."""
+_SEPARATOR: Final = 2
 _ITEM_OVERHEAD: Final = _ITEM.size + _PROPERTIES_LENGTH.size
 
 
@@ -56,7 +58,11 @@ def decode_batch(encoded: bytes) -> list[BatchItem]:
 
     RocketMQ's producers set them to 0 and its brokers ignore them.
     """
-    items: list[BatchItem] = []
+    return [BatchItem(flag, body, decode_properties(properties)) for flag, body, properties in _items(encoded)]
+
+
+def _items(encoded: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Flag, body and property string of each item. Raises ``CorruptBatchError``."""
     at, end = 0, len(encoded)
     while at < end:
         if end - at < _ITEM_OVERHEAD:
@@ -69,25 +75,58 @@ def decode_batch(encoded: bytes) -> list[BatchItem]:
         (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(encoded, properties_at - _PROPERTIES_LENGTH.size)
         if properties_bytes != at + size - properties_at:
             raise CorruptBatchError(f"the item at {at} claims properties of {properties_bytes} bytes")
-        body = encoded[body_at : body_at + body_bytes]
-        items.append(BatchItem(flag, bytes(body), decode_properties(bytes(encoded[properties_at : at + size]))))
+        yield flag, bytes(encoded[body_at : body_at + body_bytes]), bytes(encoded[properties_at : at + size])
         at += size
-    return items
 
 
 def expand_batch(batch: Message) -> list[Message]:
     """The messages of a batch, given as a message with the batch as its body. Raises ``CorruptBatchError``.
 
     Topic, queue, system flag, hosts, timestamps and reconsume times are the batch's. Its properties are appended to
-    each message's, and so override them; a batch is not a transaction, so the prepared offset is 0.
+    each message's, and so override them; a batch is not a transaction, so the prepared offset is 0. If the batch's
+    properties are a property string, so are those of its messages, as far as that can be done by appending.
     """
-    return [
-        replace(
-            batch,
-            flag=item.flag,
-            body=item.body,
-            properties={**item.properties, **batch.properties},
-            prepared_offset=0,
+    added = batch.property_string
+    properties = batch.properties or decode_properties(added)
+    if PROPERTY_DELAY in properties:
+        added = b""
+    names = (_DELAY, *(f"{name}\x01" for name in properties))
+    messages: list[Message] = []
+    for flag, body, own in _items(batch.body):
+        joined = _appended(own, added, names) if added else None
+        messages.append(
+            Message(
+                batch.topic,
+                body,
+                batch.queue_id,
+                {**decode_properties(own), **properties} if joined is None else {},
+                flag,
+                batch.sys_flag,
+                batch.born_timestamp,
+                batch.born_host,
+                batch.store_host,
+                batch.reconsume_times,
+                0,
+                batch.store_timestamp,
+                batch.queue_offset,
+                batch.offset,
+                batch.size,
+                batch.body_crc,
+                b"" if joined is None else joined,
+            )
         )
-        for item in decode_batch(batch.body)
-    ]
+    return messages
+
+
+def _appended(own: bytes, added: bytes, names: Sequence[str]) -> bytes | None:
+    """One property string after the other; None if ``own`` is not UTF-8 or might have a property of ``names``."""
+    if not own:
+        return added
+    try:
+        text = own.decode()
+    except UnicodeDecodeError:
+        return None
+    for name in names:
+        if name in text:
+            return None
+    return b"%b%b" % (own, added) if own[-1] == _SEPARATOR else b"%b\x02%b" % (own, added)

@@ -80,7 +80,12 @@ def loads(data: bytes) -> object:
 
 def strict(text: str) -> Any:  # noqa: ANN401  # whatever JSON holds
     """Parse JSON; no text in it contains half a surrogate pair. Raises ``ValueError`` and ``RecursionError``."""
-    return _DECODER.decode(_whole(text))
+    text = _whole(text)
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else _DECODER.decode(text)  # which allows for space around it
 
 
 def _whole(text: str) -> str:
@@ -97,6 +102,7 @@ def _null(_: str) -> None:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_null)
+_SCAN: Final[Callable[[str, int], tuple[Any, int]]] = _DECODER.scan_once  # type: ignore[attr-defined]
 
 
 class _Parser:

@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
 from rocketstore.remoting.errors import FrameError
@@ -31,6 +31,7 @@ _PREFIX: Final = struct.Struct(">iI")
 _FIXED: Final = struct.Struct(">hBhiii")
 """The fixed part of a binary header: code, language, version, opaque, flag, length of the remark."""
 _INT32: Final = struct.Struct(">i")
+_UINT32: Final = struct.Struct(">I")
 _INT16: Final = struct.Struct(">h")
 _HEADER_LENGTH_BITS: Final = 24
 _HEADER_LENGTH_MASK: Final = (1 << _HEADER_LENGTH_BITS) - 1
@@ -57,6 +58,10 @@ class HeaderForm(IntEnum):
 
     JSON = 0
     BINARY = 1
+
+
+_JSON: Final = int(HeaderForm.JSON)
+_BINARY: Final = int(HeaderForm.BINARY)
 
 
 class Frame(NamedTuple):
@@ -96,12 +101,10 @@ def cut(buffer: bytearray | bytes, begin: int = 0, *, most: int = -1) -> tuple[l
     view = memoryview(buffer)
     try:
         while available - begin >= LENGTH_BYTES and len(frames) != most:
-            length = frame_length(view, begin)
-            end = begin + LENGTH_BYTES + length
+            end = begin + LENGTH_BYTES + frame_length(view, begin)
             if end > available:
                 break
-            with view[begin:end] as one:  # released here: a buffer held by an error's traceback could not be cleared
-                frames.append(decode(one))
+            frames.append(decode(view, begin, end))
             begin = end
     finally:
         view.release()
@@ -110,25 +113,31 @@ def cut(buffer: bytearray | bytes, begin: int = 0, *, most: int = -1) -> tuple[l
 
 def frame_length(data: memoryview, begin: int = 0) -> int:
     """The length in the first four bytes, validated as early as possible. Raises ``FrameError``."""
-    (length,) = _INT32.unpack_from(data, begin)
+    length: int = _INT32.unpack_from(data, begin)[0]
     if not LENGTH_BYTES <= length <= FRAME_BYTES_MAX - LENGTH_BYTES:
         raise FrameError(f"a frame of {length} bytes: {LENGTH_BYTES} to {FRAME_BYTES_MAX - LENGTH_BYTES} are allowed")
-    return int(length)
+    return length
 
 
-def decode(data: memoryview) -> Frame:
-    """Decode one frame, including its length. Raises ``FrameError``."""
-    _, word = _PREFIX.unpack_from(data)
+def decode(data: memoryview, begin: int = 0, end: int | None = None) -> Frame:
+    """Decode the one frame between ``begin`` and ``end``, including its length. Raises ``FrameError``.
+
+    No slice of ``data`` gets a name: a buffer held by an error's traceback could not be cleared.
+    """
+    if end is None:
+        end = len(data)
+    word: int = _UINT32.unpack_from(data, begin + LENGTH_BYTES)[0]
     kind, header_bytes = word >> _HEADER_LENGTH_BITS, word & _HEADER_LENGTH_MASK
-    body_begin = _PREFIX.size + header_bytes
-    if body_begin > len(data):
-        raise FrameError(f"a header of {header_bytes} bytes in a frame of {len(data)} bytes")
+    header_begin = begin + _PREFIX.size
+    body_begin = header_begin + header_bytes
+    if body_begin > end:
+        raise FrameError(f"a header of {header_bytes} bytes in a frame of {end - begin} bytes")
     if header_bytes > HEADER_BYTES_MAX:
         raise FrameError(f"a header of {header_bytes} bytes: at most {HEADER_BYTES_MAX} are allowed")
-    header, body = bytes(data[_PREFIX.size : body_begin]), bytes(data[body_begin:])
-    if kind == HeaderForm.JSON:
+    header, body = bytes(data[header_begin:body_begin]), bytes(data[body_begin:end])
+    if kind == _JSON:
         frame = _from_json(header, body)
-    elif kind == HeaderForm.BINARY:
+    elif kind == _BINARY:
         frame = _from_binary(header, body)
     else:
         raise FrameError(f"unknown kind of header {kind}")
@@ -164,24 +173,23 @@ def _from_json(header: bytes, body: bytes) -> Frame:
         raise FrameError("a header that is not JSON") from error
     if type(values) is not dict:
         raise FrameError("a JSON header that is not an object")
-    remark, language = values.get("remark"), values.get("language")
+    get = values.get
+    code, opaque, flag, version = numbers = get("code", 0), get("opaque", 0), get("flag", 0), get("version", 0)
+    if not type(code) is type(opaque) is type(flag) is type(version) is int or not (
+        min(numbers) >= _INT32_MIN and max(numbers) <= _INT32_MAX
+    ):
+        raise FrameError("a header whose code, opaque, flag or version is not a number of 32 bits")
+    remark, language = get("remark"), get("language")
     return Frame(
-        _number(values, "code"),
-        _number(values, "opaque"),
-        _json_fields(values.get("extFields")),
+        code,
+        opaque,
+        _json_fields(get("extFields")),
         body,
-        _number(values, "flag"),
+        flag,
         remark if type(remark) is str else "",
-        _number(values, "version"),
+        version,
         LANGUAGES.get(language, Language.OTHER) if type(language) is str else Language.OTHER,
     )
-
-
-def _number(values: Mapping[str, Any], name: str) -> int:  # Any: whatever JSON holds
-    found = values.get(name, 0)
-    if type(found) is not int or not _INT32_MIN <= found <= _INT32_MAX:
-        raise FrameError(f"a header whose {name} is not a number of 32 bits")
-    return found
 
 
 def _json_fields(found: object) -> Mapping[str, str]:

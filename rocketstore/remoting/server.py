@@ -15,8 +15,8 @@ from typing import Final
 from dledger.records import record
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import ByteRoom, Owner, Place, RemotingConnection
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame, encode
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class RemotingServer:
 
     def _admit(self, connection: RemotingConnection) -> None:
         """Add a connection, or close it if there are too many."""
+        connection.reset_if_killed()
         host, limits = connection.place.host, self._limits
         self._connections.add(connection)
         self._by_host[host] += 1
@@ -196,14 +197,7 @@ class RemotingServer:
         except Exception as error:  # noqa: BLE001  # one request must not end its connection
             answer = self._failed(connection.place, frame, error)
         finally:
-            self._finish(connection, frame, answer)
-
-    def _finish(self, connection: RemotingConnection, frame: Frame, answer: Answer) -> None:
-        try:
             connection.done(frame, answer)
-        except FrameError as error:  # the response does not fit into a frame, which is an error of this side
-            refusal = frame.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}")
-            connection.send(encode(refusal))
 
     def _failed(self, place: Place, frame: Frame, error: Exception) -> Frame:
         if isinstance(error, RequestError):

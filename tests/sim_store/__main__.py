@@ -15,7 +15,7 @@ from tests.sim_store.options import choose, choose_group
 from tests.sim_store.simulation import run_seed
 from tests.sim_store.world import Result
 
-WORLDS: Final = ("plain", "group")
+WORLDS: Final = ("plain", "group", "plain-transactions", "group-transactions")
 
 
 def say(line: str) -> None:
@@ -28,7 +28,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim_store", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
-    parser.add_argument("--world", choices=WORLDS, help="a broker alone, or a group; each seed makes one of both kinds")
+    parser.add_argument("--world", choices=WORLDS, help="a broker alone, or a group; each seed makes one of each kind")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
@@ -39,13 +39,14 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
 def run_one(which: tuple[str, int], *, trace: bool = False) -> tuple[str, Result]:
     """Run the world of a kind that a seed makes."""
     world, seed = which
-    return world, run_seed(seed, trace=trace) if world == "plain" else run_group(seed, trace=trace)
+    run = run_seed if world.startswith("plain") else run_group
+    return world, run(seed, trace=trace, transactions=world.endswith("transactions"))
 
 
 def replay(world: str, seed: int, *, trace: bool) -> int:
     """Run one world and tell everything about it."""
     _, result = run_one((world, seed), trace=trace)
-    say(str(choose(seed) if world == "plain" else choose_group(seed)))
+    say(str(choose(seed) if world.startswith("plain") else choose_group(seed)))
     for line in result.tail:
         say(line)
     say(f"{world} {seed}: {result.decisions} decisions, {result.simulated_ms} ms, hash {result.trace_hash:08x}")

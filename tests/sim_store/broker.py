@@ -8,8 +8,9 @@ from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.server import DLedgerServer
 from rocketstore.broker.catch_up import CatchUp
-from rocketstore.broker.role_change import BrokerRoleChange
+from rocketstore.broker.role_change import BrokerRoleChange, MasterService
 from rocketstore.broker.schedule import ScheduleService
+from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
@@ -19,6 +20,7 @@ from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole
 from tests.sim_store.model import Model
 from tests.sim_store.threads import Clock, Group, Scheduler
+from tests.sim_store.transactions import CONFIG, Producers
 
 
 class WatchedSchedule(ScheduleService):
@@ -45,12 +47,19 @@ class PlainBroker:
     store: MessageStore
     state: BrokerState
     schedule: ScheduleService
+    transactions: TransactionService
+    with_transactions: bool
     recovered_end: int = 0
     """Where the log ended when it was opened."""
 
     @classmethod
     def make(
-        cls, group: Group, config: MessageStoreConfig, settings: StateSettings, scheduler: Scheduler
+        cls,
+        group: Group,
+        config: MessageStoreConfig,
+        settings: StateSettings,
+        scheduler: Scheduler,
+        producers: Producers | None = None,
     ) -> PlainBroker:
         """As ``BrokerServer`` does it; nothing is opened yet."""
         clock, fs = Clock(scheduler), group.fs
@@ -59,7 +68,10 @@ class PlainBroker:
         store = MessageStore(config, log, clock=clock, fs=fs, conditions=conditions)
         state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=conditions)
         schedule = ScheduleService(store, state, DelayLevels.parse(config.message_delay_level), clock)
-        return cls(group, store, state, schedule)
+        transactions = TransactionService(CONFIG, store, state, clock)
+        if producers is not None:
+            producers.serve(store, transactions)
+        return cls(group, store, state, schedule, transactions, producers is not None)
 
     def start(self) -> None:
         """Open, recover, serve."""
@@ -70,9 +82,12 @@ class PlainBroker:
         self.store.start()
         self.state.catch_up()
         self.schedule.start()
+        if self.with_transactions:
+            self.transactions.start()
 
     def stop(self) -> None:
         """In the server's order."""
+        self.transactions.stop()
         self.schedule.stop()
         self.state.shutdown()
         self.store.shutdown()
@@ -80,7 +95,7 @@ class PlainBroker:
     @property
     def failure(self) -> BaseException | None:
         """Why a part of it ended, if one did."""
-        return self.store.failure or self.state.fatal or self.schedule.fatal
+        return self.store.failure or self.state.fatal or self.schedule.fatal or self.transactions.fatal
 
     @property
     def poison(self) -> str:
@@ -98,6 +113,7 @@ class MemberBroker:
     store: MessageStore
     state: BrokerState
     schedule: ScheduleService
+    transactions: TransactionService
     roles: BrokerRoleChange
     caught_up: CatchUp | None = None
 
@@ -112,6 +128,7 @@ class MemberBroker:
         model: Model,
         *,
         repair: bool = False,
+        producers: Producers | None = None,
     ) -> MemberBroker:
         """As ``BrokerServer`` does it, on a task of the process: its log is opened."""
         fs = group.fs
@@ -120,10 +137,15 @@ class MemberBroker:
         store = MessageStore(config, log, clock=clock, fs=fs, conditions=node.conditions)
         state = BrokerState(store, config.config_dir, clock=clock, fs=fs, settings=settings, conditions=node.conditions)
         schedule = WatchedSchedule(store, state, DelayLevels.parse(config.message_delay_level), clock, model)
+        transactions = TransactionService(CONFIG, store, state, clock)
+        services: tuple[MasterService, ...] = (schedule,)
+        if producers is not None:
+            producers.serve(store, transactions)
+            services = (schedule, transactions)
         name = node_config.node_id
-        roles = BrokerRoleChange(node, log, store, state, schedule, name=name, listener=lambda _role: state.wake())
+        roles = BrokerRoleChange(node, log, store, state, *services, name=name, listener=lambda _role: state.wake())
         node.add_role_change_handler(roles)
-        return cls(group, node, store, state, schedule, roles)
+        return cls(group, node, store, state, schedule, transactions, roles)
 
     def start(self) -> None:
         """Open, recover, take part."""
@@ -136,6 +158,7 @@ class MemberBroker:
 
     def stop(self) -> None:
         """In the server's order."""
+        self.transactions.stop()
         self.schedule.stop()
         self.state.shutdown()
         try:
@@ -156,5 +179,5 @@ class MemberBroker:
     @property
     def failure(self) -> BaseException | None:
         """What its process ends for."""
-        failure = self.state.fatal or self.schedule.fatal or self.roles.fatal
+        failure = self.state.fatal or self.schedule.fatal or self.transactions.fatal or self.roles.fatal
         return self.node.fatal or self.store.failure or failure

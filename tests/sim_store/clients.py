@@ -18,6 +18,7 @@ from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, PutResult
 from tests.sim_store.model import Model, Place, Sent, ViolationError, require
 from tests.sim_store.threads import Event, Group, Scheduler
+from tests.sim_store.transactions import Producers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +43,9 @@ class Clients:
         retention: bool,
         may_fail: Callable[[], bool],
         alone: bool = True,
+        producers: Producers | None = None,
     ) -> None:
-        """``alone``: not in a group, whose members know different ends."""
+        """``alone``: not in a group, whose members know different ends. ``producers``: of transactions, if any."""
         self._scheduler = scheduler
         self._model = model
         self.dice = dice
@@ -51,6 +53,7 @@ class Clients:
         self._retention = retention
         self._may_fail = may_fail
         self.alone = alone
+        self.producers = producers
         self._number = 0
         self._deleting = False
         self._putting_d = 0
@@ -75,6 +78,8 @@ class Clients:
         names = {"put": 30, "batch": 10, "delayed": 8, "pull": 15, "query": 6, "commit": 12, "beyond": 3, "flush": 2}
         if self.alone:
             names |= {"look": 6, "delete": 1, "clean": 3 if self._retention else 0}
+        if self.producers is not None:
+            names["transact"] = 30
         return self.dice.choices(list(names), list(names.values()))[0]
 
     def client(self, group: Group, store: MessageStore, state: BrokerState) -> _Client:
@@ -118,6 +123,7 @@ class _Client:
             "flush": self._flush,
             "delete": self._delete,
             "clean": self._store.request_clean,
+            "transact": self._transact,
         }
         operations[name]()
 
@@ -160,6 +166,10 @@ class _Client:
             require(answered.wait(ANSWER_S), "a put is not answered", *(sent for sent, _ in made))
         finally:
             shared._putting_d -= 1
+
+    def _transact(self) -> None:
+        if self._shared.producers is not None:
+            self._shared.producers.transact(self._group, self._store, ANSWER_S)
 
     def _pull(self) -> None:
         place = self._place()

@@ -25,8 +25,9 @@ from tests.sim_store.clients import ANSWER_S, Clients
 from tests.sim_store.disk import Disk, SimFs
 from tests.sim_store.members import SimNetwork, connect
 from tests.sim_store.model import ViolationError, require
-from tests.sim_store.options import GroupOptions, choose_group, in_group
+from tests.sim_store.options import GroupOptions, choose_group, group_with_transactions, in_group
 from tests.sim_store.threads import Clock, Group, Waiter
+from tests.sim_store.transactions import Producers
 from tests.sim_store.world import Counts, Result, World, run_world
 
 SET_ASIDE_US: Final = 20_000_000
@@ -84,7 +85,9 @@ class Member:
         def run() -> None:
             store = in_group(world.options, self.disk.root / "store")
             clock, model = Clock(world.scheduler), world.model
-            broker = MemberBroker.make(group, config, store, world.options.state, clock, model, repair=repair)
+            broker = MemberBroker.make(
+                group, config, store, world.options.state, clock, model, repair=repair, producers=world.producers
+            )
             broker.start()
             self.broker = broker
             while not broker.serves:
@@ -146,6 +149,8 @@ class GroupSimulation(World):
     def __init__(self, options: GroupOptions, root: Path, *, trace: bool = False) -> None:
         super().__init__(options.seed, root, preempt=options.preempt, trace=trace)
         self.options = options
+        dice = Random(f"transactions/{options.seed}")
+        self.producers = Producers(self.scheduler, dice) if options.transactions else None
         self.clients = Clients(
             self.scheduler,
             self.model,
@@ -154,6 +159,7 @@ class GroupSimulation(World):
             retention=True,
             may_fail=lambda: True,
             alone=False,
+            producers=self.producers,
         )
         self.members = [Member(self, name) for name in options.names]
         self.network: SimNetwork
@@ -483,6 +489,7 @@ class GroupSimulation(World):
         """Everything that was promised is on every member."""
         self._put_once_more()
         self._wait(self._has_delivered, "delayed messages are not delivered")
+        self._wait(self._have_ended, "transactions stay open")
         self._wait(self._is_well, "the group does not settle")
         for member in self.members:
             self._run_on(member, partial(self._check, member))
@@ -502,6 +509,14 @@ class GroupSimulation(World):
             self.scheduler.sleep_us(200_000)
             self._look_after()
         raise ViolationError("the healed group takes no message")
+
+    def _have_ended(self) -> bool:
+        """All transactions have, for their producers answer."""
+        producers = self.producers
+        if producers is None:
+            return True
+        brokers = [one.broker for one in self.members if one.broker is not None and one.broker.is_master]
+        return any(producers.have_ended(broker.transactions) for broker in brokers)
 
     def _has_delivered(self) -> bool:
         answers: list[bool] = []
@@ -543,6 +558,8 @@ class GroupSimulation(World):
         count = check_queues(store, self.model, member.expired_to)
         check_keys(store, self.model, self.scheduler, member.expired_to)
         check_consumers(broker.state, store, self.model)
+        if self.producers is not None:
+            self.producers.check(store, all_kept=True)
         self.event("checked", count, store.log.min_offset, store.log.max_offset)
 
     def _digest(self, member: Member, begin: int, end: int) -> int:
@@ -569,6 +586,8 @@ class GroupSimulation(World):
         hits: Counter[str] = Counter()
         for member in self.members:
             hits += member.disk.hits
+        if self.producers is not None:
+            hits += self.producers.hits
         network = getattr(self, "network", None)
         if network is not None:
             hits += network.hits
@@ -586,6 +605,7 @@ def blank_what_readers_pass_over(data: bytearray) -> None:
         at += size
 
 
-def run_group(seed: int, *, trace: bool = False) -> Result:
+def run_group(seed: int, *, trace: bool = False, transactions: bool = False) -> Result:
     """Run one seed of a group; never raises for what goes wrong in it."""
-    return run_world(lambda root: GroupSimulation(choose_group(seed), root, trace=trace))
+    options = group_with_transactions(choose_group(seed)) if transactions else choose_group(seed)
+    return run_world(lambda root: GroupSimulation(options, root, trace=trace))

@@ -33,6 +33,7 @@ class Options:
     retention: bool
     store: MessageStoreConfig
     state: StateSettings
+    transactions: bool = False
 
     def has(self, fault: str) -> bool:
         """Whether that kind of fault may strike."""
@@ -120,6 +121,7 @@ class GroupOptions:
     node: StoreConfig
     store: MessageStoreConfig
     state: StateSettings
+    transactions: bool = False
 
     def has(self, fault: str) -> bool:
         """Whether that kind of fault may strike."""
@@ -178,6 +180,21 @@ def choose_group(seed: int) -> GroupOptions:
         store=replace(plain.store, enable_dledger_commit_log=True, mapped_file_size_commit_log=segment),
         state=replace(plain.state, accept_incomplete=False),
     )
+
+
+def with_transactions(options: Options) -> Options:
+    """The same world with transactions; mostly without retention, so that nothing may be missing in the end."""
+    retention = options.retention and options.seed % 3 == 0
+    store = options.store if retention else replace(options.store, file_reserved_time=72)
+    return replace(options, transactions=True, retention=retention, store=store)
+
+
+def group_with_transactions(options: GroupOptions) -> GroupOptions:
+    """The same group with transactions; members forget nothing, so that nothing may be missing in the end."""
+    retention = options.retention and options.seed % 3 == 0
+    node = options.node if retention else replace(options.node, retention_hours=72)
+    faults = options.faults - {"wipe", "set_back", "damage"} | {"leader"}
+    return replace(options, transactions=True, retention=retention, node=node, faults=faults)
 
 
 def at(options: Options, root: Path) -> MessageStoreConfig:

@@ -12,8 +12,9 @@ from tests.sim_store.checks import all_delivered, check_consumers, check_keys, c
 from tests.sim_store.clients import Clients
 from tests.sim_store.disk import Disk, SimFs
 from tests.sim_store.model import ViolationError, require
-from tests.sim_store.options import Options, at, choose
+from tests.sim_store.options import Options, at, choose, with_transactions
 from tests.sim_store.threads import Group
+from tests.sim_store.transactions import Producers
 from tests.sim_store.world import Counts, Result, World, run_world
 
 START_S: Final = 120.0
@@ -29,6 +30,8 @@ class Simulation(World):
         self.options = options
         self.disk = Disk(root / "disk", self.scheduler, Random(f"disk/{seed}"))
         self.disk.trace = self._trace_disk
+        dice = Random(f"transactions/{seed}")
+        self.producers = Producers(self.scheduler, dice) if options.transactions else None
         self.clients = Clients(
             self.scheduler,
             self.model,
@@ -36,6 +39,7 @@ class Simulation(World):
             queues=options.queues,
             retention=options.retention,
             may_fail=lambda: self.faulty,
+            producers=self.producers,
         )
         self.model.synced = options.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.faulty = False
@@ -110,7 +114,7 @@ class Simulation(World):
         started: list[bool] = []
 
         def start() -> None:
-            made.append(PlainBroker.make(group, config, self.options.state, self.scheduler))
+            made.append(PlainBroker.make(group, config, self.options.state, self.scheduler, self.producers))
             made[0].start()
             started.append(True)
 
@@ -168,6 +172,8 @@ class Simulation(World):
         count = check_queues(store, self.model)
         check_keys(store, self.model, self.scheduler)
         check_consumers(broker.state, store, self.model)
+        if self.producers is not None:
+            self.producers.check(store, all_kept=False)
         self.event("checked", count, store.log.min_offset, store.log.max_offset)
 
     def _in_process(self, broker: PlainBroker, name: str, action: object) -> None:
@@ -307,8 +313,10 @@ class Simulation(World):
             store = broker.store
             wait_until(self.scheduler, lambda: all_delivered(store, self.model), "delayed messages are not delivered")
             self._check(broker)
+            self._settle(broker)
             stop_us = self.scheduler.now_us + 300_000
             self.clients.run(broker.group, store, broker.state, lambda: self.scheduler.now_us > stop_us)
+            self._settle(broker)
             self._check(broker)
 
         self._in_process(broker, "finish", finish)
@@ -316,11 +324,20 @@ class Simulation(World):
         last = self._begin(end)
         require(last is not None, "a healed broker does not start again")
 
+    def _settle(self, broker: PlainBroker) -> None:
+        """All transactions end, for their producers answer."""
+        producers = self.producers
+        if producers is not None:
+            wait_until(self.scheduler, lambda: producers.have_ended(broker.transactions), "transactions stay open")
+            producers.check(broker.store, all_kept=self.model.synced)
+
     def counts(self) -> Counts:
         """For the result."""
-        return Counts(self.disk.changes, self.hits["power"] + self.hits["kill"], self.disk.hits)
+        hits = self.disk.hits if self.producers is None else self.disk.hits + self.producers.hits
+        return Counts(self.disk.changes, self.hits["power"] + self.hits["kill"], hits)
 
 
-def run_seed(seed: int, *, trace: bool = False) -> Result:
+def run_seed(seed: int, *, trace: bool = False, transactions: bool = False) -> Result:
     """Run one seed of a plain broker; never raises for what goes wrong in it."""
-    return run_world(lambda root: Simulation(choose(seed), root, trace=trace))
+    options = with_transactions(choose(seed)) if transactions else choose(seed)
+    return run_world(lambda root: Simulation(options, root, trace=trace))

@@ -75,12 +75,15 @@ class RemotingSocket:
 
     @property
     def is_hung_up(self) -> bool:
-        """Wait until the other side hangs up; whether it did without another frame."""
+        """Wait until the other side hangs up; whether it did without another frame, notices aside."""
         try:
-            self.others += self._received()
+            while True:
+                found = self._received()
+                self.others += found
+                if any(one.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED for one in found):
+                    return False
         except (EOFError, ConnectionError):
             return True
-        return False
 
     def _received(self) -> list[Frame]:
         data = self.socket.recv(1 << 20)

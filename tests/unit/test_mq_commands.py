@@ -382,7 +382,7 @@ def test_consume_follows_until_told_to_stop(run: Run, brokers: FakeBrokers) -> N
     put(brokers, 3)
     brokers.offsets["billing", "orders", 0] = 1
 
-    shown = run("message", "consume", "-t", "orders", "-g", "billing", "--follow", "--max", "2")
+    shown = run("message", "consume", "-t", "orders", "-g", "billing", "--alone", "--follow", "--max", "2")
 
     assert shown.stdout.split() == ["0-1", "0-2"]
 

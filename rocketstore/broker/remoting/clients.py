@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
     ConsumerData,
+    ConsumerIdList,
     ConsumeType,
     HeartbeatData,
     MessageModel,
@@ -28,6 +29,14 @@ MEMBERS_MAX: Final = 200_000
 """Maximum memberships in groups, of all clients together."""
 CONNECTION_MEMBERS_MAX: Final = 4096
 """The maximum for one connection."""
+SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024 * 1024
+"""About what the subscriptions of all groups may take."""
+CLIENT_ID_CHARS_MAX: Final = 1024
+NAME_CHARS_MAX: Final = 255
+"""RocketMQ's, for the name of a group."""
+_SUBSCRIPTION_BYTES: Final = 512
+"""About what one takes, and one tag with its hash, besides their texts."""
+_TAG_BYTES: Final = 128
 
 
 class ClientLink(Protocol):
@@ -64,14 +73,45 @@ class Client:
 class ConsumerGroup:
     """The consumers of one group, and its subscriptions."""
 
-    __slots__ = ("clients", "consume_from_where", "consume_type", "message_model", "subscriptions")
+    __slots__ = (
+        "_encoded_ids",
+        "clients",
+        "consume_from_where",
+        "consume_type",
+        "message_model",
+        "subscription_bytes",
+        "subscriptions",
+    )
 
     def __init__(self) -> None:
+        self._encoded_ids = b""
+        self.subscription_bytes = 0
+        """About how much memory the subscriptions take."""
         self.clients: dict[ClientLink, Client] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.consume_type = ConsumeType.CONSUME_PASSIVELY
         self.message_model = MessageModel.CLUSTERING
         self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+
+    def put(self, client: Client) -> bool:
+        """Add or refresh a client; returns whether it is a new one."""
+        known = self.clients.get(client.connection)
+        self.clients[client.connection] = client
+        if known is not None and known.client_id == client.client_id:
+            return False
+        self._encoded_ids = b""
+        return True
+
+    def remove(self, connection: ClientLink) -> bool:
+        """Remove a client; returns whether it was here."""
+        self._encoded_ids = b""
+        return self.clients.pop(connection, None) is not None
+
+    def encoded_ids(self) -> bytes:
+        """The clients' ids as the body of an answer: after each change, all of them ask for it."""
+        if not self._encoded_ids:
+            self._encoded_ids = ConsumerIdList(tuple(one.client_id for one in self.clients.values())).encode()
+        return self._encoded_ids
 
     def subscribe(self, data: ConsumerData) -> bool:
         """Apply a heartbeat; returns whether a topic was added or removed."""
@@ -85,13 +125,14 @@ class ConsumerGroup:
             if known is not None and known.sub_version > one.sub_version:
                 wanted[topic] = known
         self.subscriptions = wanted
+        self.subscription_bytes = _bytes_of(data)
         return changed
 
 
 class ClientTables:
     """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed."""
 
-    def __init__(self, now: Callable[[], float], changed: Callable[[str, ConsumerGroup], None]) -> None:
+    def __init__(self, now: Callable[[], float], changed: Callable[[str], None]) -> None:
         self._now = now
         self._changed = changed
         self._consumers: dict[str, ConsumerGroup] = {}
@@ -100,15 +141,25 @@ class ClientTables:
         self._producer_ids: dict[ClientLink, str] = {}
         self._producer_at: dict[str, ClientLink] = {}  # by id, the last that had it
         self._members = 0
+        self._subscription_bytes = 0
 
     def heartbeat(self, connection: ClientLink, language: int, version: int, beat: HeartbeatData) -> None:
         """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
+        if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
+            raise RequestError(
+                f"a client id of {len(beat.client_id)} characters: at most {CLIENT_ID_CHARS_MAX} are allowed"
+            )
+        if any(len(one.group_name) > NAME_CHARS_MAX for one in beat.producer_data_set):
+            raise RequestError(f"a producer group's name has more than {NAME_CHARS_MAX} characters")
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
         named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
         new = len(named) + len(named_producers)
         if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX or self._members + new > MEMBERS_MAX:
             raise RequestError("too many groups for one connection, or for this broker", AnswerCode.SYSTEM_BUSY)
+        more = sum(_bytes_of(data) - self._bytes_known(data.group_name) for data in beat.consumer_data_set)
+        if more > 0 and self._subscription_bytes + more > SUBSCRIPTION_BYTES_MAX:
+            raise RequestError("too many subscriptions for this broker", AnswerCode.SYSTEM_BUSY)
         now = self._now()
         for data in beat.consumer_data_set:
             self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)
@@ -124,13 +175,18 @@ class ClientTables:
             as_producer.add(producer.group_name)
         self._members += new
 
+    def _bytes_known(self, name: str) -> int:
+        group = self._consumers.get(name)
+        return 0 if group is None else group.subscription_bytes
+
     def _consumer_beat(self, client: Client, data: ConsumerData) -> None:
         group = self._consumers.setdefault(data.group_name, ConsumerGroup())
-        known = group.clients.get(client.connection)
-        group.clients[client.connection] = client
-        changed = group.subscribe(data)
-        if changed or known is None or known.client_id != client.client_id:
-            self._changed(data.group_name, group)
+        self._subscription_bytes -= group.subscription_bytes
+        is_new = group.put(client)
+        is_changed = group.subscribe(data)
+        self._subscription_bytes += group.subscription_bytes
+        if is_new or is_changed:
+            self._changed(data.group_name)
 
     def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
         """Remove a client from these groups; an empty name means none."""
@@ -213,11 +269,23 @@ class ClientTables:
 
     def _leave_consumers(self, connection: ClientLink, name: str) -> None:
         group = self._consumers.get(name)
-        if group is None or group.clients.pop(connection, None) is None:
+        if group is None or not group.remove(connection):
             return
         if not group.clients:
             del self._consumers[name]
+            self._subscription_bytes -= group.subscription_bytes
         if connection in self._groups_of:
             self._groups_of[connection][0].discard(name)
             self._members -= 1
-        self._changed(name, group)
+        self._changed(name)
+
+
+def _bytes_of(data: ConsumerData) -> int:
+    return sum(
+        _SUBSCRIPTION_BYTES
+        + len(one.topic)
+        + len(one.sub_string)
+        + sum(map(len, one.tags_set))
+        + _TAG_BYTES * max(len(one.tags_set), len(one.code_set))
+        for one in data.subscription_data_set
+    )

@@ -18,6 +18,7 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
+from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.remoting.server import Answer, Direct, Handler
 from rocketstore.types import BrokerRole
@@ -116,7 +117,7 @@ class Forwarding:
         while True:
             found: set[str] = set()
             for name in {host_of(one) for one in self._parts.view().members.values() if one}:
-                with suppress(OSError):  # no such name, now
+                with suppress(OSError, UnicodeError):  # no such name, now or ever
                     places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
                     found.update(str(place[4][0]) for place in places)
             self._member_hosts = frozenset(found)
@@ -143,7 +144,7 @@ class Forwarding:
                 await self._client.tell(master, request)
                 return None
             found = await self._client.call(master, request, TIMEOUT_S)
-        except (UnreachableError, TooManyCallsError) as error:
+        except (UnreachableError, TooManyCallsError, FrameError) as error:
             return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave: {error}")
         except (DisconnectedError, TimeoutError) as error:
             reason = str(error) or f"no answer within {TIMEOUT_S:g} s"

@@ -9,22 +9,22 @@ from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import QuotaOf
-from rocketstore.broker.remoting.clients import ClientLink, ClientTables, ConsumerGroup
+from rocketstore.broker.remoting.clients import ClientLink, ClientTables
 from rocketstore.broker.remoting.locks import QueueLocks
+from rocketstore.broker.remoting.notices import Notices
 from rocketstore.broker.remoting.retries import Retries, retry_topic
 from rocketstore.remoting.bodies.clients import (
-    ConsumerIdList,
     HeartbeatData,
     LockedQueuesBody,
     LockQueuesBody,
     MessageModel,
 )
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, read_header, write_header
+from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, read_header
 from rocketstore.state.changes import check_name
 from rocketstore.types import BrokerRole
 
@@ -40,13 +40,16 @@ class Members:
         self._quota_of = quota_of
         now = asyncio.get_running_loop().time
         self._parts = parts
-        self.clients = ClientTables(now, self._changed)
+        self._notices = Notices(self._links_to_tell)
+        self.clients = ClientTables(now, self._notices.changed)
         self._locks = QueueLocks(now)
 
     async def heartbeat(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """HEART_BEAT."""
         if len(frame.body) > HEARTBEAT_BYTES_MAX:
             raise RequestError(f"a heartbeat of {len(frame.body)} bytes: at most {HEARTBEAT_BYTES_MAX} are allowed")
+        if connection.is_closed:  # it would never be removed, and no other consumer would get its queues
+            return frame.answer()
         beat = HeartbeatData.decode(frame.body)
         owner = self._quota_of(connection, frame).owner
         await self.join(connection, owner, frame.language, frame.version, beat)
@@ -82,8 +85,7 @@ class Members:
         group = self.clients.consumers(name)
         if group is None:
             raise RequestError(f"no consumer for this group, {name}", AnswerCode.SYSTEM_ERROR)
-        ids = tuple(one.client_id for one in group.clients.values())
-        return frame.answer(body=ConsumerIdList(ids).encode())
+        return frame.answer(body=group.encoded_ids())
 
     async def lock(self, _: RemotingConnection, frame: Frame) -> Frame:
         """LOCK_BATCH_MQ."""
@@ -115,13 +117,15 @@ class Members:
         for connection in self.clients.silent():
             connection.close("it sent no heartbeat for too long")
 
-    def _changed(self, name: str, group: ConsumerGroup) -> None:
-        """Notify all consumers of a group, so that they redistribute the queues; unless its settings forbid it."""
-        if not self._parts.state.group(name).notify_changes:
-            return
-        notice = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, write_header(GroupHeader(name)))
-        for connection in group.clients:
-            connection.tell(notice)
+    def close(self) -> None:
+        """Tell nobody about others any more."""
+        self._notices.close()
+
+    def _links_to_tell(self, name: str) -> tuple[ClientLink, ...]:
+        group = self.clients.consumers(name)
+        if group is None or not self._parts.state.group(name).notify_changes:
+            return ()
+        return tuple(group.clients)
 
     def _check_master(self) -> None:
         if self._parts.store.role is BrokerRole.SLAVE:

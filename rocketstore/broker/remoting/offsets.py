@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError
 from dledger.rpc.bridge import LoopCallback
@@ -28,6 +30,17 @@ from rocketstore.types import BrokerRole, PutResult
 
 _LOG: Final = logging.getLogger(__name__)
 _NONE: Final = -1
+PULLED_INTERVAL_S: Final = 0.2
+"""Offsets committed with pulls are replicated this often: a busy consumer commits with each of thousands of pulls."""
+PULLED_MAX: Final = 4096
+"""Maximum of them that wait for that; then they are replicated at once."""
+
+
+class _Pulled(NamedTuple):
+    """An offset committed with a pull, and the group's offset before: another one by now is newer."""
+
+    offset: int
+    before: int
 
 
 class Offsets:
@@ -35,6 +48,8 @@ class Offsets:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
+        self._pulled: dict[tuple[str, str, int], _Pulled] = {}
+        self._pulled_timer: asyncio.TimerHandle | None = None
 
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
         """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin."""
@@ -56,6 +71,7 @@ class Offsets:
         """UPDATE_CONSUMER_OFFSET: any offset from the client, also backwards; but not beyond the end."""
         parts, header = self._parts, read_header(UpdateOffsetHeader, frame.fields)
         self._check_master()
+        self._pulled.pop((header.consumer_group, header.topic, header.queue_id), None)  # it is older
         outcome: LoopCallback[PutResult] = LoopCallback(parts.bridge)
         self._commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, outcome.done)
         result = await outcome.future
@@ -64,18 +80,23 @@ class Offsets:
         return frame.answer()
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The offset committed with a pull, which continues whether that succeeds or not."""
+        """The offset committed with a pull: the last one counts, soon, and the pull does not depend on it."""
         if self._parts.store.role is BrokerRole.SLAVE:
             return
+        key = group, topic, queue_id
+        waiting = self._pulled.get(key)
+        before = self._parts.state.offset(*key) if waiting is None else waiting.before
+        if waiting is None and offset == before:
+            return
+        self._pulled[key] = _Pulled(offset, before)
+        if len(self._pulled) >= PULLED_MAX:
+            self._commit_pulled()
+        elif self._pulled_timer is None:
+            self._pulled_timer = asyncio.get_running_loop().call_later(PULLED_INTERVAL_S, self._commit_pulled)
 
-        def done(result: PutResult) -> None:
-            if not result.ok:
-                _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, result.reason)
-
-        try:
-            self._commit(group, topic, queue_id, offset, done)
-        except DLedgerError as error:
-            _LOG.debug("offset %d of %s for queue %d of %s: %s", offset, group, queue_id, topic, error)
+    def close(self) -> None:
+        """Commit what waits."""
+        self._commit_pulled()
 
     async def maximum(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_MAX_OFFSET."""
@@ -115,6 +136,22 @@ class Offsets:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _commit_pulled(self) -> None:
+        if self._pulled_timer is not None:
+            self._pulled_timer.cancel()
+            self._pulled_timer = None
+        pulled, self._pulled = self._pulled, {}
+        if self._parts.store.role is BrokerRole.SLAVE:
+            return
+        for (group, topic, queue_id), (offset, before) in pulled.items():
+            if self._parts.state.offset(group, topic, queue_id) != before:
+                continue  # it was reset or committed otherwise meanwhile
+            said = f"offset {offset} of {group} for queue {queue_id} of {topic}"
+            try:
+                self._commit(group, topic, queue_id, offset, partial(_log_failure, said))
+            except DLedgerError as error:
+                _LOG.debug("%s: %s", said, error)
+
     def _check_master(self) -> None:
         if self._parts.store.role is BrokerRole.SLAVE:
             raise RequestError("this broker is a slave: commit at the master", AnswerCode.SERVICE_NOT_AVAILABLE)
@@ -146,3 +183,8 @@ class Offsets:
         parts = self._parts
         position = await parts.readers.run(parts.store.position_of, topic, queue_id, 0)
         return parts.store.log.max_offset - position > parts.store.memory_bytes_max
+
+
+def _log_failure(said: str, result: PutResult) -> None:
+    if not result.ok:
+        _LOG.debug("%s: %s", said, result.reason)

@@ -21,7 +21,7 @@ from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
 from rocketstore.state.changes import GroupConfig
-from rocketstore.types import GetMessageStatus, GetResult
+from rocketstore.types import BrokerRole, GetMessageStatus, GetResult
 
 COMMIT_OFFSET: Final = 1
 """System flag of a pull: its ``commit_offset`` is valid."""
@@ -30,6 +30,10 @@ SUSPEND: Final = 2
 SUBSCRIPTION: Final = 4
 """The pull contains its subscription; otherwise the heartbeat's applies."""
 MESSAGES_MAX: Final = 4096
+SLAVE_PAUSE_S: Final = 1.0
+"""A slave may be behind the master, or have less: only a master moves a consumer. Clients pull again at once, so the
+answer waits, if it may.
+"""
 TAG: Final = "TAG"
 _CODES: Final = {
     GetMessageStatus.FOUND: AnswerCode.SUCCESS,
@@ -102,8 +106,12 @@ class RemotingPulls:
             with may_wait:
                 result = await self._result(pull, leases)
             self._access.admit_again(connection, frame, rules)
-            fields = write_header(PullAnswer(0, result.next_offset, result.min_offset, result.max_offset))
-            answer = frame.answer(_code(result, pull.offset), str(result.status), fields)
+            code, next_offset = _code(result, pull.offset), result.next_offset
+            if code == AnswerCode.PULL_OFFSET_MOVED and parts.store.role is BrokerRole.SLAVE:
+                await asyncio.sleep(min(wait_ms / 1000, SLAVE_PAUSE_S))
+                code, next_offset = AnswerCode.PULL_NOT_FOUND, pull.offset
+            fields = write_header(PullAnswer(0, next_offset, result.min_offset, result.max_offset))
+            answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
             try:
                 await connection.drained()

@@ -15,11 +15,11 @@ from typing import Final
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.topic_table import TopicTable
 from rocketstore.remoting.bodies.routes import ClusterInfo
-from rocketstore.remoting.bodies.topics import RegisterBrokerBody, body_crc32
+from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigTable, body_crc32
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
-from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import BrokerHeader, RegisterBrokerHeader, write_header
 from rocketstore.types import BrokerRole
@@ -35,126 +35,140 @@ TOPICS_INTERVAL_S: Final = 1.0
 """How often it is looked whether a topic has changed."""
 RETRY_S: Final = 1.0
 """After a registration that failed somewhere."""
+REMARK_CHARS_MAX: Final = 256
+"""Of what a name server answers, in logs."""
 MASTER_ID: Final = 0
 HA_PORT_OFFSET: Final = 1
 """From ``listenPort`` to the port of classic replication."""
+
+
+class _NameServer:
+    """One name server, and what it has been told. A silent one must not delay what others are told."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.wanted = asyncio.Event()
+        self.announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
+        self.topic_changes = -1
+        self.failure: str | None = None
+        """The last one; empty if there was none, None before the first round."""
 
 
 class NameServerRegistration:
     """On the loop. ``wake`` when the role, the topics or their permissions change."""
 
     def __init__(self, parts: BrokerParts, client: RemotingClient, address: str, ha_address: str) -> None:
-        config = parts.config
         self._parts = parts
         self._client = client
         self._address = address
         self._ha_address = ha_address
-        self._name_servers = config.name_servers
-        self._wanted = asyncio.Event()
-        self._announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
+        self._name_servers = tuple(_NameServer(one) for one in parts.config.name_servers)
         self._topics = TopicTable(parts)
-        self._reached: dict[str, str] = {}  # name server to the last failure, empty if there was none
-        self._topic_changes = -1
-        self._rounds: asyncio.Task[None] | None = None
+        self._encoded: tuple[TopicConfigTable, bytes] | None = None  # the last table and its body
+        self._rounds: tuple[asyncio.Task[None], ...] = ()
 
     def start(self) -> None:
         """Begin, if there are name servers."""
-        if self._name_servers and self._rounds is None:
-            self._parts.topics.news.listen(self.wake)
-            self._rounds = asyncio.get_running_loop().create_task(self._run())
+        if not self._rounds:
+            loop = asyncio.get_running_loop()
+            self._rounds = tuple(loop.create_task(self._run(one)) for one in self._name_servers)
 
     def wake(self) -> None:
         """Register at once."""
-        self._wanted.set()
+        for one in self._name_servers:
+            one.wanted.set()
 
     async def announce(self) -> None:
         """Register at once. Returns when all name servers have been told, or have failed, or after a second."""
-        if self._rounds is None:
+        if not self._rounds:
             return
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._announced.append(told)
+        told = [asyncio.get_running_loop().create_future() for _ in self._name_servers]
+        for one, future in zip(self._name_servers, told, strict=True):
+            one.announced.append(future)
         self.wake()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ANNOUNCE_S_MAX):
-                await told
+        await asyncio.wait(told, timeout=ANNOUNCE_S_MAX)
 
     async def close(self) -> None:
         """Take this broker's address back from the name servers that have it in its place, and end. Idempotent."""
-        rounds, self._rounds = self._rounds, None
-        if rounds is None:
+        rounds, self._rounds = self._rounds, ()
+        if not rounds:
             return
-        rounds.cancel()
-        await asyncio.gather(rounds, return_exceptions=True)
-        await asyncio.gather(*(self._unregister(one) for one in self._name_servers))
+        for task in rounds:
+            task.cancel()
+        await asyncio.gather(*rounds, return_exceptions=True)
+        await asyncio.gather(*(self._unregister(one.address) for one in self._name_servers))
 
     def failures(self) -> dict[str, str]:
         """Name servers that could not be told, and why."""
-        return {address: reason for address, reason in self._reached.items() if reason}
+        return {one.address: one.failure for one in self._name_servers if one.failure}
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def _run(self, server: _NameServer) -> None:
         config = self._parts.config
         while True:
-            self._wanted.clear()
-            waiting, self._announced = self._announced, []
+            server.wanted.clear()
+            waiting, server.announced = server.announced, []
             try:
-                all_well = await self._register()
+                is_told = await self._tell(server)
             finally:
                 for told in waiting:
                     if not told.done():  # else nobody waits any more
                         told.set_result(None)
             with suppress(TimeoutError):
-                async with asyncio.timeout(config.register_name_server_period / 1000 if all_well else RETRY_S):
-                    await self._changed()
+                async with asyncio.timeout(config.register_name_server_period / 1000 if is_told else RETRY_S):
+                    await self._changed(server)
 
-    async def _changed(self) -> None:
+    async def _changed(self, server: _NameServer) -> None:
         """Return once somebody wants it, or a topic has changed."""
-        state, known = self._parts.state, self._topic_changes
-        while state.topic_changes == known and not self._wanted.is_set():
+        state = self._parts.state
+        while state.topic_changes == server.topic_changes and not server.wanted.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(TOPICS_INTERVAL_S):
-                    await self._wanted.wait()
+                    await server.wanted.wait()
 
-    async def _register(self) -> bool:
-        request = self._request()
-        done = await asyncio.gather(*(self._tell(one, request) for one in self._name_servers))
-        return all(done)
+    async def _tell(self, server: _NameServer) -> bool:
+        """Register at one. Whether it knows now."""
+        timeout_s = self._parts.config.register_broker_timeout_mills / 1000
+        try:
+            server.topic_changes = self._parts.state.topic_changes
+            body = await self._parts.readers.run(self._body)
+            answer = await self._client.call(server.address, self._request(body), timeout_s)
+            failure = f"it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}" if answer.code else ""
+        except FAILURES as error:
+            failure = str(error) or f"no answer within {timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001  # whatever it is, it must not end all registrations
+            failure = f"{type(error).__name__}: {error}"
+        if failure and failure != server.failure:
+            _LOG.warning("cannot register with the name server %s: %s", server.address, failure)
+        elif not failure and server.failure != "":
+            _LOG.info("registered with the name server %s", server.address)
+        server.failure = failure
+        return not failure
 
-    def _request(self) -> Frame:
+    def _body(self) -> bytes:
+        """All topics. On a read thread: there may be thousands."""
+        table, known = self._topics.now(), self._encoded
+        if known is None or known[0] is not table:
+            self._encoded = known = table, RegisterBrokerBody(table).encode()
+        return known[1]
+
+    def _request(self, body: bytes) -> Frame:
+        """The term and who leads in it come from one view: a deposed master does not know yet that it is a slave."""
         config, view, store = self._parts.config, self._parts.view(), self._parts.store
-        self._topic_changes = self._parts.state.topic_changes
-        body = RegisterBrokerBody(self._topics.now()).encode()
+        leads = not store.log.is_replicated or view.leader == config.node_id
         header = RegisterBrokerHeader(
             config.name,
             self._address,
             config.cluster_name,
             self._ha_address,
-            config.slave_id if store.role is BrokerRole.SLAVE else MASTER_ID,
+            MASTER_ID if leads and store.role is not BrokerRole.SLAVE else config.slave_id,
             body_crc32=body_crc32(body),
         )
         fields = write_header(header)
         if store.log.is_replicated:
             fields[TERM_FIELD] = str(view.term)
         return Frame(RequestCode.REGISTER_BROKER, 0, fields, body)
-
-    async def _tell(self, name_server: str, request: Frame) -> bool:
-        """Register at one. Whether it knows now."""
-        timeout_s = self._parts.config.register_broker_timeout_mills / 1000
-        try:
-            answer = await self._client.call(name_server, request, timeout_s)
-            if answer.code:
-                raise RequestError(f"it answered {answer.code}: {answer.remark}")
-            failure = ""
-        except FAILURES as error:
-            failure = str(error) or f"no answer within {timeout_s:g} s"
-        before = self._reached.get(name_server)
-        if failure and failure != before:
-            _LOG.warning("cannot register with the name server %s: %s", name_server, failure)
-        elif not failure and before != "":
-            _LOG.info("registered with the name server %s", name_server)
-        self._reached[name_server] = failure
-        return not failure
 
     async def _unregister(self, name_server: str) -> None:
         """Not by id alone: RocketMQ's name servers remove whatever address has the id, also the next master's."""
@@ -169,7 +183,7 @@ class NameServerRegistration:
                 header = BrokerHeader(config.name, self._address, config.cluster_name, place)
                 leaving = Frame(RequestCode.UNREGISTER_BROKER, 0, write_header(header))
                 await self._client.call(name_server, leaving, UNREGISTER_TIMEOUT_S)
-        except FAILURES as error:
+        except (*FAILURES, FrameError) as error:
             _LOG.info("cannot unregister from the name server %s, it forgets us in 2 minutes: %s", name_server, error)
 
 

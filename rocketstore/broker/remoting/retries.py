@@ -90,10 +90,11 @@ class Retries:
         limit = config.retry_times_max if retries_max is None else retries_max
         is_dead = message.reconsume_times >= limit or delay_level < 0
         target = dead_topic(config) if is_dead else retry_topic(config)
-        again = _copy(message, target, self._parts.store_host)
+        await self.ensure_topic(target, owner)
+        there = self._parts.topics.find(target.name) or target  # nobody reads queues that only the settings have
+        again = _copy(message, there, self._parts.store_host)
         if not is_dead:
             again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
-        await self.ensure_topic(target, owner)
         result = await self._stored(again)
         if not result.ok:
             raise NotStoredError(result, self._parts.view().leader_address)

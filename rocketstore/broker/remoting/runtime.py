@@ -79,7 +79,9 @@ class RunningBroker:
 
     def _info(self, here: dict[str, str]) -> bytes:
         """The file system is asked how full it is: on a read thread."""
-        return KVTable(self._parts.store.runtime_info() | self._parts.state.runtime_info() | here).encode()
+        parts = self._parts
+        told = parts.store.runtime_info() | parts.state.runtime_info() | parts.transactions.runtime_info()
+        return KVTable(told | here).encode()
 
     async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONFIG."""

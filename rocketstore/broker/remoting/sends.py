@@ -146,7 +146,8 @@ class RemotingSends:
         if parts.sender.is_full:
             raise RequestError("[OVERLOAD] too many messages are waiting to be stored", AnswerCode.SYSTEM_BUSY)
         text = header.properties
-        segments = [one for one in text.split("\x02") if one and not one.startswith(_DROPPED)]
+        given = text.split("\x02")
+        segments = [one for one in given if one and not one.startswith(_DROPPED)]
         segments.append(self._cluster)
         is_half = _TRANSACTION in segments
         if is_half:
@@ -169,14 +170,14 @@ class RemotingSends:
         if is_dead:
             segments = [one for one in segments if not one.startswith(_DELAY)]
         joined = "\x02".join(segments).encode("utf-8", "replace")
-        if is_batch or (_DELAY in text and not is_dead):
+        if _DELAY in text and not is_dead:
             message.properties = decode_properties(joined)
         else:
             message.property_string = joined
         messages = expand_batch(message) if is_batch else [message]
         if not messages:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
-        wait = _NOT_WAITING not in text
+        wait = _NOT_WAITING not in given
         return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), is_half)
 
     def _begin_transaction(self, header: SendHeader, text: str, is_batch: bool) -> list[str]:

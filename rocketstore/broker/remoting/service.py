@@ -66,7 +66,7 @@ class RemotingService:
         self.members: Final = Members(parts, self.retries, self.access.quota_of)
         """These two also serve the members of groups that use gRPC."""
         access, retries, members = self.access, self.retries, self.members
-        offsets = Offsets(parts)
+        self._offsets = offsets = Offsets(parts)
         self._statistics = Statistics(parts, retries)
         sends = RemotingSends(parts, retries, forwarding.origin_of, access.quota_of)
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
@@ -122,8 +122,10 @@ class RemotingService:
     async def close(self, grace_s: float) -> None:
         """Answer what is under way for ``grace_s``, then hang up on everybody."""
         self._expiry.cancel()
+        self.members.close()
         self._statistics.close()
         await self.server.close(grace_s)
+        self._offsets.close()
         await self._forwarding.close()
         await self._transactions.close()
 

@@ -79,19 +79,21 @@ class Run:
         clock: Clock,
         host: Callable[[], HostAddress],
         askers: Askers,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._store = store
         self._state = state
         self._clock = clock
         self._host = host
+        self._on_ready = on_ready
         self._stopped = False
         self._stepping = threading.Lock()  # held while stepping
         self._lock = threading.Lock()  # guards the marks and ``halves``; held while an end is given to the log
         self._worker: Worker | None = None
         self._arrivals: deque[RecordHead] = deque()
         self._results: deque[_Result] = deque()
-        self._doubts: list[_Result] = []
+        self._doubts: deque[_Result] = deque()
         self._backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         self._retry_at_ms = 0
         self._op_next = 0
@@ -291,6 +293,7 @@ class Run:
         with self._lock:
             self.halves = halves
             self.is_ready = True
+        self._on_ready()
         if len(halves):
             took_ms = self._clock.monotonic_ms() - began_ms
             _log.info("transactions: %d are open, read from the log in %d ms", len(halves), took_ms)
@@ -349,14 +352,16 @@ class Run:
 
     def _settle_doubts(self) -> None:
         """A master's log loses nothing: what is not in it where it would be, is nowhere."""
-        doubts, self._doubts = self._doubts, []
-        for one in doubts:
-            if self._store.log.max_offset < one.end:
-                self._doubts.append(one)
-            elif not holds_end(self._store, one.half, one.begin, one.end, self._check):
+        for _ in range(len(self._doubts)):
+            one = self._doubts[0]
+            known = self._store.log.max_offset >= one.end
+            if known and not holds_end(self._store, one.half, one.begin, one.end, self._check):
                 with self._lock:
                     if one.half.phase is Phase.ENDING:
                         one.half.phase = Phase.OPEN
+            self._doubts.popleft()
+            if not known:
+                self._doubts.append(one)
 
     def _finish_commits(self, now_ms: int) -> None:
         """Write ops that are missing: of commits before which a master died, or that a full disk has separated."""

@@ -9,7 +9,7 @@ shows its op; so of two requests to end it, or two answers to a check, only one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dledger.clock import Clock
 from dledger.runtime.supervisor import Supervisor
@@ -42,6 +42,7 @@ class TransactionService:
         self._lifecycle = threading.Lock()  # serializes start and stop
         self._run: Run | None = None
         self._askers = Askers()
+        self._ready_listeners: tuple[Callable[[], None], ...] = ()
         self.host = LOOPBACK
         """This broker's address, in op messages."""
         store.add_arrival_listener(self._on_arrival)
@@ -79,6 +80,13 @@ class TransactionService:
         run = self._run
         return 0 if run is None else len(run.halves)
 
+    def runtime_info(self) -> dict[str, str]:
+        """For operators; empty on a slave."""
+        run = self._run
+        if run is None:
+            return {}
+        return {"transactionsOpen": str(len(run.halves)), "transactionsReady": str(run.is_ready).lower()}
+
     def refusal(self, group: str) -> str:
         """Why a producer group must not begin another transaction now; empty if it may."""
         run = self._run
@@ -97,6 +105,14 @@ class TransactionService:
     def ask_with(self, asker: Asker) -> None:
         """Ask the producers of open transactions with this, too."""
         self._askers.add(asker)
+
+    def add_ready_listener(self, listener: Callable[[], None]) -> None:
+        """Call ``listener``, on this service's thread, whenever it has become ready."""
+        self._ready_listeners = (*self._ready_listeners, listener)
+
+    def _tell_ready(self) -> None:
+        for listener in self._ready_listeners:
+            listener()
 
     def is_open(self, check: Check) -> bool:
         """Whether a check is still to be made."""

@@ -23,10 +23,13 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Producer
 from rocketstore.client.errors import MessageRefusedError
+from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 
 AnswerT = TypeVar("AnswerT", bound=Wire)
@@ -136,6 +139,30 @@ def test_messages_offsets_and_topics_survive_a_restart(config: BrokerConfig) -> 
         assert list(fetched.offsets) == offsets
 
 
+def test_open_transactions_survive_a_restart(config: BrokerConfig) -> None:
+    """RocketMQ's producer prepares two, ends one, and the other after the restart, as it is asked."""
+    config = replace(config, transaction_check_interval=100, transaction_time_out=0)
+    prepared = "TRAN_MSG\x01true\x02PGROUP\x01producers\x02KEYS\x01"
+    with running(config) as server, RemotingSocket(server.port) as client:
+        answers = [client.send(body=body, properties=prepared + body.decode()) for body in (b"a", b"b")]
+        assert [one.code for one in answers] == [0, 0]
+        _, offset = parse_offset_message_id(answers[0].fields["msgId"])
+        fields = {"producerGroup": "producers", "tranStateTableOffset": 0, "commitLogOffset": offset, "msgId": "a"}
+        client.tell(RequestCode.END_TRANSACTION, fields | {"commitOrRollback": 8})
+        wait_until(lambda: pull(server).count == 1, "the first is committed")
+
+    with running(config) as server, RemotingSocket(server.port) as client:
+        assert client.subscribe("producers", "T").code == 0
+        check = client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        names = ("tranStateTableOffset", "commitLogOffset", "msgId")
+        fields = {"producerGroup": "producers", **{name: check.fields.get(name, "") for name in names}}
+        for _ in range(2):
+            client.tell(RequestCode.END_TRANSACTION, fields | {"commitOrRollback": 8, "fromTransactionCheck": "true"})
+        wait_until(lambda: pull(server).count == 2, "the other is committed")
+        wait_until(lambda: server.transactions.open_count == 0, "none is open")
+        assert pull(server).count == 2
+
+
 def test_the_status_names_this_broker_as_the_one_to_send_to(config: BrokerConfig) -> None:
     """Clients find the master by it."""
     with running(config) as server:
@@ -218,7 +245,7 @@ def test_a_member_that_fails_takes_its_broker_along(tmp_path: Path) -> None:
         assert server.fatal is server.store.failure
 
 
-@pytest.mark.parametrize("part", ["state", "schedule"])
+@pytest.mark.parametrize("part", ["state", "schedule", "transactions"])
 @pytest.mark.parametrize("make", [plain, alone])
 def test_a_thread_that_no_broker_can_do_without_takes_it_along(
     tmp_path: Path, make: Callable[[Path], BrokerConfig], part: str

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dledger.errors import InvalidRequestError
 from rocketstore.message.batch import BatchItem, CorruptBatchError, decode_batch, encode_batch, expand_batch
 from rocketstore.message.message import Message
+from rocketstore.message.properties import decode_properties
 from tests.unit.rocketstore.message.samples import MESSAGES, golden_message
 
 GOLDEN = bytes.fromhex("0000001B0000000000000000000000010000000268690003780179")
@@ -87,3 +88,27 @@ def test_what_no_item_can_hold_is_refused(message: Message) -> None:
     """With an error that callers expect."""
     with pytest.raises(InvalidRequestError):
         encode_batch([message])
+
+
+TEXTS = st.text(st.sampled_from("aDELAY\x01\x02é"), max_size=12)
+
+
+@given(st.lists(st.one_of(TEXTS.map(str.encode), st.binary(max_size=6)), max_size=4), st.sampled_from(["x", "DELAY"]))
+def test_a_property_string_of_the_batch_means_the_same(own: list[bytes], name: str) -> None:
+    """Whatever the items' strings look like, with and without a final 0x02."""
+    items = [pack(">iiiii", 22 + len(one), 0, 0, 0, 0) + pack(">h", len(one)) + one for one in own]
+    batch = Message("t", b"".join(items), properties={name: "1", "CLUSTER": "c"})
+    joined = replace(batch, properties={}, property_string=f"{name}\x011\x02CLUSTER\x01c".encode())
+
+    for split, appended in zip(expand_batch(batch), expand_batch(joined), strict=True):
+        assert bool(appended.properties) != bool(appended.property_string)
+        assert (appended.properties or decode_properties(appended.property_string)) == split.properties
+        assert "DELAY" not in decode_properties(appended.property_string)
+
+
+def test_a_property_string_is_usually_appended() -> None:
+    """Splitting and joining the properties of each message costs more than everything else about it."""
+    batch = Message("t", GOLDEN, property_string=b"CLUSTER\x01c")
+
+    (message,) = expand_batch(batch)
+    assert (message.property_string, message.properties) == (b"x\x01y\x02CLUSTER\x01c", {})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, cast
+
+import pytest
 
 from rocketstore.remoting import connection as module
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection
+from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
 from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
 from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
@@ -32,8 +36,8 @@ class _Transport:
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
 
-    def get_extra_info(self, _: str) -> tuple[str, int]:
-        return self.host, 1
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self.host, 1) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -76,6 +80,32 @@ class _Side:
 
 def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -> None:
+    """After a mere end Java's clients wait for their answers until they time out; after a reset they try again."""
+
+    async def test() -> None:
+        def answer(connection: RemotingConnection, frame: Frame) -> None:
+            connection.done(frame, frame.answer(body=bytes(4 * MIB)))
+
+        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9.0, *[256 * MIB] * 4))
+        listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(encode(Frame(1, 7)))
+        head = await reader.readexactly(4)
+        (accepted,) = server._connections
+        assert accepted._transport is not None
+        link = accepted._transport.get_extra_info("socket")
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)[:4] != bytes(4)  # so the kernel does
+        await server.close(0)
+        rest = await reader.read(-1)  # and nothing of the answer is lost for that
+        assert len(rest) == int.from_bytes(head, "big")
+        writer.close()
+        listening.close()
+
+    _on_a_loop(test)
 
 
 def test_a_flood_of_small_frames_leaves_others_their_turn() -> None:
@@ -245,5 +275,37 @@ def test_a_server_that_stops_answers_what_it_has_taken() -> None:
         await stopping
         frames, _ = cut(bytes(transport.written))
         assert [(one.opaque, one.code) for one in frames] == [(8, AnswerCode.SERVICE_NOT_AVAILABLE), (7, 0)]
+
+    _on_a_loop(test)
+
+
+def test_a_host_has_one_name_whatever_the_socket_says() -> None:
+    """Members know each other by it, and limits count by it."""
+
+    async def test() -> None:
+        connection, _ = _Side().accept("::ffff:192.0.2.1")
+        assert str(connection.place) == "192.0.2.1:1"
+
+    _on_a_loop(test)
+
+
+def test_nothing_more_is_asked_of_who_does_not_read() -> None:
+    """Else the connection would end, and with it everything that was asked before."""
+
+    async def test() -> None:
+        connection, transport = _Side().accept()
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with suppress(TimeoutError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        with pytest.raises(TooManyCallsError):
+            await connection.call(Frame(1, 0, body=bytes(15 * MIB)), 0.001)
+        assert not connection.is_closed
+        transport.unsent = 0
+        connection.resume_writing()
+        with pytest.raises(TimeoutError):
+            await connection.call(Frame(1, 0), 0.001)
 
     _on_a_loop(test)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.frame import Frame, encode
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
@@ -18,3 +22,29 @@ def test_what_was_answered_no_longer_counts(broker: RemotingHarness, client: Rem
     (connection,) = broker.remoting.server._connections
     assert connection._under_way == 0
     assert broker.remoting.server._room.is_empty
+
+
+def test_a_heartbeat_of_a_closed_connection_makes_no_member(broker: RemotingHarness) -> None:
+    """It would stay for ever, and the other consumers of the group would leave queues to it."""
+
+    async def beat() -> list[str]:
+        connection = broker.remoting.server.protocol()
+        data = HeartbeatData("ghost", (), (ConsumerData("g"),))
+        connection.data_received(encode(Frame(RequestCode.HEART_BEAT, 1, body=data.encode())))
+        connection.connection_lost(None)  # in the same turn of the loop
+        while broker.remoting.server.requests_under_way:
+            await asyncio.sleep(0)
+        return broker.remoting.members.clients.consumer_groups()
+
+    assert broker.bridge.run(beat()) == []
+
+
+def test_a_refusal_that_does_not_fit_into_a_frame_is_still_one_answer(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    fields = send_fields("T") | {"b": '"' * 100_000}
+    answer = client.ask(RequestCode.SEND_MESSAGE_V2, fields, b"x")
+    assert answer.code != 0
+    assert client.send().code == 0
+    (connection,) = broker.remoting.server._connections
+    assert connection._under_way == 0

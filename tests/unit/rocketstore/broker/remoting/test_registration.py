@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.registration import NameServerRegistration
+from rocketstore.broker.ports import GroupView
+from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegistration
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
 from rocketstore.remoting.client import RemotingClient
+from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
 from tests.unit.rocketstore.broker.harness import Harness
@@ -21,18 +25,35 @@ class _NameServers:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, set[str]]] = []
+        self.ids: list[tuple[str, str | None]] = []
+        self.silent: set[str] = set()
+        self.failures: list[Exception] = []
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        if address in self.silent:
+            await asyncio.sleep(timeout_s)
+            raise TimeoutError
+        if self.failures:
+            raise self.failures.pop()
+        self.ids.append((request.fields["brokerId"], request.fields.get(TERM_FIELD)))
         topics = set(RegisterBrokerBody.decode(request.body).topics.topic_config_table)
         await asyncio.wait_for(self.answers.wait(), timeout_s)
         self.told.append((address, topics))
         return request.answer()
 
 
-def _registering(test: Callable[[Harness, NameServerRegistration, _NameServers], Any]) -> None:
-    with Harness(BrokerConfig(namesrv_addr="127.0.0.1:1;127.0.0.1:2")) as harness:
+def _registering(
+    test: Callable[[Harness, NameServerRegistration, _NameServers], Any],
+    *,
+    replicated: bool = False,
+    **settings: Any,  # noqa: ANN401  # of a broker
+) -> None:
+    with Harness(BrokerConfig(namesrv_addr="127.0.0.1:1;127.0.0.1:2", **settings)) as harness:
+        if replicated:
+            harness.view = replace(harness.view, leader=harness.config.node_id)
+            harness.store.log.is_replicated = True
 
         async def run() -> None:
             servers = _NameServers()
@@ -82,3 +103,51 @@ def test_without_name_servers_there_is_nobody_to_wait_for() -> None:
 
     with Harness() as harness:
         asyncio.run(run(harness))
+
+
+def test_a_silent_name_server_does_not_delay_what_others_hear() -> None:
+    """A new master would have to wait."""
+
+    async def test(_harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        servers.silent.add("127.0.0.1:1")
+        while not servers.told:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            before = len(servers.told)
+            registration.wake()
+            while len(servers.told) == before:
+                await asyncio.sleep(0.01)
+        assert {address for address, _ in servers.told} == {"127.0.0.1:2"}
+
+    began = time.monotonic()
+    _registering(test, register_broker_timeout_mills=60_000)
+    assert time.monotonic() - began < 30
+
+
+def test_whatever_fails_registrations_go_on() -> None:
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        servers.failures += [FrameError("too long"), RuntimeError("unheard of"), KeyError("x"), FrameError("again")]
+        while len({address for address, _ in servers.told}) < 2:
+            registration.wake()
+            await asyncio.sleep(0.01)
+        assert registration.failures() == {}
+
+    _registering(test)
+
+
+def test_a_master_that_was_deposed_and_does_not_know_it_registers_as_none() -> None:
+    """With the term of its successor, a name server would take it for that."""
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        while not servers.ids:
+            await asyncio.sleep(0.01)
+        assert set(servers.ids) == {("0", "3")}
+        harness.view = GroupView("FOLLOWER", 4, "n1", "host:2", {"n0": "host:1", "n1": "host:2"})
+        before = len(servers.ids)
+        registration.wake()
+        while len(servers.ids) < before + 2:
+            await asyncio.sleep(0.01)
+        for broker_id, term in servers.ids[before:]:
+            assert broker_id != "0" or term == "3"
+
+    _registering(test, replicated=True, broker_id=1)

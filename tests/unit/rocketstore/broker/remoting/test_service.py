@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
@@ -11,7 +15,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.state.changes import GroupConfig
+from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
@@ -195,3 +199,60 @@ def test_a_group_may_be_kept_from_consuming(broker: RemotingHarness, client: Rem
     client.subscribe("g", "T")
     broker.state.configs["g"] = GroupConfig("g", consume_enable=False)
     assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T")).code == AnswerCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize("queues", [1, 4])
+def test_a_message_comes_back_to_a_queue_that_there_is(
+    broker: RemotingHarness, client: RemotingSocket, queues: int
+) -> None:
+    """The group's settings may say more than the retry topic was created with."""
+    broker.state.table["%RETRY%g"] = TopicConfig("%RETRY%g", queues, queues)
+    broker.state.configs["g"] = GroupConfig("g", retry_queues=64)
+    _, offset = parse_offset_message_id(client.send().fields["msgId"])
+    back = {"offset": offset, "group": "g", "delayLevel": 0}
+    for _ in range(8):
+        assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    used = {decode_record(one.record).queue_id for one in broker.store.log.records[1:]}
+    assert used <= set(range(queues))
+
+
+@pytest.mark.parametrize(
+    ("properties", "waits"),
+    [
+        ("", True),
+        ("WAIT\x01false", False),
+        ("AWAIT\x01false", True),
+        ("A\x011\x02WAIT\x01false\x02", False),
+        ("A\x01WAIT\x01false", True),
+        ("WAIT\x01falsehood", True),
+    ],
+)
+def test_only_the_property_itself_keeps_a_message_from_being_waited_for(
+    broker: RemotingHarness,
+    client: RemotingSocket,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: str,
+    waits: bool,  # a parameter of the test
+) -> None:
+    """Else it would be acknowledged before it is on disk."""
+    seen: list[bool] = []
+    submit = broker.store.submit
+
+    def observed(messages: Sequence[Message], done: PutDone, *, wait: bool = True, **others: Any) -> None:  # noqa: ANN401
+        seen.append(wait)
+        submit(messages, done, wait=wait, **others)
+
+    monkeypatch.setattr(broker.store, "submit", observed)
+    assert client.send(properties=properties).code == 0
+    assert seen == [waits]
+
+
+def test_a_slave_that_is_behind_moves_no_consumer(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """While there is no master, consumers pull from it: they would consume again what the master has given them."""
+    client.send()
+    client.subscribe("g", "T")
+    ahead = pull_fields("g", "T", 100)
+    assert client.ask(RequestCode.PULL_MESSAGE, ahead).code == AnswerCode.PULL_OFFSET_MOVED
+    broker.become(BrokerRole.SLAVE)
+    pulled = client.ask(RequestCode.PULL_MESSAGE, ahead)
+    assert (pulled.code, pulled.fields["nextBeginOffset"]) == (AnswerCode.PULL_NOT_FOUND, "100")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rocketstore.broker.ports import GroupView
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigTable
@@ -64,7 +65,9 @@ def test_a_topic_is_deleted(broker: RemotingHarness, client: RemotingSocket) -> 
 
 
 def test_a_slave_changes_nothing(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Where there is no master to pass it on to."""
     broker.become(BrokerRole.SLAVE)
+    broker.view = GroupView()
     group = SubscriptionGroupConfig("g").encode()
     for answer in (
         captured(client, "F60"),
@@ -124,6 +127,7 @@ def test_a_group_is_made_and_listed(broker: RemotingHarness, client: RemotingSoc
         b'{"groupName":"g","retryQueueNums":-1}',
         b'{"groupName":"g","retryMaxTimes":-2}',
         b'{"groupName":"g","brokerId":-1}',
+        pytest.param(b'{"groupName":"g","unknown":[' + b"1," * 40_000 + b"1]}", id="long"),
     ],
 )
 def test_what_is_no_group_is_refused(broker: RemotingHarness, client: RemotingSocket, body: bytes) -> None:

@@ -1,0 +1,142 @@
+"""When producers are asked, how often, and what the next master knows of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketstore.broker.transactions.halves import Half, half_of
+from rocketstore.broker.transactions.messages import committed
+from rocketstore.broker.transactions.rounds import Rounds, decode_rounds, due_at, times_checked
+from rocketstore.message.message import Message
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, OP_TOPIC, TRANSACTION_CHECKS_TOPIC
+from tests.support.waiting import ManualClock
+from tests.unit.rocketstore.broker.transactions.bench import GROUP
+from tests.unit.rocketstore.broker.transactions.fakes import Log, Master
+
+INTERVAL_MS = 60_000
+
+
+def test_a_producer_is_asked_in_every_round_once_it_is_due(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock)
+    master.prepare()
+    assert master.after(INTERVAL_MS - 1) == []
+    master.prepare()  # too new for the first round
+    assert [master.after(one) for one in (1, INTERVAL_MS - 1, 1, INTERVAL_MS)] == [[1], [], [2, 1], [3, 2]]
+
+
+def test_the_next_master_counts_on(log: Log, clock: ManualClock) -> None:
+    first = Master(log, clock)
+    first.prepare()
+    assert [first.after(INTERVAL_MS) for _ in range(2)] == [[1], [2]]
+    first.run.stop()
+    second = Master(log, clock)
+    assert second.after(INTERVAL_MS) == [3]
+    assert len(second.messages(TRANSACTION_CHECKS_TOPIC)) == 3
+
+
+def test_time_without_a_master_does_not_count(log: Log, clock: ManualClock) -> None:
+    first = Master(log, clock)
+    first.prepare()
+    first.run.stop()
+    clock.now_ms += 100 * INTERVAL_MS
+    second = Master(log, clock)
+    assert [second.after(INTERVAL_MS) for _ in range(2)] == [[1], [2]]
+
+
+def test_a_message_may_put_its_checks_off(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock)
+    master.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="90")
+    master.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="-1")
+    assert [master.after(INTERVAL_MS) for _ in range(2)] == [[1], [1, 2]]
+
+
+def test_what_nobody_answers_for_is_given_up(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock, transaction_check_max=2)
+    place = master.prepare(b"kept")
+    assert [master.after(INTERVAL_MS) for _ in range(4)] == [[1], [2], [], []]
+    (kept,) = master.messages(CHECKED_TOO_OFTEN_TOPIC)
+    assert (kept.body, kept.properties["REAL_TOPIC"], kept.properties["TRANSACTION_CHECK_TIMES"]) == (b"kept", "T", "2")
+    assert [one.body for one in master.messages(OP_TOPIC)] == [b"%d" % place.queue_offset]
+    assert len(master.run.halves) == 0
+
+
+def test_what_is_older_than_the_log_is_kept_is_given_up(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock)
+    master.prepare()
+    clock.now_ms += 72 * 3_600_000
+    assert master.after(INTERVAL_MS) == []
+    assert len(master.messages(CHECKED_TOO_OFTEN_TOPIC)) == 1
+
+
+def test_a_refused_end_of_one_that_is_given_up_is_tried_again(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock, transaction_check_max=1)
+    master.prepare()
+    assert master.after(INTERVAL_MS) == [1]
+    master.store.modes[CHECKED_TOO_OFTEN_TOPIC] = "refused"
+    assert master.after(INTERVAL_MS) == []
+    assert master.messages(OP_TOPIC) == []
+    master.after(INTERVAL_MS)
+    assert len(master.messages(OP_TOPIC)) == 1
+
+
+def test_rounds_wait_for_those_who_ask_but_not_for_ever(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock)
+    for _ in range(300):
+        master.prepare()
+    master.held = []
+    assert len(master.after(INTERVAL_MS)) == 256
+    assert master.after(29_999) == []
+    assert len(master.after(1)) == 44
+    assert [len(master.held), master.after(1000)] == [2, []]
+    for done in master.held:
+        done()
+    master.held = None
+    assert len(master.after(INTERVAL_MS)) == 300
+
+
+def test_rounds_never_say_to_look_for_commits_behind_one_without_an_op(log: Log, clock: ManualClock) -> None:
+    first = Master(log, clock)
+    place = first.prepare()
+    first.prepare()
+    first.store.put(committed(first.store.read_record(place.offset) or b""))
+    commit = log.records[-1].head.offset
+    first.store.put(Message("T", b"later"))
+    first.run.step()
+    first.store.modes[OP_TOPIC] = "refused"
+    assert first.after(INTERVAL_MS) == [1]
+    first.run.stop()
+    (stored,) = [decode_rounds(one.body) for one in first.messages(TRANSACTION_CHECKS_TOPIC)]
+    assert 0 < stored.scanned <= commit
+    second = Master(log, clock)
+    second.run.step()
+    assert [one.queue_offset for one in second.run.halves] == [1]
+
+
+def test_rounds_are_read_as_written() -> None:
+    rounds = Rounds((1, 2, 3), 77)
+    assert decode_rounds(rounds.encode()) == rounds
+    assert rounds.then(9, 3) == Rounds((2, 3, 9), 77)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b"7", b'{"version":2,"rounds":[1],"scanned":5}', b'{"version":1,"rounds":5,"scanned":5}',
+     b'{"version":1,"rounds":[-1],"scanned":5}', b'{"version":1,"rounds":["1"],"scanned":5}', b"\xff",
+     b'{"version":1,"rounds":[true],"scanned":5}'],
+)  # fmt: skip
+def test_rounds_that_cannot_be_read_are_none(body: bytes) -> None:
+    """Then the producer is asked more often, and more of the log is read."""
+    assert decode_rounds(body) == Rounds()
+
+
+@pytest.mark.parametrize(
+    ("text", "due_ms"), [("", 1006), ("3", 4000), ("x", 1006), ("-1", 1006), ("9999999999", 1006), ("0", 1000)]
+)
+def test_when_a_check_is_due(text: str, due_ms: int) -> None:
+    found = half_of(0, 0, 1000, f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{text}\x02PGROUP\x01{GROUP}".encode())
+    assert (due_at(found, 6), found.group) == (due_ms, GROUP)
+
+
+def test_what_rocketmq_has_counted_counts() -> None:
+    assert times_checked(Half(0, 0, 10, GROUP, None, 3), (5, 20, 30), 5) == 5
+    assert half_of(0, 0, 0, b"TRANSACTION_CHECK_TIMES\x014").checked_before == 4

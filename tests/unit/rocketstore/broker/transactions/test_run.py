@@ -1,0 +1,101 @@
+"""What a master does with ends that are slow, late or of unknown outcome, and what it leaves to the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.errors import ShutdownError
+from rocketstore.broker.transactions.run import NotReadyError
+from rocketstore.message.message import Message
+from rocketstore.types import OP_TOPIC, ScannedRecords
+from tests.support.waiting import ManualClock
+from tests.unit.rocketstore.broker.transactions.bench import GROUP
+from tests.unit.rocketstore.broker.transactions.fakes import Log, Master
+
+
+def test_an_end_of_unknown_outcome_is_looked_for_before_another_is_taken(log: Log, clock: ManualClock) -> None:
+    """Dispatch may be far behind."""
+    master = Master(log, clock)
+    place = master.prepare()
+    master.store.behind = True
+    master.store.modes["T"] = "unknown"
+    assert master.end(place)
+    assert master.after(1000) == []
+    log.committed = len(log.records)
+    master.after(1000)
+    assert not master.end(place)
+    master.store.behind = False
+    master.store.dispatch()
+    master.after(1000)
+    assert (len(master.messages("T")), len(master.messages(OP_TOPIC)), len(master.run.halves)) == (1, 1, 0)
+
+
+def test_an_end_of_unknown_outcome_that_is_nowhere_may_be_repeated(log: Log, clock: ManualClock) -> None:
+    master = Master(log, clock)
+    place = master.prepare()
+    master.store.modes["T"] = "unknown"
+    assert master.end(place)
+    log.cut(len(log.records) - 2)  # it never got there
+    master.after(1000)
+    assert not master.end(place)
+    master.store.put(Message("other", bytes(500)))  # the log has grown past where it would be
+    master.after(1000)
+    assert master.end(place)
+    assert len(master.messages("T")) == 1
+
+
+def test_a_deposed_master_ends_nothing(log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was deposed while it read the half message, and is the master of the next term by now."""
+    master = Master(log, clock)
+    place = master.prepare()
+    master.run.step()
+    read = master.store.read_record
+
+    def deposed(offset: int) -> bytes | None:
+        master.run.stop()
+        return read(offset)
+
+    monkeypatch.setattr(master.store, "read_record", deposed)
+    with pytest.raises(NotReadyError):
+        master.run.end(place.queue_offset, place.offset, GROUP, commit=True, done=lambda _problem: None)
+    assert master.messages("T") == []
+
+
+def test_the_next_master_knows_what_is_open_and_nothing_else(log: Log, clock: ManualClock) -> None:
+    """It reads from the oldest open transaction on, and the ops that concern it and later ones."""
+    first = Master(log, clock)
+    places = [first.prepare(b"%d" % number) for number in range(6)]
+    for number in (0, 1, 3, 5):
+        assert first.end(places[number], commit=number != 1)
+        first.after(2000)
+    first.run.stop()
+    assert set(first.state.noted.values()) - {2} == set()
+    second = Master(log, clock, first.state)
+    assert [one.queue_offset for one in second.run.halves] == [2, 4]
+    assert [second.end(place) for place in places] == [False, False, True, False, True, False]
+    second.after(2000)
+    assert sorted(one.body for one in second.messages("T")) == [b"0", b"2", b"3", b"4", b"5"]
+    second.after(2000)
+    assert set(second.state.noted.values()) == {6}
+
+
+def test_a_log_that_cannot_be_read_just_now_keeps_an_end_in_doubt(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = Master(log, clock)
+    place = master.prepare()
+    master.store.modes["T"] = "unknown"
+    assert master.end(place)
+    log.cut(len(log.records) - 2)
+    master.store.put(Message("other", bytes(500)))
+    scan = log.scan
+
+    def fails(offset: int, bytes_max: int) -> ScannedRecords:
+        monkeypatch.setattr(log, "scan", scan)
+        raise ShutdownError("later")
+
+    monkeypatch.setattr(log, "scan", fails)
+    master.run.step()
+    assert not master.end(place)
+    master.after(10_000)
+    assert master.end(place)
