@@ -23,8 +23,17 @@ from dledger import flag_values
 from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, Consumer, ConsumerOptions, GroupConsumer, GroupOptions, Producer
-    from rocketstore.client.cluster_admin import ClusterAdmin
+    from rocketstore.client import (
+        Admin,
+        ClusterAdmin,
+        ClusterConsumer,
+        ClusterProducer,
+        Consumer,
+        ConsumerOptions,
+        GroupConsumer,
+        GroupOptions,
+        Producer,
+    )
     from rocketstore.nameserver.groups import BrokerGroup
 
 DEFAULT_BROKER = "127.0.0.1:10911"
@@ -60,35 +69,44 @@ class BrokerTarget:
         with self._cluster() as cluster:
             yield TargetGroups([], cluster, self.broker_name)
 
-    def producer(self, topic: str) -> Producer:
-        """A producer that never sends anything twice."""
-        from rocketstore.client import Producer
+    def producer(self, topic: str, *, for_one_queue: bool = False) -> Producer | ClusterProducer:
+        """A producer that never sends anything twice. Raises ``UsageError`` for one queue in several groups."""
+        from rocketstore.client import ClusterProducer, Producer
 
+        addresses, security = self._one_group(topic, for_one_queue=for_one_queue), self.security.for_client()
+        if addresses:
+            return Producer(addresses, timeout_s=self.timeout_s, security=security)
+        return ClusterProducer(self.name_servers, timeout_s=self.timeout_s, security=security)
+
+    def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer | ClusterConsumer:
+        """A consumer of a group, or of none if the name is empty. Raises ``UsageError`` as above."""
+        from rocketstore.client import ClusterConsumer, Consumer
+
+        addresses = self._one_group(topic, for_one_queue=options.queues is not None)
         security = self.security.for_client()
-        return Producer(self._addresses_for(topic), timeout_s=self.timeout_s, security=security)
-
-    def consumer(self, group: str, topic: str, options: ConsumerOptions) -> Consumer:
-        """A consumer of a group, or of none if the name is empty."""
-        from rocketstore.client import Consumer
-
-        security = self.security.for_client()
-        return Consumer(self._addresses_for(topic), group=group, topic=topic, options=options, security=security)
+        if addresses:
+            return Consumer(addresses, group=group, topic=topic, options=options, security=security)
+        return ClusterConsumer(self.name_servers, group=group, topic=topic, options=options, security=security)
 
     def member(self, group: str, topic: str, options: GroupOptions) -> GroupConsumer:
-        """A member of a group, which shares the topic's queues with the others."""
+        """A member of a group, which shares the topic's queues with the others. Raises ``UsageError`` as above."""
         from rocketstore.client import GroupConsumer
 
-        security = self.security.for_client()
-        return GroupConsumer(self._addresses_for(topic), group=group, options=options, security=security)
+        addresses, security = self._one_group(topic, for_one_queue=True), self.security.for_client()
+        return GroupConsumer(addresses, group=group, options=options, security=security)
 
-    def _addresses_for(self, topic: str) -> list[str]:
+    def _one_group(self, topic: str, *, for_one_queue: bool) -> tuple[str, ...]:
+        """The addresses of the only group; empty if there are several."""
         if not self.name_servers:
-            return list(self.addresses)
+            return self.addresses
         with self._cluster() as cluster:
-            return list(_single(_with_topic(cluster, self.broker_name, topic)).addresses)
+            if for_one_queue:
+                return _single(_with_topic(cluster, self.broker_name, topic)).addresses
+            found = _chosen(cluster, self.broker_name)
+        return found[0].addresses if len(found) == 1 else ()
 
     def _cluster(self) -> ClusterAdmin:
-        from rocketstore.client.cluster_admin import ClusterAdmin
+        from rocketstore.client import ClusterAdmin
 
         security = self.security.for_client()
         return ClusterAdmin(list(self.name_servers), timeout_s=self.timeout_s, security=security)

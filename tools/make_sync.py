@@ -19,7 +19,7 @@ MADE: Final = {
     f"{package}/aio_{name}.py": f"{package}/{name}.py"
     for package, names in (
         ("dledger/client", ("calls",)),
-        ("rocketstore/client", ("connection", "topic_cache", "producer")),
+        ("rocketstore/client", ("connection", "topic_cache", "producer", "routes", "cluster_producer")),
         ("rocketstore/nameserver", ("lookups",)),
     )
     for name in names
@@ -30,7 +30,20 @@ _COUNTERPARTS: Final = {
     "aio": "threads",
     "asyncio": "threading",
     **{
-        f"aio_{name}": name for name in ("calls", "channels", "connection", "futures", "sends", "stream", "topic_cache")
+        f"aio_{name}": name
+        for name in (
+            "calls",
+            "channels",
+            "connection",
+            "frames",
+            "futures",
+            "lookups",
+            "producer",
+            "routes",
+            "sends",
+            "stream",
+            "topic_cache",
+        )
     },
     **{
         f"Async{name}": name
@@ -39,11 +52,14 @@ _COUNTERPARTS: Final = {
             "BrokerConnection",
             "Calls",
             "Channels",
+            "ClusterProducer",
+            "ClusterSender",
             "Frames",
             "Links",
             "MessageSender",
             "NameServers",
             "Producer",
+            "Routes",
             "Seeker",
             "SendFuture",
             "SendManyFuture",

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,16 @@ from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingG
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Consumer, GroupConsumer, Producer, ReceivedMessage, SendFuture, SendReceipt
+    from rocketstore.client import (
+        ClusterConsumer,
+        ClusterProducer,
+        Consumer,
+        GroupConsumer,
+        Producer,
+        ReceivedMessage,
+        SendFuture,
+        SendReceipt,
+    )
     from rocketstore.message.message import Message
 
 PIPELINE_MAX = 10_000
@@ -116,7 +124,7 @@ def send(  # noqa: PLR0913  # one parameter per option
     known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
     all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
     letter = _Letter(topic, all_properties, queue, key)
-    with closing(target.producer(topic)) as producer:
+    with target.producer(topic, for_one_queue=queue is not None) as producer:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
@@ -184,7 +192,9 @@ class _Tally:
         advance(1)
 
 
-def _send_stream(producer: Producer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
+def _send_stream(
+    producer: Producer | ClusterProducer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None
+) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
     tally = _Tally()
     in_flight: deque[SendFuture] = deque()
@@ -223,7 +233,8 @@ Examples:
 Without --group no position is kept. With one, the printed messages are committed, and the next run continues after
 them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
 each prints the messages of its own ones, and when one ends, the others take them over. With --queue or --alone, it
-reads those queues, or all, whoever else does. Without a terminal only the bodies are printed."""
+reads those queues, or all, whoever else does. If the topic is in several groups of brokers, sharing requires
+--broker-name. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
@@ -304,7 +315,7 @@ def _print_share(
 
 
 def _print_from(
-    source: Consumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
+    source: Consumer | ClusterConsumer, count: int | None, follow: bool, patience_s: float, show: Callable[..., None]
 ) -> None:
     left = sys.maxsize if count is None else count
     heard_at = time.monotonic()

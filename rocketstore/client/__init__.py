@@ -1,9 +1,13 @@
-"""Clients of a broker, or of a group of brokers: producers, consumers and administrators."""
+"""Clients of a broker, of a group of brokers, or of a cluster of groups: producers, consumers and administrators."""
 
 from rocketstore.client.admin import Admin, BrokerStatus, QueueProgress, QueueRange
+from rocketstore.client.aio_cluster_producer import AsyncClusterProducer, AsyncClusterSender
 from rocketstore.client.aio_group_consumer import AsyncGroupConsumer
 from rocketstore.client.aio_producer import AsyncMessageSender, AsyncProducer
 from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
+from rocketstore.client.cluster_admin import ClusterAdmin
+from rocketstore.client.cluster_consumer import ClusterConsumer
+from rocketstore.client.cluster_producer import ClusterProducer, ClusterSender
 from rocketstore.client.consumer import Consumer, ConsumerOptions
 from rocketstore.client.group_consumer import GroupConsumer
 from rocketstore.client.group_options import GroupOptions
@@ -16,12 +20,18 @@ from rocketstore.client.topics import TopicInfo
 
 __all__ = [
     "Admin",
+    "AsyncClusterProducer",
+    "AsyncClusterSender",
     "AsyncGroupConsumer",
     "AsyncMessageSender",
     "AsyncProducer",
     "AsyncSendFuture",
     "AsyncSendManyFuture",
     "BrokerStatus",
+    "ClusterAdmin",
+    "ClusterConsumer",
+    "ClusterProducer",
+    "ClusterSender",
     "Consumer",
     "ConsumerOptions",
     "GroupConsumer",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
@@ -103,9 +103,7 @@ class QueueProgress:
 class Admin:
     """Thread-safe; every call has a deadline (``timeout_s``), and is retried until then as long as that may help."""
 
-    def __init__(
-        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
-    ) -> None:
+    def __init__(self, addresses: Addresses, *, timeout_s: float = 5.0, security: ClientSecurity | None = None) -> None:
         self._connection = BrokerConnection(addresses, timeout_s=timeout_s, security=security)
 
     def __enter__(self) -> Admin:

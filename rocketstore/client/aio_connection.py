@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.channels import Service
-from dledger.client.discovery import Directory, parse_addresses
+from dledger.client.discovery import Addresses, directory_of
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, UnavailableError
@@ -30,11 +30,9 @@ class AsyncBrokerConnection:
     ``addresses``: listen addresses (``host:port``) of one or more brokers; the others of the group are discovered.
     """
 
-    def __init__(
-        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
-    ) -> None:
+    def __init__(self, addresses: Addresses, *, timeout_s: float = 5.0, security: ClientSecurity | None = None) -> None:
         self.timeout_s = timeout_s
-        self.directory = Directory(parse_addresses(addresses), leader_is="master")
+        self.directory = directory_of(addresses, "master")
         self._maker = ChannelMaker(security, self.directory.addresses)
         self.channels = AsyncChannels(self._maker, Service(SERVICE, failure_of))
         self.seeker = AsyncSeeker(self.directory, self.ask_all, report_of_broker)

@@ -11,10 +11,9 @@ from dledger.client.discovery import parse_addresses
 from dledger.client.security import ClientSecurity
 from rocketstore.client.admin import Admin
 from rocketstore.client.errors import NotFoundError
-from rocketstore.client.name_server_tls import context_maker
+from rocketstore.client.frames import open_frames
 from rocketstore.nameserver.groups import BrokerGroup, groups_of, shares_of
 from rocketstore.nameserver.lookups import NameServers
-from rocketstore.remoting.blocking import BlockingRemotingClient
 
 
 class ClusterAdmin:
@@ -29,7 +28,7 @@ class ClusterAdmin:
         addresses = parse_addresses(name_servers)
         self._timeout_s = timeout_s
         self._security = security or ClientSecurity()
-        self._frames = BlockingRemotingClient(tls=context_maker(addresses, self._security))
+        self._frames = open_frames(addresses, self._security)
         self._name_servers = NameServers(addresses, self._frames, timeout_s=timeout_s)
         self._lock = threading.Lock()  # guards what follows
         self._admins: dict[str, Admin] = {}

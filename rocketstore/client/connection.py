@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from dledger.client.channels import Answer, Channels, Seeker, Service, retry
-from dledger.client.discovery import Directory, parse_addresses
+from dledger.client.discovery import Addresses, directory_of
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, UnavailableError
@@ -29,11 +29,9 @@ class BrokerConnection:
     ``addresses``: listen addresses (``host:port``) of one or more brokers; the others of the group are discovered.
     """
 
-    def __init__(
-        self, addresses: Sequence[str] | str, *, timeout_s: float = 5.0, security: ClientSecurity | None = None
-    ) -> None:
+    def __init__(self, addresses: Addresses, *, timeout_s: float = 5.0, security: ClientSecurity | None = None) -> None:
         self.timeout_s = timeout_s
-        self.directory = Directory(parse_addresses(addresses), leader_is="master")
+        self.directory = directory_of(addresses, "master")
         self._maker = ChannelMaker(security, self.directory.addresses)
         self.channels = Channels(self._maker, Service(SERVICE, failure_of))
         self.seeker = Seeker(self.directory, self.ask_all, report_of_broker)

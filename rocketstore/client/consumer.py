@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Annotated, Final, Literal, TypedDict, Unpack
 
+from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
@@ -110,7 +111,7 @@ class Consumer:
 
     def __init__(
         self,
-        addresses: Sequence[str] | str,
+        addresses: Addresses,
         *,
         group: str,
         topic: str,

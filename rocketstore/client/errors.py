@@ -81,6 +81,22 @@ class PartlySentError(DLedgerError):
         self.results = tuple(results)
 
 
+def receipts_of_all(results: Sequence[SendReceipt | DLedgerError]) -> list[SendReceipt]:
+    """The receipts, if there are only such. Raises the first error if nothing was stored, else ``PartlySentError``."""
+    errors = [result for result in results if isinstance(result, DLedgerError)]
+    if not errors:
+        return [result for result in results if isinstance(result, SendReceipt)]
+    if len(errors) == len(results) and all(error.outcome == "not_applied" for error in errors):
+        raise errors[0]
+    stored = len(results) - len(errors)
+    unknown = sum(error.outcome == "unknown" for error in errors)
+    raise PartlySentError(
+        f"{stored} of {len(results)} messages stored, {unknown} of unknown outcome, {len(errors) - unknown} "
+        f"not stored: {errors[0]}",
+        results,
+    )
+
+
 _RETRIED: Final = (NotMasterError, BrokerBusyError, StoreFailedError, UnavailableError, PendingFullError)
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from dledger.client.channels import Answer
+from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.config import MIB
@@ -24,7 +25,7 @@ from dledger.sending.futures import wait_for_batch
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError
+from rocketstore.client.errors import MessageRefusedError, NotFoundError, receipts_of_all
 from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
 from rocketstore.client.receipts import SendReceipt
@@ -68,7 +69,7 @@ class Producer:
 
     def __init__(  # noqa: PLR0913  # one parameter per option
         self,
-        addresses: Sequence[str] | str,
+        addresses: Addresses,
         *,
         timeout_s: float = 5.0,
         enable_idempotence: bool = True,
@@ -146,19 +147,7 @@ class Producer:
         stored, ``PartlySentError`` with all outcomes if some are or may be.
         """
         encoded = [self._encode(message, key, queue_id) for message in messages]
-        results = list((_add_many(self._direct_sender(), encoded, sequence)).outcomes())
-        errors = [result for result in results if isinstance(result, DLedgerError)]
-        if not errors:
-            return [result for result in results if isinstance(result, SendReceipt)]
-        if len(errors) == len(results) and all(error.outcome == "not_applied" for error in errors):
-            raise errors[0]
-        stored = len(results) - len(errors)
-        unknown = sum(error.outcome == "unknown" for error in errors)
-        raise PartlySentError(
-            f"{stored} of {len(results)} messages stored, {unknown} of unknown outcome, {len(errors) - unknown} "
-            f"not stored: {errors[0]}",
-            results,
-        )
+        return receipts_of_all(list((_add_many(self._direct_sender(), encoded, sequence)).outcomes()))
 
     def sender(
         self,

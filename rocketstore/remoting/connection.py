@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.access.addresses import plain_host
@@ -24,13 +27,18 @@ REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
 """Maximum bytes of their bodies, likewise."""
 CALLS_MAX: Final = 4096
 """Maximum number of our requests waiting for a response from one peer."""
-FRAMES_PER_TURN: Final = 256
+FRAMES_PER_TURN: Final = 128
 """Maximum frames of one connection dispatched in one turn of the loop: 256 KiB may contain twenty thousand."""
 UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """With this many, the connection is closed: responses to earlier requests still add to them."""
 _OPAQUE_MASK: Final = (1 << 31) - 1
+
+
+_RESET: Final = (1).to_bytes(4, sys.byteorder) + bytes(4)
+"""``struct linger``: on, 0 s, so that a close discards what is unsent and resets the connection."""
+_CLOSE: Final = bytes(8)
 
 
 class DisconnectedError(Exception):
@@ -188,6 +196,7 @@ class RemotingConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The other side sends nothing more; like RocketMQ's programs, it then reads no responses either."""
+        self._linger(_CLOSE)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -332,8 +341,23 @@ class RemotingConnection(asyncio.Protocol):
         if not self.is_closed:
             self._flush()
             self._end("closed")
+            self._linger(_CLOSE)
             if self._transport is not None:
                 self._transport.close()
+
+    def reset_if_killed(self) -> None:
+        """Let the kernel reset the connection if this process is killed.
+
+        At a mere end of the stream Java's clients wait for their answers until they time out, for 3 s; at a reset they
+        try again at once. An orderly close stays one.
+        """
+        self._linger(_RESET)
+
+    def _linger(self, how: bytes) -> None:
+        link = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if link is not None:
+            with suppress(OSError):  # it has ended already
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
     def _end(self, reason: str) -> None:
         if self.is_closed:

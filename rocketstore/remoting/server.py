@@ -120,6 +120,7 @@ class RemotingServer:
 
     def _admit(self, connection: RemotingConnection) -> None:
         """Add a connection, or close it if there are too many."""
+        connection.reset_if_killed()
         host, limits = connection.place.host, self._limits
         self._connections.add(connection)
         self._by_host[host] += 1

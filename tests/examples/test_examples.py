@@ -75,3 +75,12 @@ def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:
 
     assert run("embedded_node.py", *words, "colour=blue", "size=7") == "colour=blue\nsize=7\n"
     assert run("embedded_node.py", *words, "colour=red") == "colour=red\nsize=7\n"
+
+
+def test_a_cluster_grows(tmp_path: Path) -> None:
+    """All messages of the first half are in the first group; the second half is spread, and everything is received."""
+    one, two, received = run("growing_cluster.py", str(tmp_path), "--count", "40").splitlines()
+
+    assert one == "one group:  broker-a 40"
+    assert two == "two groups: broker-a 60, broker-b 20"
+    assert received == "received 80 of 80 messages"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from cluster.local.group import free_ports
-from tests.interop.java import OPENED, SOURCES, environment
+from tests.interop.java import OPENED, SOURCES, JavaMissingError, environment
 
 TIMEOUT_S: Final = 180
 TESTS_TIMEOUT_S: Final = 900
+CPP_PACKAGE: Final = "rocketmq==0.4.4"
 _HEAP: Final = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m")
 
 
@@ -126,10 +130,16 @@ def failed_admin(directory: Path, *arguments: str) -> str:
     return errors
 
 
-def client(directory: Path, *arguments: str) -> list[str]:
-    """The lines that our program with RocketMQ's client prints; the client's log is among them."""
-    lines = _run("interop.ClientMain", directory, *arguments).splitlines()
-    return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
+def sign_as(directory: Path, access_key: str, secret_key: str) -> None:
+    """Have mqadmin sign its requests."""
+    tools = make_home(directory) / "conf" / "tools.yml"
+    tools.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
+
+
+def client(directory: Path, *arguments: str, key: tuple[str, str] | None = None) -> list[str]:
+    """The lines that our program with RocketMQ's client prints; with a key and its secret it signs its requests."""
+    variables = {} if key is None else {"INTEROP_ACCESS_KEY": key[0], "INTEROP_SECRET_KEY": key[1]}
+    return _lines(_run("interop.ClientMain", directory, *arguments, variables=variables))
 
 
 @contextmanager
@@ -146,13 +156,38 @@ def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator
         process.wait()
 
 
-def _run(main: str, directory: Path, *arguments: str) -> str:
-    output, errors = _output(main, directory, *arguments)
+@contextmanager
+def open_client(directory: Path, *arguments: str) -> Iterator[Callable[[], list[str]]]:
+    """The same program meanwhile, until its input ends; gives what it has printed so far."""
+    directory.mkdir(parents=True, exist_ok=True)
+    output = directory / "client.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            _command("client", "interop.ClientMain", directory, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_environment(directory),
+        )
+
+    def printed() -> list[str]:
+        lines = output.read_text("utf-8", "replace").splitlines()
+        return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
+
+    try:
+        yield printed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    output, errors = _output(main, directory, *arguments, variables=variables)
     assert "SubCommandException" not in errors, f"{' '.join(arguments)}:\n{errors}"
     return output
 
 
-def _output(main: str, directory: Path, *arguments: str) -> tuple[str, str]:
+def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> tuple[str, str]:
     directory.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(
         _command("client", main, directory, *arguments),
@@ -160,9 +195,50 @@ def _output(main: str, directory: Path, *arguments: str) -> tuple[str, str]:
         text=True,
         encoding="utf-8",
         timeout=TIMEOUT_S,
-        env=_environment(directory),
+        env={**_environment(directory), **(variables or {})},
         check=False,
     )
     if ended.returncode:
         raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
     return ended.stdout, ended.stderr
+
+
+def go_client(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our program with RocketMQ's Go client prints. Raises ``JavaMissingError``: it cannot be built."""
+    program = directory / "interop-go"
+    directory.mkdir(parents=True, exist_ok=True)
+    if shutil.which("go") is None:
+        raise JavaMissingError("`go` is not on the PATH: `make interop` needs Go 1.21 or newer")
+    _printed(["go", "build", "-o", str(program), "."], cwd=SOURCES.parent / "go", variables={"GOTOOLCHAIN": "local"})
+    return _lines(_printed([str(program), *arguments], cwd=directory))
+
+
+def cpp_client(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our program with RocketMQ's C++ client prints; its package comes from the Python index."""
+    packages = directory / "packages"
+    if not packages.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _printed([*install, "--target", str(packages), CPP_PACKAGE], cwd=SOURCES)
+    program = SOURCES.parent / "cpp" / "client.py"
+    variables = {"PYTHONPATH": str(packages), "HOME": str(directory)}  # it logs to the home directory
+    return _lines(_printed([sys.executable, str(program), *arguments], cwd=directory, variables=variables))
+
+
+def _printed(command: list[str], *, cwd: Path, variables: Mapping[str, str] | None = None) -> str:
+    ended = subprocess.run(
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        env=os.environ | (variables or {}),
+        check=False,
+    )
+    if ended.returncode:
+        raise AssertionError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    return ended.stdout
+
+
+def _lines(printed: str) -> list[str]:
+    return [line.removeprefix("> ") for line in printed.splitlines() if line.startswith("> ")]

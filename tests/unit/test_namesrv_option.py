@@ -27,10 +27,10 @@ class Known:
     a: FakeBrokers
     b: FakeBrokers
 
-    def run(self, *words: str, **environment: str) -> Result:
+    def run(self, *words: str, stdin: bytes | None = None, environment: dict[str, str] | None = None) -> Result:
         """The command, with this name server unless the environment says otherwise."""
         chosen = environment or {"DLEDGER_NAMESRV": self.server}
-        return CliRunner().invoke(cli.main, list(words), prog_name="dledger", env=chosen)
+        return CliRunner().invoke(cli.main, list(words), input=stdin, prog_name="dledger", env=chosen)
 
     def rows(self, *words: str) -> list[list[str]]:
         """What a command prints below its heading."""
@@ -69,10 +69,10 @@ def test_the_more_explicit_addresses_win(known: Known) -> None:
     both = (*topics, "-b", a, "--namesrv", NOWHERE)
     flag = (*topics, "--namesrv", known.server)
 
-    flags = known.run(*both, DLEDGER_BROKER=NOWHERE, DLEDGER_NAMESRV=NOWHERE)
-    name_server = known.run(*flag, DLEDGER_BROKER=NOWHERE, DLEDGER_NAMESRV=NOWHERE)
-    broker = known.run(*topics, DLEDGER_BROKER=a, DLEDGER_NAMESRV=NOWHERE)
-    last = known.run(*topics, DLEDGER_NAMESRV=known.server)
+    flags = known.run(*both, environment={"DLEDGER_BROKER": NOWHERE, "DLEDGER_NAMESRV": NOWHERE})
+    name_server = known.run(*flag, environment={"DLEDGER_BROKER": NOWHERE, "DLEDGER_NAMESRV": NOWHERE})
+    broker = known.run(*topics, environment={"DLEDGER_BROKER": a, "DLEDGER_NAMESRV": NOWHERE})
+    last = known.run(*topics, environment={"DLEDGER_NAMESRV": known.server})
 
     assert [len(json.loads(one.stdout)) for one in (flags, name_server, broker, last)] == [1, 3, 1, 3]
 
@@ -84,7 +84,7 @@ def test_cluster_list_asks_brokers_that_are_given(known: Known, words: tuple[str
     chosen = [address if word == "BROKER" else word for word in words]
     environment = {"DLEDGER_NAMESRV": known.server} | ({} if words else {"DLEDGER_BROKER": address})
 
-    shown = known.run("cluster", "list", "--json", *chosen, **environment)
+    shown = known.run("cluster", "list", "--json", *chosen, environment=environment)
 
     assert json.loads(shown.stdout)["master"] == address
 
@@ -157,6 +157,22 @@ def test_progress_is_that_of_all_groups(known: Known) -> None:
     assert known.run("consumer", "progress", "-g", "nobody").exit_code == 1
 
 
+def test_messages_go_to_all_groups_and_are_read_from_all(known: Known) -> None:
+    """Four registered queues in each, of which the fake brokers have fewer: any is as good as another."""
+    sent = known.run("message", "send", "-t", "orders", *"abcdefgh")
+
+    assert sent.exit_code == 0, sent.output
+    assert (len(known.a.bodies("orders")), len(known.b.bodies("orders"))) == (4, 4)
+    assert sorted(known.run("message", "consume", "-t", "orders").stdout.split()) == list("abcdefgh")
+    lines = known.run("message", "send", "-t", "orders", "--json", "-", stdin=b"i\nj\n")
+    assert len(lines.stdout.splitlines()) == 2
+    assert len(known.run("message", "consume", "-t", "orders", "-g", "billing", "--alone").stdout.split()) == 10
+    assert sum(known.a.offsets.values()) + sum(known.b.offsets.values()) == 10
+    measured = known.run("bench", "send", "-t", "orders", "--records", "20", "--json")
+    assert measured.exit_code == 0, measured.output
+    assert len(known.a.bodies("orders")) == len(known.b.bodies("orders"))
+
+
 def test_an_id_names_its_broker(known: Known) -> None:
     """Only the group with this address is asked."""
     host, _, port = known.b.addresses[0].rpartition(":")
@@ -176,6 +192,9 @@ def test_an_id_names_its_broker(known: Known) -> None:
         ("consumer", "delete", "g", "--yes"),
         ("consumer", "reset-offset", "-g", "g", "-t", "orders", "--queue", "0", "--offset", "0"),
         ("message", "print", "-t", "orders", "--queue", "0"),
+        ("message", "send", "-t", "orders", "--queue", "0", "x"),
+        ("message", "consume", "-t", "orders", "--queue", "0"),
+        ("message", "consume", "-t", "orders", "-g", "billing"),
     ],
 )
 def test_what_concerns_one_group_needs_its_name(known: Known, words: tuple[str, ...]) -> None:
@@ -209,7 +228,7 @@ def test_clusters_are_not_mixed(known: Known, tmp_path: Path) -> None:
     with running(config_in(tmp_path / "other")) as server, calling(server) as caller:
         caller.register(0, known.a.addresses[0], name="a", cluster="east")
         caller.register(0, known.b.addresses[0], name="b", cluster="west")
-        shown = known.run("topic", "create", "new", DLEDGER_NAMESRV=server.address)
+        shown = known.run("topic", "create", "new", environment={"DLEDGER_NAMESRV": server.address})
 
     assert shown.exit_code == 2
     assert "a (cluster east), b (cluster west)" in shown.stderr
@@ -231,8 +250,8 @@ def test_a_single_group_needs_no_name(single: Known) -> None:
 def test_without_brokers_or_name_servers_it_says_so(tmp_path: Path, known: Known) -> None:
     """Exit code 1."""
     with running(config_in(tmp_path / "empty")) as server:
-        empty = known.run("topic", "list", DLEDGER_NAMESRV=server.address)
-    nobody = known.run("topic", "list", DLEDGER_NAMESRV=NOWHERE)
+        empty = known.run("topic", "list", environment={"DLEDGER_NAMESRV": server.address})
+    nobody = known.run("topic", "list", environment={"DLEDGER_NAMESRV": NOWHERE})
 
     assert (empty.exit_code, nobody.exit_code) == (1, 1)
     assert "no broker has registered" in empty.stderr

@@ -324,9 +324,14 @@ def _usable_producers(account: Account, body: bytes) -> bytes:
     return ProducersByGroup({name: one for name, one in found.items() if account.group(name)}).encode()
 
 
+def _may_read(account: Account, topic: str) -> bool:
+    return bool(account.topic(topic) & SUB) and topic not in NO_SEND_TOPICS
+
+
 def _readable_stats(account: Account, body: bytes) -> bytes:
     stats = ConsumeStats.decode(body)
-    kept = {queue: one for queue, one in stats.offset_table.items() if account.topic(queue.topic) & SUB}
+    readable = {topic for topic in {queue.topic for queue in stats.offset_table} if _may_read(account, topic)}
+    kept = {queue: one for queue, one in stats.offset_table.items() if queue.topic in readable}
     return replace(stats, offset_table=kept).encode()
 
 

@@ -9,6 +9,8 @@ from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetT
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import Frame
 
+_BEGIN, _END = b'{"offsetTable":{', b"}}"
+
 
 class SlaveSource:
     """On the loop."""
@@ -26,11 +28,15 @@ class SlaveSource:
         return frame.answer(body=await self._admin.read(self._delays))
 
     def _offsets(self) -> bytes:
-        state, table = self._parts.state, dict[str, dict[int, int]]()
-        for group in state.groups():
-            for one in state.offsets(group):
-                table.setdefault(f"{one.topic}@{group}", {})[one.queue_id] = one.offset
-        return ConsumerOffsetTable(table).encode()
+        """Group by group: to encode half a million offsets at once would hold up every other thread for a second."""
+        pieces = [self._offsets_of(group) for group in self._parts.state.groups()]
+        return _BEGIN + b",".join(piece for piece in pieces if piece) + _END
+
+    def _offsets_of(self, group: str) -> bytes:
+        table: dict[str, dict[int, int]] = {}
+        for one in self._parts.state.offsets(group):
+            table.setdefault(f"{one.topic}@{group}", {})[one.queue_id] = one.offset
+        return ConsumerOffsetTable(table).encode().removeprefix(_BEGIN).removesuffix(_END)
 
     def _delays(self) -> bytes:
         levels = DelayLevels.parse(self._parts.config.store.message_delay_level).level_max

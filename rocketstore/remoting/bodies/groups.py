@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import ClassVar, Final
 
 from dledger.records import record
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.headers import Int32, Int64
 
+GROUP_BYTES_MAX: Final = 64 * 1024
+"""Of one group's settings: RocketMQ's take 300."""
+
 
 @record(frozen=True, slots=True)
 class SubscriptionGroupConfig(Body):
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
 
+    bytes_max: ClassVar[int] = GROUP_BYTES_MAX
     group_name: str
     consume_enable: bool = True
     consume_from_min_enable: bool = True

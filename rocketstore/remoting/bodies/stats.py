@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import ClassVar
 
 from dledger.records import record
-from rocketstore.remoting.bodies.clients import SubscriptionData
+from rocketstore.remoting.bodies.clients import CLIENT_BYTES_MAX, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.body import Body, NullableText
 from rocketstore.remoting.headers import Int32, Int64
@@ -82,6 +83,7 @@ class ResetOffsetBodyForC(Body):
 class ConsumerStatusBody(Body):
     """Answer to GET_CONSUMER_STATUS_FROM_CLIENT (one table), INVOKE_BROKER_TO_GET_CONSUMER_STATUS (one per client)."""
 
+    bytes_max: ClassVar[int] = CLIENT_BYTES_MAX
     message_queue_table: Mapping[MessageQueue, Int64] = field(default_factory=dict)
     consumer_table: Mapping[str, Mapping[MessageQueue, Int64]] = field(default_factory=dict)
 

@@ -65,10 +65,11 @@ class Caller:
         term: int = -1,
         version: int = 1,
         topics: tuple[str, ...] = ("T",),
+        queues: int = 4,
         compressed: bool = False,
     ) -> None:
         """Register a broker."""
-        table = {topic: TopicConfigData(topic, 4, 4) for topic in topics}
+        table = {topic: TopicConfigData(topic, queues, queues) for topic in topics}
         body = RegisterBrokerBody(TopicConfigTable(DataVersion(version), table))
         header = RegisterBrokerHeader(name, address, cluster, f"ha-{address}", broker_id, compressed, dledger_term=term)
         data = body.encode_compressed() if compressed else body.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, cast
@@ -35,8 +36,8 @@ class _Transport:
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
 
-    def get_extra_info(self, _: str) -> tuple[str, int]:
-        return self.host, 1
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self.host, 1) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -79,6 +80,32 @@ class _Side:
 
 def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -> None:
+    """After a mere end Java's clients wait for their answers until they time out; after a reset they try again."""
+
+    async def test() -> None:
+        def answer(connection: RemotingConnection, frame: Frame) -> None:
+            connection.done(frame, frame.answer(body=bytes(4 * MIB)))
+
+        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9.0, *[256 * MIB] * 4))
+        listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(encode(Frame(1, 7)))
+        head = await reader.readexactly(4)
+        (accepted,) = server._connections
+        assert accepted._transport is not None
+        link = accepted._transport.get_extra_info("socket")
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)[:4] != bytes(4)  # so the kernel does
+        await server.close(0)
+        rest = await reader.read(-1)  # and nothing of the answer is lost for that
+        assert len(rest) == int.from_bytes(head, "big")
+        writer.close()
+        listening.close()
+
+    _on_a_loop(test)
 
 
 def test_a_flood_of_small_frames_leaves_others_their_turn() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker.remoting.slave_source import SlaveSource
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody
 from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.state.changes import QueueOffset, TopicConfig
+from rocketstore.remoting.frame import FRAME_BYTES_MAX
+from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
@@ -114,6 +116,8 @@ def test_units_that_cannot_be_told(client: RemotingSocket, fields: dict[str, obj
 
 def test_slaves_fetch_offsets_and_delays(client: RemotingSocket, broker: RemotingHarness) -> None:
     """F45 to F48."""
+    assert captured(client, "F45").body == b'{"offsetTable":{}}'
+    broker.state.configs["without"] = GroupConfig("without")
     broker.state.committed |= {("g", "T", 0): 1, ("g", "T", 1): 2, ("h", "T", 0): 3}
     broker.state.delays |= {1: 1, 3: 4}
     table = ConsumerOffsetTable.decode(captured(client, "F45").body).offset_table
@@ -122,3 +126,14 @@ def test_slaves_fetch_offsets_and_delays(client: RemotingSocket, broker: Remotin
     assert theirs["ProbeTopic@ProbeLite"] == {0: 1, 1: 2, 2: 3, 3: 1}
     assert DelayOffsetTable.decode(captured(client, "F47").body).offset_table == {1: 1, 3: 4}
     assert DelayOffsetTable.decode(GOLDEN["F48"].frame.body).offset_table == {1: 1, 3: 1}
+
+
+def test_an_answer_that_fits_into_no_frame_is_an_error_and_not_the_end(
+    client: RemotingSocket, broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's programs take frames of 16 MiB at most."""
+    broker.state.committed["g", "T", 0] = 1
+    monkeypatch.setattr(SlaveSource, "_offsets_of", lambda _self, _group: b"x" * FRAME_BYTES_MAX)
+    answer = client.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    assert (answer.code, "too long" in answer.remark) == (AnswerCode.SYSTEM_ERROR, True)
+    assert client.ask(RequestCode.GET_ALL_DELAY_OFFSET).code == 0

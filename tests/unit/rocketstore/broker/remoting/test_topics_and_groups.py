@@ -127,6 +127,7 @@ def test_a_group_is_made_and_listed(broker: RemotingHarness, client: RemotingSoc
         b'{"groupName":"g","retryQueueNums":-1}',
         b'{"groupName":"g","retryMaxTimes":-2}',
         b'{"groupName":"g","brokerId":-1}',
+        pytest.param(b'{"groupName":"g","unknown":[' + b"1," * 40_000 + b"1]}", id="long"),
     ],
 )
 def test_what_is_no_group_is_refused(broker: RemotingHarness, client: RemotingSocket, body: bytes) -> None:

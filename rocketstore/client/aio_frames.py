@@ -1,0 +1,14 @@
+"""The connections of asyncio clients to name servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dledger.client.security import ClientSecurity
+from rocketstore.client.name_server_tls import context_maker
+from rocketstore.remoting.client import RemotingClient
+
+
+def open_frames(addresses: Sequence[str], security: ClientSecurity) -> RemotingClient:
+    """Connects on demand. Raises ``ConfigError`` for unusable files, and for plaintext to other machines."""
+    return RemotingClient(tls=context_maker(addresses, security))
