@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -154,6 +154,31 @@ def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def open_client(directory: Path, *arguments: str) -> Iterator[Callable[[], list[str]]]:
+    """The same program meanwhile, until its input ends; gives what it has printed so far."""
+    directory.mkdir(parents=True, exist_ok=True)
+    output = directory / "client.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            _command("client", "interop.ClientMain", directory, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_environment(directory),
+        )
+
+    def printed() -> list[str]:
+        lines = output.read_text("utf-8", "replace").splitlines()
+        return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
+
+    try:
+        yield printed
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:

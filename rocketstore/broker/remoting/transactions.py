@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, islice
 from typing import Final
@@ -35,6 +37,9 @@ from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, BrokerRole, PutResult
 COMMIT: Final = 8
 ROLLBACK: Final = 12
 UNKNOWN: Final = 0
+READY_S_MAX: Final = 2.0
+"""How long an end waits for a new master to read which transactions are open."""
+RESUMED_MAX: Final = 10_000
 TRIES: Final = 8
 """How many producers of a group to try, if the first does not take what it has been sent."""
 
@@ -50,7 +55,10 @@ class RemotingTransactions:
         self._clients = clients
         self._turns = count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ready = asyncio.Event()
+        self._resumed: OrderedDict[int, None] = OrderedDict()
         parts.transactions.ask_with(self._ask_soon)
+        parts.transactions.add_ready_listener(lambda: parts.bridge.post(self._ready.set))
 
     async def close(self) -> None:
         """Ask nobody any more."""
@@ -69,6 +77,7 @@ class RemotingTransactions:
             return frame.answer()
         if header.commit_or_rollback not in (COMMIT, ROLLBACK):
             raise RequestError(f"a transaction cannot end with {header.commit_or_rollback}")
+        await self._wait_ready()
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def done(problem: str) -> None:
@@ -92,12 +101,30 @@ class RemotingTransactions:
             raise RequestError(problem)
         return frame.answer()
 
+    async def _wait_ready(self) -> None:
+        """A new master soon knows which transactions are open."""
+        transactions = self._parts.transactions
+        if not transactions.is_ready:
+            self._ready.clear()
+            if not transactions.is_ready:  # else it was told just before
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(READY_S_MAX):
+                        await self._ready.wait()
+
     async def resume(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up; each time is a new transaction."""
+        """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up, once for each master."""
         parts, header = self._parts, read_header(ResumeCheckHeader, frame.fields)
         if parts.store.role is BrokerRole.SLAVE:
             raise RequestError("this broker is a slave: ask the master", AnswerCode.SERVICE_NOT_AVAILABLE)
-        record = await parts.readers.run(self._given_up, parse_offset_message_id(header.msg_id)[1])
+        offset = parse_offset_message_id(header.msg_id)[1]
+        if offset in self._resumed:
+            raise RequestError(f"the message at {offset} is being checked again already")
+        record = await parts.readers.run(self._given_up, offset)
+        if offset in self._resumed:
+            raise RequestError(f"the message at {offset} is being checked again already")
+        self._resumed[offset] = None  # whatever becomes of it: two would be two transactions
+        if len(self._resumed) > RESUMED_MAX:
+            self._resumed.popitem(last=False)
         stored: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[PutResult]) -> None:
@@ -107,6 +134,8 @@ class RemotingTransactions:
         message = resumed(record, parts.store_host)
         parts.sender.submit(SendCall(0, [message], True, len(record), own=True), done)
         result = await stored
+        if result.outcome == "not_applied":
+            self._resumed.pop(offset, None)
         if not result.ok:
             raise RequestError(f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {result.reason}")
         return frame.answer()

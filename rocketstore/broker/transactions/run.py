@@ -79,12 +79,14 @@ class Run:
         clock: Clock,
         host: Callable[[], HostAddress],
         askers: Askers,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._store = store
         self._state = state
         self._clock = clock
         self._host = host
+        self._on_ready = on_ready
         self._stopped = False
         self._stepping = threading.Lock()  # held while stepping
         self._lock = threading.Lock()  # guards the marks and ``halves``; held while an end is given to the log
@@ -291,6 +293,7 @@ class Run:
         with self._lock:
             self.halves = halves
             self.is_ready = True
+        self._on_ready()
         if len(halves):
             took_ms = self._clock.monotonic_ms() - began_ms
             _log.info("transactions: %d are open, read from the log in %d ms", len(halves), took_ms)

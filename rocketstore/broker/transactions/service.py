@@ -9,9 +9,10 @@ shows its op; so of two requests to end it, or two answers to a check, only one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dledger.clock import Clock
+from dledger.conditions import Conditions
 from dledger.runtime.supervisor import Supervisor
 from rocketstore.broker.transactions.checks import Asker, Askers, Check
 from rocketstore.broker.transactions.run import EndDone, NotReadyError, Run
@@ -33,15 +34,18 @@ class TransactionService:
         clock: Clock | None = None,
         *,
         supervisor: Supervisor | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._config = config
         self._store = store
         self._state = state
         self._clock = clock or Clock()
         self._supervisor = supervisor or Supervisor(lambda _error: None)
+        self._conditions = conditions or Conditions("transactions", self._clock)
         self._lifecycle = threading.Lock()  # serializes start and stop
         self._run: Run | None = None
         self._askers = Askers()
+        self._ready_listeners: tuple[Callable[[], None], ...] = ()
         self.host = LOOPBACK
         """This broker's address, in op messages."""
         store.add_arrival_listener(self._on_arrival)
@@ -68,6 +72,11 @@ class TransactionService:
         return self._supervisor.fatal
 
     @property
+    def is_running(self) -> bool:
+        """Whether transactions may begin here; their ends wait until it is ready."""
+        return self._run is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it knows which transactions are open."""
         run = self._run
@@ -87,9 +96,12 @@ class TransactionService:
         return {"transactionsOpen": str(len(run.halves)), "transactionsReady": str(run.is_ready).lower()}
 
     def refusal(self, group: str) -> str:
-        """Why a producer group must not begin another transaction now; empty if it may."""
+        """Why a producer group has too many open transactions to begin another; empty if it may. On a master only."""
         run = self._run
-        return "this broker is not the master" if run is None else run.refusal(group)
+        problem = "" if run is None else run.refusal(group)
+        if problem:
+            self._conditions.limit(problem)
+        return problem
 
     def end(self, queue_offset: int, offset: int, group: str, *, commit: bool, done: EndDone) -> None:
         """Commit or roll back the transaction of ``group`` whose half message is there; may wait for a disk.
@@ -104,6 +116,14 @@ class TransactionService:
     def ask_with(self, asker: Asker) -> None:
         """Ask the producers of open transactions with this, too."""
         self._askers.add(asker)
+
+    def add_ready_listener(self, listener: Callable[[], None]) -> None:
+        """Call ``listener``, on this service's thread, whenever it has become ready."""
+        self._ready_listeners = (*self._ready_listeners, listener)
+
+    def _tell_ready(self) -> None:
+        for listener in self._ready_listeners:
+            listener()
 
     def is_open(self, check: Check) -> bool:
         """Whether a check is still to be made."""

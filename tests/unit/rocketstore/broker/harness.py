@@ -32,7 +32,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.store.message_store import IndexEnd
 from rocketstore.store.stats import StoreStats
-from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult, QueueUnit, ScannedRecords
 from tests.support.fake_store import FakeStore
 
 STORE_HOST = HostAddress(b"\x7f\0\0\1", 10911)
@@ -43,6 +43,10 @@ class FakeExtent:
     """The commit log as the status shows it."""
 
     min_offset, max_offset, end_offset, is_replicated = 0, 100, 120, True
+
+    def scan(self, offset: int, bytes_max: int) -> ScannedRecords:
+        """Nothing of it can be seen."""
+        return ScannedRecords((), 1 << 60)
 
 
 class ServedFakeStore(FakeStore):

@@ -247,6 +247,12 @@ def test_only_the_property_itself_keeps_a_message_from_being_waited_for(
     assert seen == [waits]
 
 
+def test_names_in_locks_have_a_length(client: RemotingSocket) -> None:
+    """Expired locks are kept until there are half a million."""
+    body = LockQueuesBody("g", "c", (MessageQueue("T" * 2000, "b", 0),)).encode()
+    assert client.ask(RequestCode.LOCK_BATCH_MQ, None, body).code == AnswerCode.SYSTEM_ERROR
+
+
 def test_a_slave_that_is_behind_moves_no_consumer(broker: RemotingHarness, client: RemotingSocket) -> None:
     """While there is no master, consumers pull from it: they would consume again what the master has given them."""
     client.send()

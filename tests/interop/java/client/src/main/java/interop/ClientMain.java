@@ -1,5 +1,6 @@
 package interop;
 
+import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
 import java.util.Set;
 import java.util.concurrent.ConcurrentSkipListSet;
@@ -12,17 +13,22 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /**
- * Sends numbered messages, or receives them: {@code produce|consume|load NAME_SERVERS TOPIC COUNT}. {@code load} goes on
- * for so many seconds, whatever fails, and says for each message that was acknowledged when that was. With the
- * variables INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY requests are signed.
+ * Sends numbered messages, or receives them: {@code produce|consume|load|transact NAME_SERVERS TOPIC COUNT}. {@code load}
+ * and {@code transact} go on for so many seconds, whatever fails, and say for each message that was acknowledged when that
+ * was. Of four transactions, one is committed at once, one is rolled back at once, and two when the broker asks: the one
+ * is committed, the other rolled back. {@code transact} answers until its input ends. With the variables
+ * INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY requests are signed.
  */
 public final class ClientMain {
   private static final int TIMEOUT_S = 120;
@@ -37,6 +43,7 @@ public final class ClientMain {
       switch (arguments[0]) {
         case "produce" -> produce(arguments[1], arguments[2], count);
         case "load" -> load(arguments[1], arguments[2], count);
+        case "transact" -> transact(arguments[1], arguments[2], count);
         default -> consume(arguments[1], arguments[2], count);
       }
     } catch (Exception error) {
@@ -79,6 +86,51 @@ public final class ClientMain {
       }
     }
     producer.shutdown();
+  }
+
+  private static void transact(String nameServers, String topic, int seconds) throws Exception {
+    TransactionMQProducer producer = new TransactionMQProducer("interop-transactions", hook());
+    producer.setNamesrvAddr(nameServers);
+    producer.setPollNameServerInterval(ROUTE_INTERVAL_MS);
+    producer.setHeartbeatBrokerInterval(ROUTE_INTERVAL_MS);
+    producer.setTransactionListener(
+        new TransactionListener() {
+          @Override
+          public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+            return switch (numberOf(message) % 4) {
+              case 0 -> LocalTransactionState.COMMIT_MESSAGE;
+              case 1 -> LocalTransactionState.ROLLBACK_MESSAGE;
+              default -> LocalTransactionState.UNKNOW;
+            };
+          }
+
+          @Override
+          public LocalTransactionState checkLocalTransaction(MessageExt message) {
+            boolean commit = numberOf(message) % 2 == 0;
+            return commit ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
+          }
+        });
+    producer.start();
+    long begin = System.currentTimeMillis();
+    for (int number = 0; System.currentTimeMillis() - begin < seconds * 1000L; number++) {
+      try {
+        Message message = new Message(topic, Integer.toString(number).getBytes(StandardCharsets.UTF_8));
+        SendResult result = producer.sendMessageInTransaction(message, null);
+        if (result.getSendStatus() == SendStatus.SEND_OK) {
+          System.out.println("> " + number + " " + System.currentTimeMillis());
+        }
+      } catch (Exception error) {
+        TimeUnit.MILLISECONDS.sleep(PAUSE_MS);
+      }
+    }
+    System.out.println("> done 0");
+    System.out.flush();
+    System.in.transferTo(OutputStream.nullOutputStream());
+    producer.shutdown();
+  }
+
+  private static int numberOf(Message message) {
+    return Integer.parseInt(new String(message.getBody(), StandardCharsets.UTF_8));
   }
 
   private static void consume(String nameServers, String topic, int count) throws Exception {
