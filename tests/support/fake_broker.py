@@ -203,6 +203,9 @@ class FakeBroker:
         methods["PullStream"] = grpc.stream_stream_rpc_method_handler(
             self._pull_stream, pb.PullRequest.FromString, None
         )
+        methods["Membership"] = grpc.stream_stream_rpc_method_handler(
+            self._membership, pb.MembershipRequest.FromString, pb.MembershipResponse.SerializeToString
+        )
         self._server = grpc.server(
             ThreadPoolExecutor(64),
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)],
@@ -253,6 +256,13 @@ class FakeBroker:
 
     def _serializer(self, name: str) -> Callable[[Any], bytes]:
         return lambda answer: b"\xff\xff" if name in self.garbled else answer.SerializeToString()
+
+    def _membership(
+        self, requests: Iterable[pb.MembershipRequest], _: grpc.ServicerContext
+    ) -> Iterator[pb.MembershipResponse]:
+        """Every member is the only one."""
+        for request in requests:
+            yield pb.MembershipResponse(client_ids=[request.client_id])
 
     # --- sends ------------------------------------------------------------------------------------------------------
 

@@ -387,6 +387,18 @@ def test_consume_follows_until_told_to_stop(run: Run, brokers: FakeBrokers) -> N
     assert shown.stdout.split() == ["0-1", "0-2"]
 
 
+def test_a_member_of_a_group_commits_what_it_printed(run: Run, brokers: FakeBrokers) -> None:
+    """And nothing else; with ``--alone`` likewise, whoever else is a member."""
+    put(brokers, 5)
+    words = ("message", "consume", "-t", "orders", "-g", "billing")
+
+    assert run(*words, "--max", "2").stdout.split() == ["0-0", "0-1"]
+    assert brokers.offsets["billing", "orders", 0] == 2
+    assert run(*words, "--alone", "--max", "1").stdout.split() == ["0-2"]
+    assert run(*words).stdout.split() == ["0-3", "0-4"]
+    assert brokers.offsets["billing", "orders", 0] == 5
+
+
 def test_query_by_id(run: Run, brokers: FakeBrokers) -> None:
     """A line per fact, or JSON; exit code 1 if there is none."""
     result = brokers.put(Message("orders", b"\xff", 1, {"KEYS": "k"}))

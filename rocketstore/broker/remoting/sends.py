@@ -195,6 +195,8 @@ class RemotingSends:
         if not group:
             group = header.producer_group
             added.append(f"{_GROUP}{group}")
+        if not parts.transactions.is_running:
+            raise RequestError("this broker is not quite the master yet", AnswerCode.SERVICE_NOT_AVAILABLE)
         problem = parts.transactions.refusal(group)
         if problem:
             raise RequestError(problem, AnswerCode.SYSTEM_BUSY)

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.remoting.clients import SILENT_S_MAX
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
@@ -22,13 +23,18 @@ from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import failing
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 
+TIMEOUT_S = 30.0
+
 
 class Member:
     """One stream."""
 
     def __init__(self, broker: RemotingHarness, client_id: str, *topics: str, group: str = "g") -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
-        self.call = broker.stream("Membership", iter(self._requests.get, None))
+        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = broker.channel.stream_stream(
+            f"/{SERVICE}/Membership", request_serializer=None, response_deserializer=None
+        )
+        self.call = multi(iter(self._requests.get, None), timeout=TIMEOUT_S)
         self.request = pb.MembershipRequest(group=group, client_id=client_id)
         self.request.subscriptions.extend(pb.Subscription(topic=one) for one in topics or ("T",))
         self.beat()
