@@ -107,6 +107,17 @@ def test_members_divide_the_queues_and_take_them_over(broker: RemotingHarness) -
     assert Counter(first.bodies + second.bodies) == Counter(sent)
 
 
+def test_a_member_shares_the_queues_with_rocketmqs_clients(broker: RemotingHarness) -> None:
+    """Each takes its run of them in the order of the ids, and all again once the other is gone."""
+    with member(broker) as one:
+        with broker.dial() as java:
+            java.subscribe("g", "T", client_id="!first")
+            wait_until(lambda: queues_of(one) == [[2, 3]], "the second half is ours")
+            java.subscribe("g", "T", client_id="~last")
+            wait_until(lambda: queues_of(one) == [[0, 1]], "the first half is")
+        wait_until(lambda: queues_of(one) == [[0, 1, 2, 3]], "all are")
+
+
 def test_more_members_than_queues(broker: RemotingHarness) -> None:
     """The fifth waits; when another leaves, it has work."""
     members = [member(broker) for _ in range(5)]
