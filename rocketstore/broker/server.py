@@ -163,7 +163,9 @@ class BrokerServer:
             )
             delays = DelayLevels.parse(config.store.message_delay_level)
             self.schedule = ScheduleService(self.store, self.state, delays, self._clock)
-            self.transactions = TransactionService(config, self.store, self.state, self._clock)
+            self.transactions = TransactionService(
+                config, self.store, self.state, self._clock, conditions=self.conditions
+            )
             if self.node is not None:
                 self._role_change = BrokerRoleChange(
                     self.node,

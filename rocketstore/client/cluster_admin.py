@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from dledger.client.discovery import parse_addresses
+from dledger.client.discovery import Directory, parse_addresses
 from dledger.client.security import ClientSecurity
 from rocketstore.client.admin import Admin
 from rocketstore.client.errors import NotFoundError
@@ -31,7 +31,7 @@ class ClusterAdmin:
         self._frames = open_frames(addresses, self._security)
         self._name_servers = NameServers(addresses, self._frames, timeout_s=timeout_s)
         self._lock = threading.Lock()  # guards what follows
-        self._admins: dict[str, Admin] = {}
+        self._admins: dict[str, tuple[Directory, Admin]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +45,7 @@ class ClusterAdmin:
         """Close every connection. Idempotent."""
         self._frames.close()
         with self._lock:
-            admins = tuple(self._admins.values())
+            admins = [admin for _, admin in self._admins.values()]
         for one in admins:
             one.close()
 
@@ -75,8 +75,11 @@ class ClusterAdmin:
     def at(self, group: BrokerGroup) -> Admin:
         """An ``Admin`` of this group, which is closed together with this object."""
         with self._lock:
-            found = self._admins.get(group.name)
-            if found is None:
-                found = Admin(group.addresses, timeout_s=self._timeout_s, security=self._security)
-                self._admins[group.name] = found
-            return found
+            known = self._admins.get(group.name)
+            if known is not None:
+                known[0].replace_given(group.addresses)
+                return known[1]
+            directory = Directory(group.addresses, leader_is="master")
+            admin = Admin(directory, timeout_s=self._timeout_s, security=self._security)
+            self._admins[group.name] = directory, admin
+            return admin

@@ -157,14 +157,12 @@ class ClusterConsumer:
                 return
             self._closing.set()
         self._news.set()
+        self._routes.close()  # a lookup in progress ends
         if self._started:
             self._watch.join()
         for one in self._parts:
             one.stop()
-        try:
-            _for_all(self._parts, lambda one: one.close(close))
-        finally:
-            self._routes.close()
+        _for_all(self._parts, lambda one: one.close(close))
 
     def _start(self) -> None:
         """Find the groups; returns when one of them can be read. Raises why none can."""
@@ -196,23 +194,18 @@ class ClusterConsumer:
     def _add(self, groups: Sequence[BrokerGroup], start: Start) -> None:
         known = {one.name for one in self._parts}
         options = replace(self._options, start=start, auto_commit_s=None)
-        new = [one for one in groups if one.name not in known]
-        self._parts += tuple(
-            _Part(
-                one.name,
-                _PartConsumer(
-                    self._routes.directory(one),
-                    group=self.group,
-                    topic=self.topic,
-                    options=options,
-                    security=self._security,
-                    news=self._news,
-                ),
-                self._options.auto_commit_s,
-                self._news,
+        for one in groups:
+            if one.name in known:
+                continue
+            consumer = _PartConsumer(
+                self._routes.directory(one),
+                group=self.group,
+                topic=self.topic,
+                options=options,
+                security=self._security,
+                news=self._news,
             )
-            for one in new
-        )
+            self._parts += (_Part(one.name, consumer, self._options.auto_commit_s, self._news),)
 
     def _look_after(self) -> None:
         while not self._closing.wait(ROUTE_INTERVAL_S):

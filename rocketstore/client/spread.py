@@ -47,13 +47,12 @@ class Spread:
     def __init__(self) -> None:
         # Not always the first group: many short-lived producers would fill it.
         self._turn = itertools.count(random.randrange(_TURNS))
-        self._avoided: dict[str, float] = {}  # until when, by name; replaced, never changed
+        self._avoided: dict[str, float] = {}  # until when, by name; replaced, never changed, so that no lock is needed
 
     def avoid(self, name: str) -> None:
         """Prefer other groups for a while."""
         now = time.monotonic()
-        left = {one: until for one, until in self._avoided.items() if until > now}
-        self._avoided = {**left, name: now + AVOIDED_S}
+        self._avoided = {**self._still_avoided(now), name: now + AVOIDED_S}
 
     def next(self, topic: str, route: Route, tried: Collection[str] = ()) -> BrokerGroup:
         """The next group in turn, with a master and without a recent failure if there is one.
@@ -66,11 +65,14 @@ class Spread:
         avoided = self._avoided
         if chosen.has_master and chosen.name not in tried and chosen.name not in avoided:
             return chosen
-        now = time.monotonic()
+        self._avoided = avoided = self._still_avoided(time.monotonic())
         others = [one for one in turns if one.name not in tried] or turns
-        sound = [one for one in others if one.has_master and avoided.get(one.name, now) <= now]
+        sound = [one for one in others if one.has_master and one.name not in avoided]
         usable = sound or others
         return usable[turn % len(usable)]
+
+    def _still_avoided(self, now: float) -> dict[str, float]:
+        return {one: until for one, until in self._avoided.items() if until > now}
 
 
 def queue_for_key(topic: str, key: str, route: Route) -> tuple[BrokerGroup, int]:

@@ -27,7 +27,7 @@ REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
 """Maximum bytes of their bodies, likewise."""
 CALLS_MAX: Final = 4096
 """Maximum number of our requests waiting for a response from one peer."""
-FRAMES_PER_TURN: Final = 256
+FRAMES_PER_TURN: Final = 128
 """Maximum frames of one connection dispatched in one turn of the loop: 256 KiB may contain twenty thousand."""
 UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""

@@ -40,6 +40,7 @@ _INT32_MAX: Final = (1 << 31) - 1
 _INT16_MIN: Final = -(1 << 15)
 _INT16_MAX: Final = (1 << 15) - 1
 _LANGUAGES: Final = tuple(Language)
+_JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
@@ -233,7 +234,7 @@ def _to_json(frame: Frame) -> bytes:
         values["remark"] = frame.remark
     values["serializeTypeCurrentRPC"] = "JSON"
     values["version"] = frame.version
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _JSON_ENCODER.encode(values).encode("utf-8", "replace")
 
 
 # -- RocketMQ's binary form --------------------------------------------------------------------------------------------

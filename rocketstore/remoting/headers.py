@@ -48,7 +48,8 @@ class _Field(NamedTuple):
     wire: str
     kind: type
     bits: int
-    required: bool
+    default: object
+    """``MISSING``: it is required."""
 
 
 @cache
@@ -66,7 +67,7 @@ def _field(one: dataclasses.Field[Any], hint: Any, short: bool) -> _Field:  # no
                 wire = note.name
             elif isinstance(note, Bits):
                 bits = note.width
-    return _Field(one.name, wire, hint, bits, one.default is dataclasses.MISSING)
+    return _Field(one.name, wire, hint, bits, one.default)
 
 
 def camel(name: str) -> str:
@@ -81,7 +82,7 @@ def read_header(kind: type[_H], fields: Mapping[str, str], *, short: bool = Fals
     for one in _plan(kind, short):
         text = fields.get(one.wire)
         if text is None:
-            if one.required:
+            if one.default is dataclasses.MISSING:
                 raise RequestError(f"the custom field <{one.wire}> is null")
             continue
         values[one.name] = _value(one, text)
@@ -102,9 +103,9 @@ def _value(one: _Field, text: str) -> object:
 def write_header(header: DataclassInstance, *, short: bool = False) -> dict[str, str]:
     """The fields of a header as texts, without those that have their default value."""
     fields: dict[str, str] = {}
-    for one, plain in zip(_plan(type(header), short), dataclasses.fields(header), strict=True):
+    for one in _plan(type(header), short):
         value = getattr(header, one.name)
-        if not one.required and value == plain.default:
+        if value == one.default:
             continue
         fields[one.wire] = ("true" if value else "false") if one.kind is bool else str(value)
     return fields

@@ -16,6 +16,8 @@ from rocketstore.remoting.errors import RequestError
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""
 LOCKS_MAX: Final = 500_000
+NAME_CHARS_MAX: Final = 1024
+"""They stay until there are too many locks."""
 
 
 class _Lock(NamedTuple):
@@ -34,6 +36,10 @@ class QueueLocks:
         """Lock or renew; returns the queues that the client now has locked. Raises ``RequestError`` if there are too
         many.
         """
+        queues = tuple(queues)
+        names = {group, client_id, *(one.topic for one in queues), *(one.broker_name for one in queues)}
+        if max(map(len, names)) > NAME_CHARS_MAX:
+            raise RequestError(f"a name has more than {NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
             held = self._locks.get((group, queue))

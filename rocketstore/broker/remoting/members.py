@@ -30,6 +30,8 @@ from rocketstore.types import BrokerRole
 
 _LOG: Final = logging.getLogger("rocketstore")
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
+COMPLAINTS_MAX: Final = 64
+"""The limit of groups named in logs because they have no retry topic: every heartbeat may name thousands."""
 
 
 class Members:
@@ -43,6 +45,7 @@ class Members:
         self._notices = Notices(self._links_to_tell)
         self.clients = ClientTables(now, self._notices.changed)
         self._locks = QueueLocks(now)
+        self._complaints: set[str] = set()
 
     async def heartbeat(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """HEART_BEAT."""
@@ -71,7 +74,9 @@ class Members:
                 try:
                     await self._retries.ensure_topic(retry_topic(group), owner)
                 except RequestError as error:
-                    _LOG.warning("no topic for what %s sends back: %s", group.name, error)
+                    if len(self._complaints) < COMPLAINTS_MAX and group.name not in self._complaints:
+                        self._complaints.add(group.name)
+                        _LOG.warning("no topic for what %s sends back: %s", group.name, error)
 
     async def unregister(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """UNREGISTER_CLIENT."""

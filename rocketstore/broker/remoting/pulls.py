@@ -113,6 +113,7 @@ class RemotingPulls:
             fields = write_header(PullAnswer(0, next_offset, result.min_offset, result.max_offset))
             answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
+            del result  # the connection has its own copy of what it cannot send at once
             try:
                 await connection.drained()
             except asyncio.CancelledError:  # also if it took too long

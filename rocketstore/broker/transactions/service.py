@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dledger.clock import Clock
+from dledger.conditions import Conditions
 from dledger.runtime.supervisor import Supervisor
 from rocketstore.broker.transactions.checks import Asker, Askers, Check
 from rocketstore.broker.transactions.run import EndDone, NotReadyError, Run
@@ -33,12 +34,14 @@ class TransactionService:
         clock: Clock | None = None,
         *,
         supervisor: Supervisor | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._config = config
         self._store = store
         self._state = state
         self._clock = clock or Clock()
         self._supervisor = supervisor or Supervisor(lambda _error: None)
+        self._conditions = conditions or Conditions("transactions", self._clock)
         self._lifecycle = threading.Lock()  # serializes start and stop
         self._run: Run | None = None
         self._askers = Askers()
@@ -69,6 +72,11 @@ class TransactionService:
         return self._supervisor.fatal
 
     @property
+    def is_running(self) -> bool:
+        """Whether transactions may begin here; their ends wait until it is ready."""
+        return self._run is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it knows which transactions are open."""
         run = self._run
@@ -88,9 +96,12 @@ class TransactionService:
         return {"transactionsOpen": str(len(run.halves)), "transactionsReady": str(run.is_ready).lower()}
 
     def refusal(self, group: str) -> str:
-        """Why a producer group must not begin another transaction now; empty if it may."""
+        """Why a producer group has too many open transactions to begin another; empty if it may. On a master only."""
         run = self._run
-        return "this broker is not the master" if run is None else run.refusal(group)
+        problem = "" if run is None else run.refusal(group)
+        if problem:
+            self._conditions.limit(problem)
+        return problem
 
     def end(self, queue_offset: int, offset: int, group: str, *, commit: bool, done: EndDone) -> None:
         """Commit or roll back the transaction of ``group`` whose half message is there; may wait for a disk.

@@ -26,6 +26,7 @@ class _NameServers:
     def __init__(self) -> None:
         self.told: list[tuple[str, set[str]]] = []
         self.ids: list[tuple[str, str | None]] = []
+        self.asked = 0
         self.silent: set[str] = set()
         self.failures: list[Exception] = []
         self.answers = asyncio.Event()
@@ -38,6 +39,7 @@ class _NameServers:
         if self.failures:
             raise self.failures.pop()
         self.ids.append((request.fields["brokerId"], request.fields.get(TERM_FIELD)))
+        self.asked += 1
         topics = set(RegisterBrokerBody.decode(request.body).topics.topic_config_table)
         await asyncio.wait_for(self.answers.wait(), timeout_s)
         self.told.append((address, topics))
@@ -74,7 +76,8 @@ def test_an_announcement_is_over_when_all_name_servers_know() -> None:
 
     async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
         servers.answers.clear()
-        await asyncio.sleep(0)  # the first round begins
+        while servers.asked < 2:  # the first round begins
+            await asyncio.sleep(0.01)
         harness.state.table["New"] = TopicConfig("New")
         announced = asyncio.create_task(registration.announce())
         await asyncio.sleep(0)

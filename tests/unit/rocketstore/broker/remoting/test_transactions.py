@@ -234,3 +234,22 @@ def test_an_end_does_not_wait_for_ever(broker: RemotingHarness, client: Remoting
     prepared = client.send(properties=PREPARED)
     broker.service.parts.transactions.stop()
     assert end(client, prepared, COMMIT).code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_producer_tries_another_broker_while_this_one_becomes_master(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    broker.service.parts.transactions.stop()
+    assert client.send(properties=PREPARED).code == AnswerCode.SERVICE_NOT_AVAILABLE
+    assert broker.store.log.records == []
+
+
+def test_too_many_open_transactions_are_refused_and_told() -> None:
+    with RemotingHarness(replace(BrokerConfig(), transactions_open_max=2)) as broker, broker.dial() as client:
+        first = client.send(properties=PREPARED)
+        assert first.code == 0
+        wait_until(lambda: broker.service.parts.transactions.open_count == 1, "it is open")
+        refused = client.send(properties=PREPARED)
+        assert (refused.code, "transactions_open_max" in refused.remark) == (AnswerCode.SYSTEM_BUSY, True)
+        assert end(client, first, ROLLBACK).code == 0
+        wait_until(lambda: client.send(properties=PREPARED).code == 0, "there is room again")
