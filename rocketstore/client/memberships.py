@@ -59,9 +59,10 @@ class MemberStreams:
         return None if stream is None else stream.members
 
     def error(self) -> DLedgerError | None:
-        """Why a stream does not work, if any."""
-        with self._lock:
-            return next((one.error for one in self._streams.values() if one.error is not None), None)
+        """Why there is no stream to the master, if so."""
+        master = self._connection.directory.leader
+        stream = self._streams.get(master) if master is not None else None
+        return None if stream is None else stream.error
 
     def stop(self) -> None:
         """Leave the group at every broker."""

@@ -29,6 +29,11 @@ CALLS_MAX: Final = 4096
 """Maximum number of our requests waiting for a response from one peer."""
 FRAMES_PER_TURN: Final = 128
 """Maximum frames of one connection dispatched in one turn of the loop: 256 KiB may contain twenty thousand."""
+CROWD_FRAMES_PER_TURN: Final = 1024
+"""About the maximum of all connections with more than they can dispatch; each gets its share, and at least
+``FRAMES_LEAST``.
+"""
+FRAMES_LEAST: Final = 4
 UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -68,6 +73,8 @@ class ByteRoom:
         self._host_bytes_max = host_bytes_max
         self._bytes = 0
         self._by_host: dict[str, int] = {}
+        self.crowd = 0
+        """Connections with complete frames that wait for their turn."""
 
     def change(self, host: str, more: int) -> None:
         """Add ``more`` bytes (negative: fewer)."""
@@ -158,7 +165,8 @@ class RemotingConnection(asyncio.Protocol):
         """Dispatch complete frames, but not so many that others would have to wait."""
         self._dispatching = False
         try:
-            frames = self._frames(min(FRAMES_PER_TURN, REQUESTS_MAX - self._under_way))
+            share = max(FRAMES_LEAST, CROWD_FRAMES_PER_TURN // (1 + self._room.crowd))
+            frames = self._frames(min(FRAMES_PER_TURN, share, REQUESTS_MAX - self._under_way))
         except FrameError as error:
             self.close(f"bytes that are no frame: {error}")
             return
@@ -173,10 +181,14 @@ class RemotingConnection(asyncio.Protocol):
                 self._under_way_bytes += size
                 self._room.change(self.place.host, size)
                 self._owner.request(self, frame)
-        self._backlog = len(self._buffer) >= self._needed
+        self._set_backlog(len(self._buffer) >= self._needed)
         self._pause_or_resume()
         if self._buffer and not self._backlog and not self._under_way and self._room.is_over(self.place.host):
             self.close(f"frames of {self.place.host} that are not complete take too much memory")
+
+    def _set_backlog(self, backlog: bool) -> None:  # its new value
+        self._room.crowd += backlog - self._backlog
+        self._backlog = backlog
 
     def _frames(self, most: int) -> list[Frame]:
         buffer = self._buffer
@@ -365,7 +377,7 @@ class RemotingConnection(asyncio.Protocol):
         self.is_closed = True
         self._room.change(self.place.host, -len(self._buffer))
         self._buffer.clear()
-        self._backlog = False
+        self._set_backlog(False)
         self._count_unsent(0)
         self._out.clear()
         self._tell_taken()

@@ -512,11 +512,10 @@ class GroupSimulation(World):
 
     def _have_ended(self) -> bool:
         """All transactions have, for their producers answer."""
-        producers = self.producers
-        if producers is None:
+        if self.producers is None:
             return True
         brokers = [one.broker for one in self.members if one.broker is not None and one.broker.is_master]
-        return any(producers.have_ended(broker.transactions) for broker in brokers)
+        return any(one.transactions.is_ready and one.transactions.open_count == 0 for one in brokers)
 
     def _has_delivered(self) -> bool:
         answers: list[bool] = []

@@ -328,8 +328,11 @@ class Simulation(World):
         """All transactions end, for their producers answer."""
         producers = self.producers
         if producers is not None:
-            wait_until(self.scheduler, lambda: producers.have_ended(broker.transactions), "transactions stay open")
-            producers.check(broker.store, all_kept=self.model.synced)
+            store = broker.store
+            wait_until(
+                self.scheduler, lambda: producers.have_ended(store, broker.transactions), "transactions stay open"
+            )
+            producers.check(store, all_kept=self.model.synced)
 
     def counts(self) -> Counts:
         """For the result."""

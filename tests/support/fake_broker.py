@@ -258,9 +258,13 @@ class FakeBroker:
         return lambda answer: b"\xff\xff" if name in self.garbled else answer.SerializeToString()
 
     def _membership(
-        self, requests: Iterable[pb.MembershipRequest], _: grpc.ServicerContext
+        self, requests: Iterable[pb.MembershipRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.MembershipResponse]:
         """Every member is the only one."""
+        scripted = self.fail_calls.get("Membership")
+        if scripted:
+            code, details, _told = scripted.popleft()
+            context.abort(code, details)
         for request in requests:
             yield pb.MembershipResponse(client_ids=[request.client_id])
 

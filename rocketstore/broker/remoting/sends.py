@@ -44,6 +44,8 @@ from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
+CREATE_S_MAX: Final = 1.2
+"""How much of that a message may wait for its topic."""
 REGION: Final = "DefaultRegion"
 PROPERTY_CLUSTER: Final = "CLUSTER"
 
@@ -236,10 +238,11 @@ class RemotingSends:
     # -- storing -------------------------------------------------------------------------------------------------------
 
     async def _create(self, topic: str, target: TopicConfig | None, header: SendHeader, owner: str) -> None:
-        if target is None:
-            await self._parts.sender.ensure_topic(topic, owner, header.default_topic_queue_nums)
-        else:
-            await self._retries.ensure_topic(target, owner)
+        async with asyncio.timeout(CREATE_S_MAX):
+            if target is None:
+                await self._parts.sender.ensure_topic(topic, owner, header.default_topic_queue_nums)
+            else:
+                await self._retries.ensure_topic(target, owner)
 
     def _created(self, topic: str, task: asyncio.Task[None]) -> None:
         waiting = self._creating.pop(topic)
@@ -251,6 +254,9 @@ class RemotingSends:
         for send in waiting:
             if failure is None:
                 self._gather(send)
+            elif isinstance(failure, TimeoutError):
+                reason = f"topic {topic} has not been created within {CREATE_S_MAX:g} s: the message is not stored"
+                self._refuse(send, AnswerCode.SERVICE_NOT_AVAILABLE, reason)
             else:
                 self._refuse(send, AnswerCode.TOPIC_NOT_EXIST, str(failure))
 

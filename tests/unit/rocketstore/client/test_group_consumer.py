@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
-from dledger.errors import AccessDeniedError, ConfigError, UnavailableError
+from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
 from rocketstore.broker.remoting.locks import LOCK_S
 from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName, group_consumer
 from rocketstore.client.errors import NotFoundError
@@ -18,6 +19,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.state.changes import TopicConfig
+from tests.support.fake_broker import FakeBrokers
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker import test_access
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
@@ -105,6 +107,17 @@ def test_members_divide_the_queues_and_take_them_over(broker: RemotingHarness) -
         sent += put(broker, 40, 40)
         wait_until(lambda: len(first.bodies) + len(second.bodies) == 80, "all came")
     assert Counter(first.bodies + second.bodies) == Counter(sent)
+
+
+def test_a_member_shares_the_queues_with_rocketmqs_clients(broker: RemotingHarness) -> None:
+    """Each takes its run of them in the order of the ids, and all again once the other is gone."""
+    with member(broker) as one:
+        with broker.dial() as java:
+            java.subscribe("g", "T", client_id="!first")
+            wait_until(lambda: queues_of(one) == [[2, 3]], "the second half is ours")
+            java.subscribe("g", "T", client_id="~last")
+            wait_until(lambda: queues_of(one) == [[0, 1]], "the first half is")
+        wait_until(lambda: queues_of(one) == [[0, 1, 2, 3]], "all are")
 
 
 def test_more_members_than_queues(broker: RemotingHarness) -> None:
@@ -367,6 +380,24 @@ def test_what_cannot_work_is_said_at_the_start(broker: RemotingHarness) -> None:
         two.subscribe("more")
     with pytest.raises(UnavailableError):
         two.start()
+
+
+def test_only_the_master_must_know_groups(brokers: FakeBrokers) -> None:
+    """A slave of an older version, which will be upgraded next, keeps nobody from joining."""
+    master, *slaves = brokers.nodes
+    master.fail_calls["Membership"] = deque([(grpc.StatusCode.UNAVAILABLE, "not yet", {})] * 8)
+    for slave in slaves:
+        slave.fail_calls["Membership"] = deque([(grpc.StatusCode.UNIMPLEMENTED, "older", {})] * 10_000)
+    with GroupConsumer(brokers.addresses[::-1], group="g", timeout_s=15.0) as one:
+        one.subscribe("orders")
+        one.start()
+        assert len(one.queues) == 4
+    slaves[0].fail_calls["Membership"].clear()
+    master.fail_calls["Membership"] = deque([(grpc.StatusCode.UNIMPLEMENTED, "older", {})] * 10_000)
+    with GroupConsumer(brokers.addresses, group="g", timeout_s=15.0) as two:
+        two.subscribe("orders")
+        with pytest.raises(InvalidRequestError, match="older"):
+            two.start()
 
 
 def test_a_group_that_is_not_permitted(tmp_path: Path) -> None:

@@ -309,3 +309,25 @@ def test_nothing_more_is_asked_of_who_does_not_read() -> None:
             await connection.call(Frame(1, 0), 0.001)
 
     _on_a_loop(test)
+
+
+def test_a_crowd_shares_the_turns() -> None:
+    """Two hundred connections with a hundred requests each would make a turn of seconds."""
+
+    async def test() -> None:
+        side = _Side()
+        data = b"".join(encode(Frame(1, number)) for number in range(500))
+        crowd = [side.accept()[0] for _ in range(200)]
+        for one in crowd:
+            one.data_received(data)
+        first = len(side.asked)
+        await asyncio.sleep(0)
+        assert 0 < len(side.asked) - first <= 2 * module.CROWD_FRAMES_PER_TURN
+        while len(side.asked) < 200 * 500:
+            await asyncio.sleep(0)
+        assert side.room.crowd == 0
+        crowd[0].data_received(data)
+        crowd[0].close("it leaves")
+        assert side.room.crowd == 0
+
+    _on_a_loop(test)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rocketstore.broker.remoting import sends
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
@@ -251,6 +252,18 @@ def test_names_in_locks_have_a_length(client: RemotingSocket) -> None:
     """Expired locks are kept until there are half a million."""
     body = LockQueuesBody("g", "c", (MessageQueue("T" * 2000, "b", 0),)).encode()
     assert client.ask(RequestCode.LOCK_BATCH_MQ, None, body).code == AnswerCode.SYSTEM_ERROR
+
+
+def test_a_message_does_not_wait_for_its_topic_until_the_client_hangs_up(
+    broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fail everything else that is under way."""
+    monkeypatch.setattr(sends, "CREATE_S_MAX", 0.05)
+    monkeypatch.setattr(broker.state, "put_topic", lambda *_, **__: None)  # no majority
+    assert client.send("New").code == AnswerCode.SERVICE_NOT_AVAILABLE
+    assert not broker.store.log.records
+    monkeypatch.undo()
+    assert client.send("T").code == 0
 
 
 def test_a_slave_that_is_behind_moves_no_consumer(broker: RemotingHarness, client: RemotingSocket) -> None:
