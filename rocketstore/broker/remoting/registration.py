@@ -69,7 +69,8 @@ class NameServerRegistration:
 
     def start(self) -> None:
         """Begin, if there are name servers."""
-        if not self._rounds:
+        if self._name_servers and not self._rounds:
+            self._parts.topics.news.listen(self.wake)
             loop = asyncio.get_running_loop()
             self._rounds = tuple(loop.create_task(self._run(one)) for one in self._name_servers)
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker.remoting import registration as registration_module
 from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegistration
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
@@ -154,3 +157,17 @@ def test_a_master_that_was_deposed_and_does_not_know_it_registers_as_none() -> N
             assert broker_id != "0" or term == "3"
 
     _registering(test, replicated=True, broker_id=1)
+
+
+def test_a_topic_that_was_created_here_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers ask for its route right after the answer to the first message."""
+    monkeypatch.setattr(registration_module, "TOPICS_INTERVAL_S", 3600.0)
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        await registration.announce()
+        harness.state.table["New"] = TopicConfig("New")
+        harness.service.parts.topics.news.tell()
+        while not any("New" in topics for _, topics in servers.told):
+            await asyncio.sleep(0.01)
+
+    _registering(test)
