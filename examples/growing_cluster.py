@@ -84,13 +84,18 @@ def receive(name_server: str, count: int) -> set[str]:
     return bodies
 
 
-def stored(name_server: str) -> str:
-    """How many messages each group has."""
+def stored(name_server: str, count: int) -> str:
+    """How many messages each group has, once that is ``count``: they come into their queues soon after the answer."""
+    give_up_at = time.monotonic() + TIMEOUT_S
     with ClusterAdmin(name_server) as admin:
-        return ", ".join(
-            f"{one.name} {sum(queue.max_offset for queue in admin.at(one).queue_ranges(TOPIC))}"
-            for one in admin.groups_with(TOPIC)
-        )
+        while True:
+            found = {
+                one.name: sum(queue.max_offset for queue in admin.at(one).queue_ranges(TOPIC))
+                for one in admin.groups_with(TOPIC)
+            }
+            if sum(found.values()) >= count or time.monotonic() > give_up_at:
+                return ", ".join(f"{name} {messages}" for name, messages in found.items())
+            time.sleep(0.1)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -103,11 +108,11 @@ def main(words: Sequence[str] | None = None) -> None:
     with name_server(arguments.directory) as address, group(arguments.directory, "broker-a", address) as first:
         extend_topic(address, first)
         send(address, range(count))
-        print(f"one group:  {stored(address)}")
+        print(f"one group:  {stored(address, count)}")
         with group(arguments.directory, "broker-b", address) as second:
             extend_topic(address, second)
             send(address, range(count, 2 * count))
-            print(f"two groups: {stored(address)}")
+            print(f"two groups: {stored(address, 2 * count)}")
             print(f"received {len(receive(address, 2 * count))} of {2 * count} messages")
 
 
