@@ -19,7 +19,7 @@ from rocketstore.nameserver.tables import MASTER_ID
 from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
 from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -81,7 +81,7 @@ def _ask(frames: BlockingRemotingClient, timeout_s: float, one: Registered) -> R
     known = one.cluster, one.broker, one.id, one.address
     try:
         answer = frames.call(one.address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0), timeout_s)
-        if answer.code != ResponseCode.SUCCESS:
+        if answer.code != AnswerCode.SUCCESS:
             return Registered(*known, error=" ".join(answer.remark.split())[:_ERROR_CHARS_MAX])
         table = KVTable.decode(answer.body).table
     except (UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:

@@ -11,7 +11,7 @@ from dledger.errors import ConfigError
 from dledger.records import record
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import RequestError
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
@@ -83,9 +83,7 @@ class KvConfig:
         try:
             replace_durably(self._fs, self._path, content)
         except OSError as error:
-            raise RequestError(
-                f"{self._path} cannot be written: {error.strerror}", ResponseCode.SYSTEM_ERROR
-            ) from error
+            raise RequestError(f"{self._path} cannot be written: {error.strerror}", AnswerCode.SYSTEM_ERROR) from error
         self._table = table
 
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.remoting.bodies.routes import ClusterInfo, TopicList, TopicRouteData
 from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -64,7 +64,7 @@ class NameServers:
             return known[1]
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, write_header(RouteHeader(topic, True)))
         try:
-            body = self._ask(request, ResponseCode.TOPIC_NOT_EXIST)
+            body = self._ask(request, AnswerCode.TOPIC_NOT_EXIST)
             found = TopicRouteData.decode(body) if body is not None else None
         except RequestError as error:
             raise NameServerError(f"route of topic {topic}: {error}") from error
@@ -108,7 +108,7 @@ class NameServers:
             except (UnreachableError, DisconnectedError, TimeoutError) as error:
                 reasons.append(str(error) or f"{address} did not answer within {self._timeout_s:g} s")
                 continue
-            if answer.code == ResponseCode.SUCCESS:
+            if answer.code == AnswerCode.SUCCESS:
                 self._first = at
                 return answer.body
             if answer.code == unknown:

@@ -23,7 +23,7 @@ from rocketstore.nameserver.settings import shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.frame import Frame, encode
@@ -201,7 +201,7 @@ class NameService:
         route = self._tables.route(topic)
         if route is None:
             remark = f"No topic route info in name server for the topic: {topic}"
-            return frame.answer(ResponseCode.TOPIC_NOT_EXIST, remark)
+            return frame.answer(AnswerCode.TOPIC_NOT_EXIST, remark)
         if self._orders:
             route = replace(route, order_topic_conf=self._kv.get(ORDER_TOPICS, topic) or "")
         return frame.answer(body=route.encode())
@@ -257,14 +257,14 @@ class NameService:
         value = self._kv.get(header.namespace, header.key)
         if value is None:
             remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
-            return frame.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+            return frame.answer(AnswerCode.QUERY_NOT_FOUND, remark)
         return frame.answer(fields=write_header(ValueAnswer(value)))
 
     def _get_values(self, _: RemotingConnection, frame: Frame) -> Frame:
         namespace = read_header(NamespaceHeader, frame.fields).namespace
         table = self._kv.table(namespace)
         if table is None:
-            return frame.answer(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+            return frame.answer(AnswerCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return frame.answer(body=KVTable(table).encode())
 
     async def _put_value(self, connection: RemotingConnection, frame: Frame) -> Frame:
@@ -297,7 +297,7 @@ class NameService:
                 raise RequestError(
                     f"{', '.join(others)[:NAME_CHARS_MAX]}: only {_CHANGEABLE} can change without a restart: "
                     "change the others in the name server's configuration",
-                    ResponseCode.NO_PERMISSION,
+                    AnswerCode.NO_PERMISSION,
                 )
             if _CHANGEABLE in given:
                 self._orders = parse_boolean(given[_CHANGEABLE])
@@ -313,7 +313,7 @@ class NameService:
 
     def _allow(self, connection: RemotingConnection, patterns: tuple[AddressPattern, ...], what: str) -> None:
         if patterns and not any_matches(patterns, ip_address(plain_host(connection.place.host))):
-            raise RequestError(f"{connection.place.host} may not {what}", ResponseCode.NO_PERMISSION)
+            raise RequestError(f"{connection.place.host} may not {what}", AnswerCode.NO_PERMISSION)
 
 
 def _now_ms() -> int:
@@ -325,7 +325,7 @@ def _at_once(handler: _Answering, connection: RemotingConnection, frame: Frame) 
     try:
         connection.done(frame, answer)
     except FrameError as error:
-        connection.send(encode(frame.answer(ResponseCode.SYSTEM_ERROR, f"the answer is too long: {error}")))
+        connection.send(encode(frame.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}")))
 
 
 def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Frame:

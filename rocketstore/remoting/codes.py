@@ -145,9 +145,6 @@ class AnswerCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-ResponseCode = AnswerCode
-
-
 class Language(IntEnum):
     """A program's language; JSON headers contain the name, binary ones the number."""
 

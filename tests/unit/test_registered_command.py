@@ -15,7 +15,7 @@ from cluster import cli
 from dledger.rpc.bridge import LoopThread
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
@@ -37,7 +37,7 @@ def broker(table: dict[str, str]) -> Iterator[str]:
 
     def answer(connection: RemotingConnection, frame: Frame) -> None:
         body = KVTable(table).encode()
-        connection.done(frame, frame.answer(body=body) if table else frame.answer(ResponseCode.SYSTEM_ERROR, "no"))
+        connection.done(frame, frame.answer(body=body) if table else frame.answer(AnswerCode.SYSTEM_ERROR, "no"))
 
     handlers = Handlers({RequestCode.GET_BROKER_RUNTIME_INFO: answer}, {}, lambda _: None, lambda _: None)
     remoting = RemotingServer("broker", handlers, ServerLimits(9, 9, 9, 9, *[1 << 20] * 4))

@@ -30,7 +30,7 @@ REASONS: Final = (
     (
         r"(server|client)(Socket|Pooled|Channel|Close).*|useEpollNativeSelector|connectTimeoutMillis"
         r"|channelNotActiveInterval|writeBuffer.*WaterMark|transferMsgByHeap|highSpeedMode",
-        "RocketMQ's remoting protocol is not supported: clients use gRPC, which sizes its own buffers.",
+        "The system and gRPC size the buffers of connections; what a connection may occupy is limited.",
     ),
     (r"useTLS|kerberosEnable|tls.*", "They belong to RocketMQ's remoting protocol; TLS has its own settings here."),
     (

@@ -20,7 +20,7 @@ from rocketstore.nameserver.lookups import ROUTES_MAX, NameServers
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.client import RemotingClient, UnreachableError
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.frame import Frame, encode
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, calling, config_in, running
@@ -114,7 +114,7 @@ def test_a_route_is_remembered_and_asked_for_again_when_it_is_to_be_refreshed() 
 
 def test_what_was_known_counts_while_nobody_answers() -> None:
     """Brokers go on without name servers, and so do their clients; a topic that is gone is forgotten."""
-    frames = _Frames(a=[_answer(), DisconnectedError("gone"), _answer(ResponseCode.TOPIC_NOT_EXIST), TimeoutError()])
+    frames = _Frames(a=[_answer(), DisconnectedError("gone"), _answer(AnswerCode.TOPIC_NOT_EXIST), TimeoutError()])
     found = NameServers(["a"], frames, refresh_s=0)
 
     known = found.route("T")
@@ -125,7 +125,7 @@ def test_what_was_known_counts_while_nobody_answers() -> None:
         found.route("T")
 
 
-@pytest.mark.parametrize("answer", [_answer(body=b"{"), _answer(ResponseCode.SYSTEM_ERROR)])
+@pytest.mark.parametrize("answer", [_answer(body=b"{"), _answer(AnswerCode.SYSTEM_ERROR)])
 def test_what_cannot_be_used_is_an_error(answer: Frame) -> None:
     """With the reason."""
     found = NameServers(["a"], _Frames(a=[answer]))

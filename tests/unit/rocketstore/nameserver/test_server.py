@@ -16,7 +16,7 @@ from dledger.values import parse_address
 from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.fastjson import loads
 from rocketstore.remoting.frame import Frame, HeaderForm, encode
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, Caller, calling, config_in, running
@@ -56,13 +56,13 @@ def test_frames_of_the_real_programs_are_answered_as_by_the_real_one(caller: Cal
     for request, answer in (("F1", "F2"), ("F3", "F4"), ("F5", "F6"), ("F7", "F8")):
         _same(caller.send(GOLDEN[request].data), GOLDEN[answer].frame)
 
-    assert caller.send(GOLDEN["F61"].data).code == ResponseCode.SUCCESS
+    assert caller.send(GOLDEN["F61"].data).code == AnswerCode.SUCCESS
     assert caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T2")["queueDatas"][0]["writeQueueNums"] == 4
     for request in ("F50", "F74", "F81"):
         frame = GOLDEN[request].frame
         found = caller.send(GOLDEN[request].data)
         assert (found.opaque, found.form) == (frame.opaque, frame.form)
-    assert caller.send(GOLDEN["F66"].data).code == ResponseCode.SUCCESS
+    assert caller.send(GOLDEN["F66"].data).code == AnswerCode.SUCCESS
     assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO) == {"brokerAddrTable": {}, "clusterAddrTable": {}}
 
 
@@ -90,7 +90,7 @@ def test_slaves_and_deposed_leaders_are_told_the_master(caller: Caller) -> None:
     caller.register(0, "b:1", term=6)
     late = caller.register(0, "a:1", term=5)
 
-    assert (late.code, late.fields["masterAddr"]) == (ResponseCode.SUCCESS, "b:1")
+    assert (late.code, late.fields["masterAddr"]) == (AnswerCode.SUCCESS, "b:1")
     route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
     assert route["brokerDatas"] == [{"brokerAddrs": {"0": "b:1"}, "brokerName": "g", "cluster": "c"}]
 
@@ -101,14 +101,14 @@ def test_a_broker_that_hangs_up_is_dropped(server: NameServer, caller: Caller) -
         broker.register(0, "a:1")
         broker.register(0, "x:1", name="h")
         where = {"brokerName": "h", "brokerAddr": "x:1", "clusterName": "c", "brokerId": "0"}
-        assert broker.ask(RequestCode.UNREGISTER_BROKER, **where).code == ResponseCode.SUCCESS
+        assert broker.ask(RequestCode.UNREGISTER_BROKER, **where).code == AnswerCode.SUCCESS
         assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g"]
         broker.socket.shutdown(socket.SHUT_WR)
         with pytest.raises(EOFError):
             broker.receive()
 
     assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
-    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == AnswerCode.TOPIC_NOT_EXIST
 
 
 def test_a_broker_may_ask_whether_it_must_register(caller: Caller) -> None:
@@ -157,20 +157,20 @@ def test_permissions_and_topics_are_changed(caller: Caller) -> None:
     assert permission() == 4
     assert dict(caller.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="g").fields) == {"addTopicCount": "2"}
     assert permission() == 6
-    assert caller.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == ResponseCode.SUCCESS
-    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert caller.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == AnswerCode.SUCCESS
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == AnswerCode.TOPIC_NOT_EXIST
 
 
 def test_values_are_kept_over_a_restart_and_ordered_topics_are_told(tmp_path: Path) -> None:
     """As `mqadmin updateOrderConf` sets them: brokers get all orders, clients that of their topic, if switched on."""
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}
     with running(config_in(tmp_path)) as server, calling(server) as caller:
-        assert caller.ask(RequestCode.GET_KV_CONFIG, **order).code == ResponseCode.QUERY_NOT_FOUND
+        assert caller.ask(RequestCode.GET_KV_CONFIG, **order).code == AnswerCode.QUERY_NOT_FOUND
         missing = caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="ORDER_TOPIC_CONFIG")
-        assert missing.code == ResponseCode.QUERY_NOT_FOUND
-        assert caller.ask(RequestCode.PUT_KV_CONFIG, **order, value="g:4").code == ResponseCode.SUCCESS
+        assert missing.code == AnswerCode.QUERY_NOT_FOUND
+        assert caller.ask(RequestCode.PUT_KV_CONFIG, **order, value="g:4").code == AnswerCode.SUCCESS
         caller.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v")
-        assert caller.ask(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k").code == ResponseCode.SUCCESS
+        assert caller.ask(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k").code == AnswerCode.SUCCESS
         caller.register(0, "a:1")
         assert "orderTopicConf" not in caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
 
@@ -188,12 +188,12 @@ def test_settings_are_shown_and_one_of_them_changes_meanwhile(caller: Caller) ->
     assert "orderMessageEnable=false" in lines
     assert not [line for line in lines if line.startswith(("security", "tls_"))]
 
-    assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true\n").code == ResponseCode.SUCCESS
+    assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true\n").code == AnswerCode.SUCCESS
     assert b"orderMessageEnable=true\n" in caller.ask(RequestCode.GET_NAMESRV_CONFIG).body
     refused = caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"listenPort=1\n")
-    assert (refused.code, "restart" in refused.remark) == (ResponseCode.NO_PERMISSION, True)
+    assert (refused.code, "restart" in refused.remark) == (AnswerCode.NO_PERMISSION, True)
     for wrong in (b"orderMessageEnable=perhaps\n", b"orderMessageEnable=\\u12\n"):
-        assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, wrong).code == ResponseCode.SYSTEM_ERROR
+        assert caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, wrong).code == AnswerCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_malformed_registration_is_answered_and_changes_nothing(
 
     answer = caller.ask(RequestCode.REGISTER_BROKER, body, **(good | fields))
 
-    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.code == AnswerCode.SYSTEM_ERROR
     assert remark in answer.remark
     assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
 
@@ -236,7 +236,7 @@ def test_a_registration_that_repeats_is_not_decoded_again(caller: Caller, monkey
 
     monkeypatch.setattr(RegisterBrokerBody, "of_request", staticmethod(counted))
     for term in (1, 1, 2):
-        assert caller.register(0, "a:1", term=term).code == ResponseCode.SUCCESS
+        assert caller.register(0, "a:1", term=term).code == AnswerCode.SUCCESS
     assert decoded == [False]
     caller.register(0, "a:1", term=2, compressed=True)
     caller.register(0, "a:1", term=2, version=2)
@@ -268,11 +268,11 @@ def test_a_large_registration_holds_nobody_up(
         gone.send_registration(0, "x:1", name="gone", topics=many)
         broker.send_registration(0, "a:1", version=2, topics=("last",))
         assert begun.wait(TIMEOUT_S)
-        assert caller.register(0, "b:1", name="h").code == ResponseCode.SUCCESS
+        assert caller.register(0, "b:1", name="h").code == AnswerCode.SUCCESS
         assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["h"]
         gone.socket.close()
         go.set()
-        assert [broker.receive().code, broker.receive().code] == [ResponseCode.SUCCESS] * 2
+        assert [broker.receive().code, broker.receive().code] == [AnswerCode.SUCCESS] * 2
         found = caller.json(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"]
 
         assert found == sorted(("T", "last", *many))
@@ -282,10 +282,10 @@ def test_a_large_registration_holds_nobody_up(
 def test_what_is_missing_unknown_or_too_long_is_answered(caller: Caller) -> None:
     """RocketMQ's codes and words."""
     assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC).remark == "the custom field <topic> is null"
-    assert caller.ask(RequestCode.SEND_MESSAGE).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert caller.ask(RequestCode.SEND_MESSAGE).code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED
     where = {"brokerName": "g", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"}
     long = caller.ask(RequestCode.QUERY_DATA_VERSION, b" " * 5000, **where)
-    assert (long.code, "5000 bytes" in long.remark) == (ResponseCode.SYSTEM_ERROR, True)
+    assert (long.code, "5000 bytes" in long.remark) == (AnswerCode.SYSTEM_ERROR, True)
 
 
 def test_only_some_addresses_may_register_or_change_anything(tmp_path: Path) -> None:
@@ -304,12 +304,12 @@ def test_only_some_addresses_may_register_or_change_anything(tmp_path: Path) -> 
             caller.ask(RequestCode.DELETE_KV_CONFIG, namespace="n", key="k"),
             caller.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true"),
         ]
-        assert {one.code for one in refused} == {ResponseCode.NO_PERMISSION}
+        assert {one.code for one in refused} == {AnswerCode.NO_PERMISSION}
         assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
         assert not (tmp_path / "kv" / "kvConfig.json").exists()
 
     with running(config_in(tmp_path, allowed_brokers="127.0.0.1,::1")) as server, calling(server) as caller:
-        assert caller.register(0, "a:1").code == ResponseCode.SUCCESS
+        assert caller.register(0, "a:1").code == AnswerCode.SUCCESS
 
 
 def test_one_host_cannot_have_all_connections_and_strangers_are_hung_up_on(tmp_path: Path) -> None:
@@ -364,5 +364,5 @@ def test_an_answer_waits_for_nobody_elses_half_request(server: NameServer, calle
                 sent += greedy.socket.send(route * 1000)
             except BlockingIOError:
                 break
-        assert caller.register(0, "a:1").code == ResponseCode.SUCCESS
+        assert caller.register(0, "a:1").code == AnswerCode.SUCCESS
         assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g"]

@@ -13,7 +13,7 @@ from dledger.values import parse_address
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
-from rocketstore.remoting.codes import RequestCode, ResponseCode
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import LENGTH_BYTES, Frame, cut, encode
 from rocketstore.remoting.headers import RegisterBrokerHeader, write_header
 
@@ -47,7 +47,7 @@ class Caller:
     def json(self, code: RequestCode, **fields: str) -> Any:  # noqa: ANN401  # whatever JSON holds
         """The body of a successful answer."""
         answer = self.ask(code, **fields)
-        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert answer.code == AnswerCode.SUCCESS, answer.remark
         return json.loads(answer.body)
 
     def register(self, broker_id: int, address: str, **more: Any) -> Frame:  # noqa: ANN401  # as below

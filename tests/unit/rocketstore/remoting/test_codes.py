@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rocketstore.remoting.codes import LANGUAGES, VERSION, Language, RequestCode, ResponseCode
+from rocketstore.remoting.codes import LANGUAGES, VERSION, AnswerCode, Language, RequestCode
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 
 def test_numbers_and_names_are_there_once() -> None:
     """A number given twice would be an alias of the first, unseen."""
-    for kind in (RequestCode, ResponseCode, Language):
+    for kind in (RequestCode, AnswerCode, Language):
         assert len(kind.__members__) == len(list(kind))
 
 
@@ -24,7 +24,7 @@ def test_numbers_of_captured_frames_are_known() -> None:
     """Those of requests and those of answers."""
     for one in GOLDEN.values():
         frame = one.frame
-        assert frame.code in (set(ResponseCode) if frame.is_response else set(RequestCode)), one.description
+        assert frame.code in (set(AnswerCode) if frame.is_response else set(RequestCode)), one.description
 
 
 def test_descriptions_of_captured_requests_name_their_numbers() -> None:

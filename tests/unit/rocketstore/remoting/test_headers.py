@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from rocketstore.remoting import headers
-from rocketstore.remoting.codes import ResponseCode
+from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.headers import (
     PullHeader,
@@ -77,7 +77,7 @@ def test_each_required_field_is_named_when_it_is_missing(name: str) -> None:
     for wire in required:
         with pytest.raises(RequestError, match=f"^the custom field <{wire}> is null$") as caught:
             read_header(KINDS[name], {key: text for key, text in fields.items() if key != wire})
-        assert caught.value.code is ResponseCode.SYSTEM_ERROR
+        assert caught.value.code is AnswerCode.SYSTEM_ERROR
 
 
 def _numbers() -> list[tuple[str, str, int]]:
