@@ -16,6 +16,7 @@ OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 PLAINTEXT: Final = "the same in plaintext"
 DIRECT: Final = "the same without the relay"
+ALONE: Final = "the same client alone"
 UNMEASURED: Final = "the same group without metrics"
 MD5SUM: Final = "md5sum of one replica"
 SENT_MEANWHILE: Final = "what was sent meanwhile"
@@ -115,6 +116,15 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "remoting_send_async": (at_least(1.2, baseline=JAVA_BROKERS),),
     "remoting_send_batch": (at_least(35_000, "messages/s", quiet_machine_only=True),),
     "remoting_push_consumer": (at_least(60_000, "messages/s", quiet_machine_only=True),),
+    # What many clients, or bad ones, cost a broker, and what another client notices.
+    "crowd_connections_memory": (at_most(150, "MB"),),
+    "crowd_connections_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
+    "crowd_consumers_memory": (at_most(100, "MB"),),
+    "crowd_consumers_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
+    "crowd_deaf_memory": (at_most(400, "MB"),),  # answer_bytes_max, and what else they may leave
+    "crowd_deaf_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
+    "crowd_heartbeats_memory": (at_most(150, "MB"),),
+    "crowd_heartbeats_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),

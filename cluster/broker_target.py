@@ -88,12 +88,21 @@ class BrokerTarget:
             return Consumer(addresses, group=group, topic=topic, options=options, security=security)
         return ClusterConsumer(self.name_servers, group=group, topic=topic, options=options, security=security)
 
-    def member(self, group: str, topic: str, options: GroupOptions) -> GroupConsumer:
-        """A member of a group, which shares the topic's queues with the others. Raises ``UsageError`` as above."""
+    def member(self, group: str, options: GroupOptions) -> GroupConsumer:
+        """A member of a group, which shares the queues of all brokers with the others.
+
+        Raises ``UsageError`` for ``broker_name``: the others would divide other queues.
+        """
         from rocketstore.client import GroupConsumer
 
-        addresses, security = self._one_group(topic, for_one_queue=True), self.security.for_client()
-        return GroupConsumer(addresses, group=group, options=options, security=security)
+        security = self.security.for_client()
+        if not self.name_servers:
+            return GroupConsumer(self.addresses, group=group, options=options, security=security)
+        if self.broker_name:
+            raise click.UsageError(
+                "the members of a group share the queues of all brokers: omit --broker-name, or give --alone or --queue"
+            )
+        return GroupConsumer(name_servers=self.name_servers, group=group, options=options, security=security)
 
     def _one_group(self, topic: str, *, for_one_queue: bool) -> tuple[str, ...]:
         """The addresses of the only group; empty if there are several."""
@@ -204,7 +213,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
         security: CommandSecurity,
         **others: object,
     ) -> None:
-        name_servers = namesrv if namesrv and _precede_brokers(click.get_current_context()) else ()
+        name_servers = namesrv if namesrv and precede(click.get_current_context(), ("namesrv",), ("broker",)) else ()
         if broker_name and not name_servers:
             raise click.UsageError("--broker-name chooses among the brokers of name servers: give them (--namesrv)")
         command(target=BrokerTarget(broker, timeout_s, security, name_servers, broker_name), **others)
@@ -251,10 +260,14 @@ _STRENGTH: Final = (
 )
 
 
-def _precede_brokers(context: click.Context) -> bool:
-    """Whether the name servers were given more explicitly than the brokers."""
-    broker, namesrv = (context.get_parameter_source(name) for name in ("broker", "namesrv"))
-    return namesrv in _STRENGTH and broker in _STRENGTH and _STRENGTH.index(namesrv) > _STRENGTH.index(broker)
+def precede(context: click.Context, ones: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether one of some parameters was given more explicitly than all of the others: as an option, not a variable."""
+
+    def strength(names: Sequence[str]) -> int:
+        sources = [context.get_parameter_source(name) for name in names]
+        return max(_STRENGTH.index(one) if one in _STRENGTH else -1 for one in sources)
+
+    return strength(ones) > strength(others)
 
 
 class Moment(click.ParamType[str | int]):

@@ -88,14 +88,51 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> None:
-    """A rich table on a terminal, a padded one elsewhere."""
-    if on_terminal():
-        from rich.console import Console
+def fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, least: Sequence[str]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """The table without as many of the columns ``least``, in this order, as must go to fit; and those that went."""
+    shown, gone = list(range(len(columns))), []
+    widths = [max(len(line[place]) for line in (columns, *rows)) for place in shown]
+    for name in least:
+        if sum(widths[place] for place in shown) + 2 * (len(shown) - 1) <= width:
+            break
+        shown.remove(columns.index(name))
+        gone.append(name)
+    return [columns[place] for place in shown], [[row[place] for place in shown] for row in rows], gone
 
-        Console().print(table(columns, rows, styles))
-    else:
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Mapping[str, str] | None = None,
+    *,
+    least: Sequence[str] = (),
+    below: tuple[str, str] | None = None,
+) -> None:
+    """A rich table on a terminal, a padded one elsewhere.
+
+    On a terminal, columns of ``least`` are left out where there is no room, and the texts of the second column of
+    ``below`` are printed under the table, each after the first one's.
+    """
+    if not on_terminal():
         click.echo(plain_table(columns, rows))
+        return
+    from rich.console import Console
+
+    console = Console()
+    notes: list[tuple[str, str]] = []
+    if below is not None:
+        label, note = (columns.index(name) for name in below)
+        notes = [(row[label], row[note]) for row in rows if row[note]]
+        rows = [[*row[:note], *row[note + 1 :]] for row in rows]
+        columns = [*columns[:note], *columns[note + 1 :]]
+    columns, rows, gone = fitting(columns, rows, console.width, least)
+    console.print(table(columns, rows, styles))
+    for about, text in notes:
+        click.echo(f"{about}: {text}")
+    if gone:
+        click.echo(f"(no room for: {', '.join(gone)})")
 
 
 def printable(body: bytes) -> str:

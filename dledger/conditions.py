@@ -48,6 +48,9 @@ class ConditionKind(StrEnum):
     MISNUMBERED = "misnumbered"
     """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
     subject. Holds until the broker is started again."""
+    NOT_REPLICATING = "not_replicating"
+    """Master and slave, of classic replication: a slave does not get its master's log, or a master lacks slaves. The
+    subject is the other side."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

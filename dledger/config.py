@@ -292,7 +292,7 @@ class AccessConfig:
     account_share_percent: Percent = 75
     """Maximum share of a server's client limits (entries, bytes, pulls, streams, answers) that one account may use.
 
-    Without access control, this applies per address, and to connections as well.
+    Without access control, this applies per address, and to connections as well. An IPv6 address counts as its /64.
     """
 
     def problems(self) -> list[str]:

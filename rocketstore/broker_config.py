@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
 from dledger.errors import ConfigError
 from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
-from dledger.values import address_text, parse_addresses
+from dledger.values import address_text, parse_address, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole, TlsServerMode
@@ -33,6 +34,9 @@ def _broker_store() -> MessageStoreConfig:
     return MessageStoreConfig(**GET_LIMITS)
 
 
+_NAMESRV_TLS_PATHS: Final = ("namesrv_tls_trust_cert_path", "namesrv_tls_cert_path", "namesrv_tls_key_path")
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """Everything one broker needs to run. ``dledger`` is None for a plain broker: one process, one directory."""
@@ -47,8 +51,10 @@ class BrokerConfig:
     """For display; the same on all brokers of a cluster."""
     broker_name: str = ""
     """Empty: the DLedger group's name, or ``broker-a``."""
-    broker_id: int = 0
-    """For a plain broker. In a DLedger broker the role decides: the leader is 0; as followers, n0 to n2 are 1 to 3."""
+    broker_id: Annotated[int, Range(0)] = 0
+    """0: a master; a plain broker's slaves have numbers from 1 on. In a DLedger broker the role decides: the leader has
+    0, as followers n0 to n2 have 1 to 3.
+    """
     listen_port: Port = 10911
     """Port for clients, of gRPC and of RocketMQ's remoting protocol; 0: any free port (plain broker only)."""
     grpc_port: Port = 0
@@ -69,6 +75,14 @@ class BrokerConfig:
     """Host that clients and other brokers should connect to; empty: the one listened on."""
     namesrv_addr: str = ""
     """Name servers to register with, RocketMQ's or ours: ``host:port`` separated by semicolons; empty: none."""
+    namesrv_tls: bool = False
+    """Whether to connect to the name servers with TLS. Their certificates are always verified, names included."""
+    namesrv_tls_trust_cert_path: Path | None = None
+    """PEM file with the CAs that must have signed their certificates; unset: ``tls_trust_cert_path``."""
+    namesrv_tls_cert_path: Path | None = None
+    """PEM file with the certificate to show them; unset: ``tls_cert_path``, if that is set."""
+    namesrv_tls_key_path: Path | None = None
+    """PEM file with its private key, unencrypted."""
     register_name_server_period: Annotated[int, Range(10_000, 60_000), Unit.MS] = 30_000
     """How often to register with them; besides, it is done at once when the role or a topic changes."""
     register_broker_timeout_mills: Annotated[int, Range(100, 60_000), Unit.MS] = 6_000
@@ -172,6 +186,26 @@ class BrokerConfig:
         host = self.broker_ip1 or (self.dledger.self_member.host if self.dledger is not None else self.bind_host)
         return address_text(host, port)
 
+    @property
+    def namesrv_tls_files(self) -> tuple[Path | None, Path | None, Path | None]:
+        """CA, certificate and key for TLS with name servers."""
+        own = self.effective_security
+        shown = self.namesrv_tls_cert_path, self.namesrv_tls_key_path
+        if shown == (None, None):
+            shown = own.tls_cert_path, own.tls_key_path
+        return self.namesrv_tls_trust_cert_path or own.tls_trust_cert_path, *shown
+
+    def _namesrv_tls_problems(self) -> list[str]:
+        ca, cert, key = self.namesrv_tls_files
+        if not self.namesrv_tls:
+            unused = [name for name in _NAMESRV_TLS_PATHS if getattr(self, name) is not None]
+            return [f"{' and '.join(unused)} need namesrv_tls=true"] if unused else []
+        if ca is None:
+            return ["namesrv_tls needs the CA of the name servers: also set namesrv_tls_trust_cert_path"]
+        if (cert is None) != (key is None):
+            return ["namesrv_tls_cert_path and namesrv_tls_key_path must be set together"]
+        return []
+
     def problems(self) -> list[str]:
         """All problems of this configuration, as sentences; empty if it is valid."""
         found = out_of_range(self.store) + out_of_range(self) + _delay_problems(self.store)
@@ -182,20 +216,40 @@ class BrokerConfig:
             _ = self.name_servers
         except ValueError as error:
             found.append(f"namesrv_addr: {error}")
+        found += self._namesrv_tls_problems()
         if self.dledger is None:
             found += self.access.problems() + self.limits.problems()
             found += [f"{one}{self._why_everywhere()}" for one in self.security.problems([self.bind_host])]
-            if self.store.broker_role is BrokerRole.SLAVE:
-                found.append(
-                    "broker_role=SLAVE means classic master-slave replication, which this broker does not "
-                    "support: use enableDLegerCommitLog=true for a replicated broker"
-                )
+            found += self._replication_problems()
         else:
             found += self.dledger.problems()
             if self.access != self.dledger.access:
                 found.append("the broker and its log must have the same access settings")
             found += self._port_problems(self.dledger)
             found += self._listen_problems(self.dledger)
+        return found
+
+    def _replication_problems(self) -> list[str]:
+        """Of classic replication between plain brokers."""
+        store, found = self.store, []
+        if store.broker_role is BrokerRole.SLAVE and self.broker_id < 1:
+            found.append("broker_role=SLAVE requires a broker_id of 1 or more, which no other broker of its name has")
+        if store.broker_role is not BrokerRole.SLAVE and self.broker_id:
+            found.append(f"broker_id={self.broker_id} belongs to a slave: a master has 0, so set broker_role=SLAVE")
+        if store.ha_master_address:
+            try:
+                parse_address(store.ha_master_address)
+            except ValueError as error:
+                found.append(f"ha_master_address: {error}")
+        elif store.broker_role is BrokerRole.SLAVE and not self.namesrv_addr.strip():
+            found.append("broker_role=SLAVE requires ha_master_address, or a namesrv_addr that knows the master")
+        if store.min_in_sync_replicas > store.in_sync_replicas:
+            found.append(
+                f"min_in_sync_replicas={store.min_in_sync_replicas} is more than "
+                f"in_sync_replicas={store.in_sync_replicas}, the number that puts wait for"
+            )
+        if store.ha_tls and not self.security.has_tls:
+            found.append("ha_tls=true requires a certificate: also set tls_cert_path and the others")
         return found
 
     def _why_everywhere(self) -> str:

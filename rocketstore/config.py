@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
-from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType
+from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -58,7 +58,7 @@ class MessageStoreConfig:
     sync_flush_timeout: Millis = 5000
     """How long a put waits for SYNC_FLUSH before it is answered FLUSH_DISK_TIMEOUT (ms)."""
     slave_timeout: Millis = 3000
-    """How long a put would wait for a slave (ms)."""
+    """How long a put on a SYNC_MASTER waits for slaves before it is answered FLUSH_SLAVE_TIMEOUT (ms)."""
     os_page_cache_busy_timeout_mills: AnyMillis = 1000
     """Puts are refused (OS_PAGECACHE_BUSY) while the previous one has been writing for longer than this (ms)."""
     dispatch_behind_bytes_max: Bytes = 32 * MIB
@@ -132,9 +132,40 @@ class MessageStoreConfig:
     flush_delay_offset_interval: Millis = 10_000
     """How often RocketMQ saves the progress of delayed delivery (ms)."""
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
-    """RocketMQ's role for a plain broker: ASYNC_MASTER or SYNC_MASTER."""
-    ha_listen_port: int = 10_912
-    """RocketMQ's port for slaves."""
+    """Role of a plain broker: ASYNC_MASTER answers puts without waiting for slaves, SYNC_MASTER once
+    ``in_sync_replicas`` have them; SLAVE follows a master."""
+    ha_listen_port: Annotated[int | None, Range(0, 65535)] = None
+    """Port for slaves of a plain master; 0: none. Unset: ``listen_port`` + 1, and if that port is taken, or if access
+    control or TLS is on without ``ha_tls``, an ASYNC_MASTER does without.
+    """
+    ha_master_address: str = ""
+    """The master's address for slaves, as ``host:port``. Empty: as the name servers say."""
+    ha_send_heartbeat_interval: Millis = 5_000
+    """How often master and slave give a sign of life (ms)."""
+    ha_housekeeping_interval: Millis = 20_000
+    """After how long without one they give up a connection (ms)."""
+    ha_transfer_batch_size: Annotated[int, Range(1, 4 * MIB - 12), Unit.BYTES] = 32 * KIB
+    """Most bytes in one frame to a slave of RocketMQ; one of ours takes up to 1 MiB."""
+    ha_slave_fallbehind_max: Bytes = 256 * MIB
+    """A slave that lacks more than this counts as absent (SYNC_MASTER)."""
+    ha_slaves_max: Positive = 16
+    """Maximum connected slaves."""
+    ha_initial_transfer: HaInitialTransfer = HaInitialTransfer.FULL
+    """What a slave without a log gets: ``full``: all that the master has; ``newest-segment``: the newest file, as in
+    RocketMQ, so that older messages have one copy only.
+    """
+    ha_handshake: HaHandshake = HaHandshake.AUTO
+    """Whether the other side must say who it is, and be compared: ``auto``: if it can; ``required``: it must, so
+    RocketMQ's are refused; ``off``: a slave does not.
+    """
+    ha_tls: bool = False
+    """Whether slaves connect with TLS, and both sides present certificates of the same authority."""
+    in_sync_replicas: Annotated[int, Range(1, 16)] = 2
+    """How many brokers, the master included, must have a message before a SYNC_MASTER answers PUT_OK. With fewer
+    connected, it answers SLAVE_NOT_AVAILABLE.
+    """
+    min_in_sync_replicas: Annotated[int, Range(1, 16)] = 1
+    """With fewer brokers than this, the master included, a SYNC_MASTER refuses messages."""
     enable_dledger_commit_log: bool = False
     """Whether the log is replicated (a DLedger broker) or plain."""
 

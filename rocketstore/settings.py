@@ -24,7 +24,7 @@ from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.types import BrokerRole, FlushDiskType, TlsServerMode
+from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer, TlsServerMode
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
@@ -48,7 +48,7 @@ def load_broker_settings(
     problems = [setting_sources.with_sources(one, chosen, _SPOKEN_OF_AS) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    return config, _warnings(chosen, readings.unused, replicated=replicated)
+    return config, _warnings(config, chosen, readings.unused, replicated=replicated)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -64,6 +64,10 @@ _IRREGULAR_NAMES: Final = {
     "metrics_port": "metricsPromExporterPort",
     "metrics_host": "metricsPromExporterHost",
     "tls_server_mode": "tls.server.mode",
+    "namesrv_tls": "tls.enable",
+    "namesrv_tls_trust_cert_path": "tls.client.trustCertPath",
+    "namesrv_tls_cert_path": "tls.client.certPath",
+    "namesrv_tls_key_path": "tls.client.keyPath",
 }
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -90,11 +94,23 @@ def _hours_text(text: str) -> str:
     return text
 
 
+def _initial_transfer(text: str) -> HaInitialTransfer:
+    return _lower_one_of(HaInitialTransfer, text)
+
+
+def _handshake(text: str) -> HaHandshake:
+    return _lower_one_of(HaHandshake, text)
+
+
 def _tls_server_mode(text: str) -> TlsServerMode:
+    return _lower_one_of(TlsServerMode, text)
+
+
+def _lower_one_of(kind: type[_Word], text: str) -> _Word:
     try:
-        return TlsServerMode(text.lower())
+        return kind(text.lower())
     except ValueError:
-        raise ValueError(f"invalid value {text!r}: use one of {', '.join(TlsServerMode)}") from None
+        raise ValueError(f"invalid value {text!r}: use one of {', '.join(kind)}") from None
 
 
 _PARSERS: Final[dict[object, Callable[[str], object]]] = {
@@ -103,8 +119,11 @@ _PARSERS: Final[dict[object, Callable[[str], object]]] = {
     bool: parse_boolean,
     str: str,
     Path: lambda text: Path(text).expanduser(),
+    Path | None: lambda text: Path(text).expanduser(),
     BrokerRole: _role,
     FlushDiskType: _flush_type,
+    HaInitialTransfer: _initial_transfer,
+    HaHandshake: _handshake,
     TlsServerMode | None: _tls_server_mode,
 }
 
@@ -164,8 +183,6 @@ _SPOKEN_OF_AS: Final = {
 }
 
 WITHOUT_EFFECT: Final = {
-    "ha_listen_port": "classic replication to slaves is not supported",
-    "slave_timeout": "classic replication to slaves is not supported",
     "delete_consume_queue_files_interval": "queue files are removed without a pause",
     "redelete_hanged_file_interval": "a file is removed at once, even while it is read",
     "disk_fall_recorded": "`dledger consumer progress` shows consumer lag",
@@ -251,7 +268,14 @@ def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
             "limits": ConnectionLimits(**some(ConnectionLimits)),
         }
     )
-    return replace(config, dledger=_dledger(config, chosen)) if replicated else config
+    if replicated:
+        return replace(config, dledger=_dledger(config, chosen))
+    return replace(config, broker_id=0) if _is_numbered_master(config) else config
+
+
+def _is_numbered_master(config: BrokerConfig) -> bool:
+    """Whether it has a slave's number, which RocketMQ would set to 0."""
+    return config.store.broker_role is not BrokerRole.SLAVE and config.broker_id != 0
 
 
 def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig:
@@ -289,7 +313,9 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
     return server
 
 
-def _warnings(chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated: bool) -> tuple[str, ...]:
+def _warnings(
+    config: BrokerConfig, chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated: bool
+) -> tuple[str, ...]:
     idle = [*unused]
     idle += [f"{one.given.name} ({one.given.source})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
     found = []
@@ -303,7 +329,7 @@ def _warnings(chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated
     if of_other_mode:
         why = "with enableDLegerCommitLog=true" if replicated else "without enableDLegerCommitLog=true"
         found.append(f"settings that have no effect {why}: {', '.join(of_other_mode)}")
-    role = chosen.get("broker_role")
-    if role is not None and role.value is BrokerRole.SYNC_MASTER and not replicated:
-        found.append("brokerRole=SYNC_MASTER waits for slaves in RocketMQ; this broker has no slaves and does not wait")
+    number = chosen.get("broker_id")
+    if number is not None and number.value != config.broker_id:
+        found.append(f"{number.given.name} ({number.given.source}): a master has 0; set brokerRole=SLAVE for a slave")
     return tuple(found)

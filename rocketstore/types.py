@@ -60,6 +60,21 @@ class BrokerRole(StrEnum):
     SLAVE = "SLAVE"
 
 
+class HaInitialTransfer(StrEnum):
+    """What a slave without a log gets of its master's."""
+
+    FULL = "full"
+    NEWEST_SEGMENT = "newest-segment"
+
+
+class HaHandshake(StrEnum):
+    """Whether master and slave introduce themselves, which only ours do."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    OFF = "off"
+
+
 class PutMessageStatus(StrEnum):
     """The result of a put. The first four mean that the message is stored."""
 

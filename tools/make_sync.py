@@ -19,7 +19,18 @@ MADE: Final = {
     f"{package}/aio_{name}.py": f"{package}/{name}.py"
     for package, names in (
         ("dledger/client", ("calls",)),
-        ("rocketstore/client", ("connection", "topic_cache", "producer", "routes", "cluster_producer")),
+        (
+            "rocketstore/client",
+            (
+                "connection",
+                "topic_cache",
+                "producer",
+                "transactional_producer",
+                "routes",
+                "cluster_producer",
+                "cluster_transactions",
+            ),
+        ),
         ("rocketstore/nameserver", ("lookups",)),
     )
     for name in names
@@ -34,6 +45,8 @@ _COUNTERPARTS: Final = {
         for name in (
             "calls",
             "channels",
+            "checks",
+            "cluster_producer",
             "connection",
             "frames",
             "futures",
@@ -43,6 +56,7 @@ _COUNTERPARTS: Final = {
             "sends",
             "stream",
             "topic_cache",
+            "transactional_producer",
         )
     },
     **{
@@ -52,8 +66,10 @@ _COUNTERPARTS: Final = {
             "BrokerConnection",
             "Calls",
             "Channels",
+            "CheckWorkers",
             "ClusterProducer",
             "ClusterSender",
+            "ClusterTransactionalProducer",
             "Frames",
             "Links",
             "MessageSender",
@@ -67,6 +83,7 @@ _COUNTERPARTS: Final = {
             "SentItem",
             "Stream",
             "TopicCache",
+            "TransactionalProducer",
         )
     },
 }

@@ -1,4 +1,4 @@
-"""``dledger console``: serves a web page of the group."""
+"""``dledger console``: serves a web page of a group, or of all groups behind name servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cluster import logs, process
-from cluster.broker_target import BrokerTarget
+from cluster.broker_target import BrokerTarget, precede
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
 from dledger.config import is_loopback
@@ -23,12 +23,13 @@ EXTRA_MISSING = "the console requires packages that are not installed: install d
 
 
 @click.command(
-    short_help="Serve a web page that shows a group.",
+    short_help="Serve a web page that shows a group, or a whole cluster.",
     epilog="""\b
 Examples:
   dledger console --nodes 10.0.0.1:30911,10.0.0.2:30911,10.0.0.3:30911
   dledger console --nodes 10.0.0.1:10911 --listen 127.0.0.1:9000        brokers: their listen addresses
   dledger console --nodes 10.0.0.1:10911 --read-only
+  dledger console --namesrv 10.0.0.1:9876,10.0.0.2:9876        all groups of brokers, each to be looked into
   DLEDGER_CONSOLE_TOKEN=… dledger console --nodes n0:10911 --listen 0.0.0.0:8080 --allow-remote
 
 Anyone who can reach the console can read messages and (without --read-only) transfer leadership. So it listens on
@@ -41,6 +42,14 @@ this machine only, unless --allow-remote is given, and then requires a token: th
     metavar="HOST:PORT,…",
     callback=lambda context, parameter, text: flag_values.addresses(context, parameter, text or None),
     help="Client addresses of some or all nodes, or listen addresses of brokers; the same as -b.",
+)
+@click.option(
+    "-n",
+    "--namesrv",
+    envvar="DLEDGER_NAMESRV",
+    metavar="HOST:PORT;…",
+    callback=flag_values.addresses,
+    help="Show all groups of brokers that these name servers know (also DLEDGER_NAMESRV).",
 )
 @click.option(
     "--listen",
@@ -93,6 +102,7 @@ this machine only, unless --allow-remote is given, and then requires a token: th
 def console(  # noqa: PLR0913  # one parameter per option
     context: click.Context,
     nodes: tuple[str, ...] | None,
+    namesrv: tuple[str, ...] | None,
     listen: str,
     allow_remote: bool,
     token_file: Path | None,
@@ -105,7 +115,10 @@ def console(  # noqa: PLR0913  # one parameter per option
     until_stdin_closes: bool,
     target: GroupTarget,
 ) -> None:
-    """Serve a live web page of the group: leader, nodes, topics, messages; transfer leadership."""
+    """Serve a live web page of the group: leader, nodes, topics, messages; transfer leadership.
+
+    With name servers, of all groups of brokers that have registered with them.
+    """
     try:
         from cluster.console.control import NoControl
         from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
@@ -129,6 +142,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     if token and len(token) < TOKEN_CHARACTERS_MIN:
         raise click.UsageError(f"the token is too short: use at least {TOKEN_CHARACTERS_MIN} characters")
     target = _any_group(context, target, nodes)
+    name_servers = namesrv if namesrv and precede(context, ("namesrv",), ("nodes", "bootstrap")) else ()
     rules = ConsoleRules(
         token=token,
         hosts=frozenset(one.lower() for one in (*hosts, host) if one),
@@ -144,7 +158,7 @@ def console(  # noqa: PLR0913  # one parameter per option
         return told
 
     def make() -> ConsoleServer:
-        brokers = BrokerTarget(target.bootstrap, target.timeout_s, target.security)
+        brokers = BrokerTarget(target.bootstrap, target.timeout_s, target.security, name_servers)
         return ConsoleServer(target, brokers, place=place, rules=rules, control=NoControl() if read_only else None)
 
     sys.exit(process.run(make, ready, until_stdin_closes=until_stdin_closes))

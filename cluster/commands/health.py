@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from dledger.errors import ConfigError
 from dledger.values import address_text
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
     from dledger.config import SecurityConfig
@@ -49,11 +52,13 @@ Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
   dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
+  dledger health --nameserver         the name server that this environment's settings describe
 
 Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",
 )
 @click.argument("address", required=False, metavar="[HOST:PORT]")
 @click.option("--service", default="", help="Check one gRPC service; default: the whole server.")
+@click.option("--nameserver", is_flag=True, help="Ask a name server, which has RocketMQ's protocol and no gRPC.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -64,8 +69,13 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
     help="How long to wait for the answer.",
 )
 @security_options
-def health(address: str | None, service: str, timeout_s: float, security: CommandSecurity) -> None:
+def health(address: str | None, service: str, nameserver: bool, timeout_s: float, security: CommandSecurity) -> None:
     """Check with gRPC's health protocol whether a server is serving; without an address, the one in this container."""
+    if nameserver:
+        if service:
+            raise click.UsageError("a name server has no gRPC services: omit --service")
+        _check_name_server(address, timeout_s, security)
+        return
     if address is None:
         own = own_server(os.environ)
         address, channel = own.address, own.channel()
@@ -78,6 +88,41 @@ def health(address: str | None, service: str, timeout_s: float, security: Comman
     if problem:
         raise click.ClickException(f"{address}: {problem}")
     click.echo(f"{address}: serving")
+
+
+def _check_name_server(address: str | None, timeout_s: float, security: CommandSecurity) -> None:
+    from rocketstore.client.name_server_tls import context_maker
+    from rocketstore.remoting.blocking import BlockingRemotingClient
+    from rocketstore.remoting.client import UnreachableError
+    from rocketstore.remoting.codes import RequestCode
+    from rocketstore.remoting.connection import DisconnectedError
+    from rocketstore.remoting.errors import FrameError
+    from rocketstore.remoting.frame import Frame
+
+    tls: Callable[[], ssl.SSLContext] | None
+    if address is None:
+        address, tls = own_name_server(os.environ)
+    else:
+        tls = context_maker([address], security.for_client())
+    with closing(BlockingRemotingClient(tls=tls)) as frames:
+        try:
+            answer = frames.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
+        except (UnreachableError, DisconnectedError, TimeoutError, FrameError) as error:
+            raise click.ClickException(f"{address}: {error or f'no answer within {timeout_s:g} s'}") from None
+    if answer.code:
+        raise click.ClickException(f"{address}: it answered {answer.code}: {answer.remark}")
+    click.echo(f"{address}: serving")
+
+
+def own_name_server(environ: Mapping[str, str]) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
+    """The name server with these settings, as its own machine reaches it. Raises ``ConfigError``."""
+    from dledger.rpc.tls_keeper import TlsKeeper
+    from rocketstore.nameserver.settings import load_name_server_settings
+
+    file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
+    config, _unused = load_name_server_settings(file, environ, {})
+    keeper = TlsKeeper(config.security, name="name server", member=None) if config.security.has_tls else None
+    return _reachable(config.listen_host, config.listen_port), None if keeper is None else keeper.connecting
 
 
 def own_server(environ: Mapping[str, str]) -> OwnServer:

@@ -34,6 +34,7 @@ _COLUMNS = (
     "space",
     "notes",
 )
+_LEAST = ("hours", "behind", "version", "space", "id", "out/s", "in/s", "cluster", "term")
 _STYLES = {"SYNC_MASTER": "green", "ASYNC_MASTER": "green", "unreachable": "red"}
 _HELP = ("-h", "--help")
 
@@ -135,7 +136,8 @@ def list_brokers(as_json: bool, target: BrokerTarget) -> None:
         brokers = [_broker_json(address, answer) for address, answer in found.items()]
         terminal.print_json({"master": _master_of(found), "brokers": brokers})
     else:
-        terminal.print_table(_COLUMNS, [_row(address, answer) for address, answer in found.items()], _STYLES)
+        rows = [_row(address, answer) for address, answer in found.items()]
+        terminal.print_table(_COLUMNS, rows, _STYLES, least=_LEAST, below=("address", "notes"))
         for address, answer in found.items():
             for one in () if isinstance(answer, DLedgerError) else answer.conditions:
                 click.echo(f"{address}: {terminal.condition_text(one)}")

@@ -232,9 +232,9 @@ Examples:
 
 Without --group no position is kept. With one, the printed messages are committed, and the next run continues after
 them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
-each prints the messages of its own ones, and when one ends, the others take them over. With --queue or --alone, it
-reads those queues, or all, whoever else does. If the topic is in several groups of brokers, sharing requires
---broker-name. Without a terminal only the bodies are printed."""
+each prints the messages of its own ones, and when one ends, the others take them over. With name servers, these are the
+queues of all groups of brokers that have the topic. With --queue or --alone, it reads those queues, or all, whoever
+else does. Without a terminal only the bodies are printed."""
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
@@ -270,7 +270,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
     try:
         if group and not queues and not alone:
             shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
-            with target.member(group, topic, shared) as member:
+            with target.member(group, shared) as member:
                 member.subscribe(topic, tags)
                 member.start()
                 _print_share(member, count, follow, target.timeout_s, show)

@@ -86,9 +86,18 @@ def nameserver(
 
 
 def _run(config: NameServerConfig, *, until_stdin_closes: bool) -> int:
+    from cluster.metrics import metered
     from rocketstore.nameserver.server import NameServer
 
     def ready(server: NameServer) -> str:
         return f"name server is ready: {server.address}, values {config.kv_config_path}"
 
-    return process.run(lambda: NameServer(config), ready, until_stdin_closes=until_stdin_closes)
+    with metered(config.metrics_host, config.metrics_port, None) as exporter:
+
+        def make() -> NameServer:
+            server = NameServer(config)
+            if exporter:
+                exporter.watch_name_server(server)
+            return server
+
+        return process.run(make, ready, until_stdin_closes=until_stdin_closes)

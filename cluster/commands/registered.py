@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -13,22 +13,21 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget
-from rocketstore.client.name_server_tls import context_maker
+from dledger.errors import ConfigError
+from rocketstore.client.name_server_tls import check_plaintext, context_maker
+from rocketstore.client.runtime import question, read_answer
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.tables import MASTER_ID
 from rocketstore.remoting.blocking import BlockingRemotingClient
-from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
+from rocketstore.remoting.bodies.routes import ClusterInfo
 from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 
-_COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "version", "in/s", "out/s", "notes")
+_COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "term", "version", "in/s", "out/s", "notes")
+_LEAST: Final = ("version", "id", "out/s", "in/s", "cluster", "term")
 _STYLES: Final = {"master": "green"}
 _ASKED_AT_ONCE: Final = 16
-_ERROR_CHARS_MAX: Final = 200
-"""Java's error responses include a position in its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,10 @@ class Registered:
     id: int
     address: str
     version: str = ""
-    put_tps: str = ""
-    get_tps: str = ""
+    term: int | None = None
+    """None if it replicates no log, or does not tell."""
+    put_tps: float | None = None
+    get_tps: float | None = None
     error: str = ""
 
     @property
@@ -57,11 +58,12 @@ def show(target: BrokerTarget, *, as_json: bool) -> None:
         clusters = NameServers(name_servers, frames, timeout_s=timeout_s).clusters()
         chosen = [one for one in _addresses(clusters) if name in ("", one.broker)]
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
-            found = list(threads.map(partial(_ask, frames, timeout_s), chosen))
+            found = list(threads.map(partial(_ask, frames, target), chosen))
     if as_json:
         terminal.print_json({"brokers": [{**asdict(one), "is_master": one.is_master} for one in found]})
     else:
-        terminal.print_table(_COLUMNS, [_row(one) for one in found], _STYLES)
+        rows = [_row(one) for one in found]
+        terminal.print_table(_COLUMNS, rows, _STYLES, least=_LEAST, below=("address", "notes"))
     without = sorted({one.broker for one in found} - {one.broker for one in found if one.is_master})
     if not found:
         raise click.ClickException("no broker has registered" + (f" as {name}" if name else ""))
@@ -76,28 +78,21 @@ def _addresses(clusters: ClusterInfo) -> Iterator[Registered]:
             yield Registered(one.cluster, one.broker_name, broker_id, address)
 
 
-def _ask(frames: BlockingRemotingClient, timeout_s: float, one: Registered) -> Registered:
+def _ask(frames: BlockingRemotingClient, target: BrokerTarget, one: Registered) -> Registered:
     """Request what mqadmin's clusterList requests."""
-    known = one.cluster, one.broker, one.id, one.address
+    security = target.security.for_client()
     try:
-        answer = frames.call(one.address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0), timeout_s)
-        if answer.code != AnswerCode.SUCCESS:
-            return Registered(*known, error=" ".join(answer.remark.split())[:_ERROR_CHARS_MAX])
-        table = KVTable.decode(answer.body).table
-    except (UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:
-        return Registered(*known, error=str(error))
-    put, get = (table.get(name, "").partition(" ")[0] for name in ("putTps", "getTransferedTps"))
-    return Registered(*known, table.get("brokerVersionDesc", ""), put, get)
+        check_plaintext([one.address], security)
+        found = read_answer(frames.call(one.address, question(security), target.timeout_s))
+    except (ConfigError, UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:
+        return replace(one, error=str(error))
+    term = found.term if found.role else None
+    return replace(one, version=found.version, term=term, put_tps=found.put_tps, get_tps=found.get_tps)
 
 
 def _row(one: Registered) -> tuple[str, ...]:
     role = "master" if one.is_master else "slave"
-    rates = [_rate(one.put_tps), _rate(one.get_tps)]
-    return (one.cluster, one.broker, str(one.id), one.address, role, one.version, *rates, one.error)
-
-
-def _rate(text: str) -> str:
-    try:
-        return f"{float(text):.2f}"
-    except ValueError:
-        return ""
+    term = "" if one.term is None else str(one.term)
+    rates = ["" if rate is None else f"{rate:.2f}" for rate in (one.put_tps, one.get_tps)]
+    row = (one.cluster, one.broker, str(one.id), one.address, role, term, one.version, *rates, one.error)
+    return tuple(terminal.printable(cell.encode()) for cell in row)  # anybody may have registered anything

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -19,15 +18,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cluster.console.browse import PAGE_MAX, EntryBrowser, MessageBrowser
-from cluster.console.catalog import Catalog
-from cluster.console.control import Action, ActionRefusedError, ClusterControl
+from cluster.console.browse import PAGE_MAX
+from cluster.console.control import Action, ActionRefusedError
+from cluster.console.desk import Desk, TooManyDesksError
 from cluster.console.guard import ConsoleGuard, ConsoleRules, same
-from cluster.console.history import History
-from cluster.console.sampler import Sampler, wall_ms
-from cluster.console.streams import QUEUE_MAX, Streams, TooManyStreamsError
+from cluster.console.overview import ForeignGroupError, Overview
+from cluster.console.sampler import wall_ms
+from cluster.console.streams import QUEUE_MAX, TooManyStreamsError
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
+from rocketstore.client.errors import NotFoundError
 
 BODY_BYTES_MAX: Final = 4096
 LOOKUPS_MAX: Final = 8
@@ -43,44 +43,41 @@ _TYPES: Final = {
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The components of a console."""
-
-    history: History
-    sampler: Sampler
-    catalog: Catalog
-    messages: MessageBrowser
-    entries: EntryBrowser
-    control: ClusterControl
-    version: str
-
-
 class BadInputError(Exception):
     """Raised for an invalid request; the message says why."""
 
 
-class Console:
-    """The application (``asgi``) and its event streams."""
+_NO_DESK: Final = (BadInputError, NotFoundError, ForeignGroupError, TooManyDesksError)
+"""Why a request is about nothing that is there."""
 
-    def __init__(self, parts: Parts, rules: ConsoleRules) -> None:
-        self._parts = parts
+
+class Console:
+    """The application (``asgi``): the page of one group, or with an ``Overview`` the page of all, and one for each.
+
+    ``on_failure`` is called if what keeps the pages up to date fails unexpectedly.
+    """
+
+    def __init__(
+        self,
+        shown: Desk | Overview,
+        rules: ConsoleRules,
+        version: str = "",
+        on_failure: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        self._shown = shown
         self._rules = rules
+        self._version = version
+        self._on_failure = on_failure
         self._files = load_files(Path(__file__).parent / "static")
         self._lookups = 0
         self._acting = 0
         self._limiter: CapacityLimiter | None = None
-        self.streams = Streams(
-            lambda: self._present(parts.history.snapshot(wall_ms())),
-            lambda after: self._present(parts.history.update(after, wall_ms())),
-            parts.catalog.snapshot,
-            self._watch,
-        )
         get = partial(Route, methods=["GET"])
         post = partial(Route, methods=["POST"])
         app = Starlette(
             routes=[
-                get("/", partial(self._file, "index.html")),
+                get("/", partial(self._file, "index.html" if isinstance(shown, Desk) else "cluster.html")),
+                get("/group", partial(self._file, "index.html")),
                 get("/login", partial(self._file, "login.html")),
                 post("/login", self._sign_in),
                 get("/static/{name}", self._static),
@@ -88,7 +85,7 @@ class Console:
                 get("/api/session", self._session),
                 get("/api/state", self._state),
                 get("/api/events", self._events),
-                get("/api/topic", self._lookup(self._topic)),
+                get("/api/topic", self._topic_anywhere),
                 get("/api/group", self._lookup(self._group)),
                 get("/api/messages", self._lookup(self._messages)),
                 get("/api/message", self._lookup(self._message)),
@@ -105,11 +102,18 @@ class Console:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._limiter = CapacityLimiter(LOOKUPS_MAX + 4)
-        publishing = asyncio.create_task(self.streams.run())
+        publishing = asyncio.create_task(
+            self._shown.run() if isinstance(self._shown, Overview) else self._shown.streams.run()
+        )
+        publishing.add_done_callback(self._ended)
         yield
-        self.streams.close()
-        with suppress(asyncio.CancelledError):
-            await publishing
+        self._shown.streams.close()
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+
+    def _ended(self, publishing: asyncio.Task[None]) -> None:
+        if not publishing.cancelled() and (failure := publishing.exception()) is not None:
+            self._on_failure(failure)
 
     async def _file(self, name: str, request: Request) -> Response:
         body, kind, tag = self._files[name]
@@ -125,7 +129,8 @@ class Console:
         return await self._file(name, request)
 
     async def _health(self, _request: Request) -> Response:
-        return JSONResponse({"status": "ok", "pages": self.streams.count})
+        pages = self._shown.pages if isinstance(self._shown, Overview) else self._shown.streams.count
+        return JSONResponse({"status": "ok", "pages": pages})
 
     async def _sign_in(self, request: Request) -> Response:
         given = parse_qs((await _body(request)).decode("latin-1")).get("token", [""])[0].strip()
@@ -135,66 +140,92 @@ class Console:
         return RedirectResponse("/login?wrong=1", 303)
 
     async def _session(self, request: Request) -> Response:
-        actions = sorted(self._parts.control.actions)
-        return JSONResponse({"csrf": request.state.csrf, "actions": actions, "version": self._parts.version})
+        try:
+            shown = self._what(request)
+        except _NO_DESK as error:
+            return _refused(error)
+        actions = sorted(shown.control.actions) if isinstance(shown, Desk) else []
+        return JSONResponse({"csrf": request.state.csrf, "actions": actions, "version": self._version})
 
     # --- what is ----------------------------------------------------------------------------------------------------
 
-    def _present(self, state: dict[str, object]) -> dict[str, object]:
-        return {**state, "processes": self._parts.control.processes()}
+    def _what(self, request: Request) -> Desk | Overview:
+        """What a request is about: the group named by ``broker``, if there are several, otherwise everything.
 
-    def _watch(self, watched: bool) -> None:
-        self._parts.sampler.watch(watched=watched)
-        self._parts.catalog.watch(watched=watched)
+        Raises what ``Overview.desk`` does.
+        """
+        if isinstance(self._shown, Desk) or "broker" not in request.query_params:
+            return self._shown
+        return self._shown.desk(_text(request, "broker"))
 
-    async def _state(self, _request: Request) -> Response:
-        return JSONResponse(
-            {
-                **self._present(self._parts.history.snapshot(wall_ms())),
-                "catalog": self._parts.catalog.snapshot(),
-            }
-        )
+    def _desk(self, request: Request) -> Desk:
+        """The same for what only one group has. Raises ``BadInputError``, too."""
+        found = self._what(request)
+        if isinstance(found, Desk):
+            return found
+        raise BadInputError("name the group: broker=NAME")
+
+    async def _state(self, request: Request) -> Response:
+        try:
+            return JSONResponse(self._what(request).state())
+        except _NO_DESK as error:
+            return _refused(error)
 
     async def _events(self, request: Request) -> Response:
         if request.method != "GET":
             return _error(405, "not allowed")
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MAX)
         try:
-            self.streams.admit(queue)
+            streams = self._what(request).streams
+            streams.admit(queue)
         except TooManyStreamsError as error:
             return JSONResponse({"ok": False, "error": str(error)}, 503, headers={"retry-after": "5"})
-        return StreamingResponse(self.streams.messages(queue), media_type="text/event-stream")
+        except _NO_DESK as error:
+            return _refused(error)
+        return StreamingResponse(streams.messages(queue), media_type="text/event-stream")
 
     # --- looking things up -------------------------------------------------------------------------------------------
 
-    def _lookup(self, look: Callable[[Request], object]) -> Callable[[Request], object]:
+    def _lookup(self, look: Callable[[Desk, Request], object]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            if self._lookups >= LOOKUPS_MAX:
-                return _error(503, "too many requests are already waiting for the nodes")
-            self._lookups += 1
-            try:
-                found = await self._in_thread(partial(look, request))
-            except BadInputError as error:
-                return _error(400, str(error))
-            except DLedgerError as error:
-                return _error(404 if type(error).__name__ == "NotFoundError" else 502, str(error))
-            finally:
-                self._lookups -= 1
-            return _error(404, "not found, or no longer there") if found is None else JSONResponse(found)
+            return await self._looking(lambda: self._in_thread(partial(look, self._desk(request), request)))
 
         return handle
+
+    async def _looking(self, look: Callable[[], Awaitable[object]]) -> Response:
+        """The answer of ``look``, unless too many wait for theirs."""
+        if self._lookups >= LOOKUPS_MAX:
+            return _error(503, "too many requests are already waiting for the nodes")
+        self._lookups += 1
+        try:
+            found = await look()
+        except _NO_DESK as error:
+            return _refused(error)
+        except DLedgerError as error:
+            return _error(502, str(error))
+        finally:
+            self._lookups -= 1
+        return _error(404, "not found, or no longer there") if found is None else JSONResponse(found)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
 
-    def _topic(self, request: Request) -> object:
-        return self._parts.messages.topic(_text(request, "name"))
+    async def _topic_anywhere(self, request: Request) -> Response:
+        """A topic's queues: of one group with its consumers, or of all groups."""
 
-    def _group(self, request: Request) -> object:
-        return self._parts.messages.group(_text(request, "name"))
+        async def look() -> object:
+            found, name = self._what(request), _text(request, "name")
+            if isinstance(found, Overview):
+                return await found.topics.topic(name)
+            return await self._in_thread(partial(found.messages.topic, name))
 
-    def _messages(self, request: Request) -> object:
-        browser = self._parts.messages
+        return await self._looking(look)
+
+    def _group(self, desk: Desk, request: Request) -> object:
+        return desk.messages.group(_text(request, "name"))
+
+    def _messages(self, desk: Desk, request: Request) -> object:
+        browser = desk.messages
         match request.query_params.get("by"):
             case "offset":
                 queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", -PAGE_MAX, _OFFSET_MAX)
@@ -208,31 +239,32 @@ class Console:
             case _:
                 raise BadInputError("by must be offset, key, unique or id")
 
-    def _message(self, request: Request) -> object:
+    def _message(self, desk: Desk, request: Request) -> object:
         queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", 0, _OFFSET_MAX)
-        return self._parts.messages.one(_text(request, "topic"), queue, offset)
+        return desk.messages.one(_text(request, "topic"), queue, offset)
 
-    def _entries(self, request: Request) -> object:
+    def _entries(self, desk: Desk, request: Request) -> object:
         index = _number(request, "index", -PAGE_MAX, _OFFSET_MAX)
-        return self._parts.entries.by_index(self._parts.history.group, index, _count(request))
+        return desk.entries.by_index(desk.history.group, index, _count(request))
 
-    def _entry(self, request: Request) -> object:
-        return self._parts.entries.one(self._parts.history.group, _number(request, "index", 0, _OFFSET_MAX))
+    def _entry(self, desk: Desk, request: Request) -> object:
+        return desk.entries.one(desk.history.group, _number(request, "index", 0, _OFFSET_MAX))
 
     # --- doing things ------------------------------------------------------------------------------------------------
 
     async def _act(self, request: Request) -> Response:
         try:
+            desk = self._desk(request)
             action, node = _action_of(await _body(request))
-        except BadInputError as error:
-            return _error(400, str(error))
-        if action not in self._parts.control.actions:
+        except _NO_DESK as error:
+            return _refused(error)
+        if action not in desk.control.actions:
             return _error(403, f"this console cannot {action}")
         if self._acting >= LOOKUPS_MAX // 2:
             return _error(503, "other actions are in progress")
         self._acting += 1
         try:
-            told = await self._in_thread(partial(self._do, action, node))
+            told = await self._in_thread(partial(_do, desk, action, node))
         except ActionRefusedError as error:
             return _error(409, str(error))
         except DLedgerError as error:
@@ -242,16 +274,17 @@ class Console:
             self._acting -= 1
         return JSONResponse({"ok": True, "message": told})
 
-    def _do(self, action: Action, node: NodeId | None) -> str:
-        history, control = self._parts.history, self._parts.control
-        try:
-            told = control.act(action, node or NodeId("")) if action is not Action.TRANSFER else control.transfer(node)
-        except (ActionRefusedError, DLedgerError) as error:
-            history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
-            raise
-        history.tell("action", node or "", told, wall_ms())
-        self._parts.sampler.nudge()
-        return told
+
+def _do(desk: Desk, action: Action, node: NodeId | None) -> str:
+    history, control = desk.history, desk.control
+    try:
+        told = control.act(action, node or NodeId("")) if action is not Action.TRANSFER else control.transfer(node)
+    except (ActionRefusedError, DLedgerError) as error:
+        history.tell("refused", node or "", f"{action} {node or ''}: {error}", wall_ms())
+        raise
+    history.tell("action", node or "", told, wall_ms())
+    desk.sampler.nudge()
+    return told
 
 
 def load_files(directory: Path) -> dict[str, tuple[bytes, str, str]]:
@@ -311,6 +344,12 @@ def _number(request: Request, name: str, low: int, high: int) -> int:
 
 def _count(request: Request) -> int:
     return _number(request, "count", 1, PAGE_MAX) if "count" in request.query_params else 20
+
+
+def _refused(error: Exception) -> Response:
+    """The answer to one of ``_NO_DESK``."""
+    status = {BadInputError: 400, NotFoundError: 404, TooManyDesksError: 503}.get(type(error), 409)
+    return _error(status, str(error))
 
 
 def _error(status: int, why: str) -> Response:

@@ -37,6 +37,8 @@ CSRF_HEADER: Final = "x-csrf-token"
 TOKEN_CHARACTERS_MIN: Final = 16
 _SECONDS_DIGITS: Final = 12
 OPEN_PATHS: Final = ("/healthz", "/login", "/static/")
+PAGES: Final = ("/", "/group")
+"""Opened by people, whom a bare refusal would not help."""
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -222,7 +224,7 @@ class ConsoleGuard:
         is_open = any(path == one or (one.endswith("/") and path.startswith(one)) for one in OPEN_PATHS)
         if is_open or self._rules.admits(headers):
             return None
-        if path == "/":
+        if path in PAGES:
             return RedirectResponse("/login", 303)
         return _refused(401, "sign in first: open the console's address, or send 'Authorization: Bearer TOKEN'")
 

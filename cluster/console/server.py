@@ -5,23 +5,23 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import uvicorn
 
-from cluster.console.app import Console, Parts
-from cluster.console.browse import EntryBrowser, MessageBrowser
-from cluster.console.catalog import Catalog
+from cluster.console.app import Console
 from cluster.console.connections import CONNECTIONS_MAX, PatientForAWhile
-from cluster.console.control import ClusterControl, GroupControl
+from cluster.console.control import ClusterControl
+from cluster.console.desk import Desk
 from cluster.console.guard import ConsoleRules
 from cluster.console.history import History
-from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
-from cluster.console.sampler import SamplePace, Sampler
-from dledger.errors import ConfigError
+from cluster.console.overview import Overview
+from cluster.console.sampler import SamplePace
+from cluster.console.watcher import FleetPace
+from dledger.errors import ConfigError, InvalidRequestError
 from dledger.values import address_text
 
 if TYPE_CHECKING:
@@ -57,27 +57,14 @@ class ConsoleServer:
         rules: ConsoleRules | None = None,
         control: ClusterControl | None = None,
         pace: SamplePace | None = None,
+        fleet_pace: FleetPace | None = None,
     ) -> None:
         self._place = place or ListenAddress()
-        # The console, which tells its pages, is made of both.
-        self._history = History(target.bootstrap, lambda: self._console.streams.hurry())
-        self._sampler = Sampler(GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self._history, pace)
-        self._catalog = Catalog(
-            brokers.admin(),
-            lambda: self._history.kind in ("brokers", "broker"),
-            lambda: self._console.streams.hurry(catalog=True),
-        )
-        self._messages = MessageBrowser(brokers.admin())
-        parts = Parts(
-            self._history,
-            self._sampler,
-            self._catalog,
-            self._messages,
-            EntryBrowser(target),
-            control or GroupControl(target, lambda: self._history.group),
-            version("dledger"),
-        )
-        self._console = Console(parts, rules or ConsoleRules())
+        if brokers.name_servers:
+            self._shown: Desk | Overview = Overview(target, brokers, control=control, pace=pace, fleet_pace=fleet_pace)
+        else:
+            self._shown = Desk(target, brokers, control, pace)
+        self._console = Console(self._shown, rules or ConsoleRules(), version("dledger"), self._fail)
         self._socket: socket.socket | None = None
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -96,8 +83,10 @@ class ConsoleServer:
 
     @property
     def history(self) -> History:
-        """The group's history."""
-        return self._history
+        """The group's history, if the console shows only one."""
+        if isinstance(self._shown, Overview):
+            raise InvalidRequestError("this console shows many groups")
+        return self._shown.history
 
     @property
     def port(self) -> int:
@@ -142,8 +131,8 @@ class ConsoleServer:
             target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
         )
         self._thread.start()
-        self._sampler.start()
-        self._catalog.start()
+        if isinstance(self._shown, Desk):
+            self._shown.start()
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not self._uvicorn.started and time.monotonic() < give_up_at and not self._ended.wait(0.01):
             pass
@@ -153,11 +142,10 @@ class ConsoleServer:
         with self._stopping:
             if self._uvicorn is not None and self._thread is not None and self._thread.is_alive():
                 self._uvicorn.should_exit = True
-                self._console.streams.close_soon()
+                self._shown.hang_up()
                 self._thread.join(STOP_TIMEOUT_S)
-            self._sampler.stop()
-            self._catalog.stop()
-            self._messages.close()
+            if isinstance(self._shown, Desk):
+                self._shown.close()
             self._ended.set()
             if self._socket is not None:
                 self._socket.close()
@@ -167,6 +155,12 @@ class ConsoleServer:
         if not self._ended.wait(timeout_s):
             return None
         return 1 if self.fatal is not None else 0
+
+    def _fail(self, failure: BaseException) -> None:
+        """End the server: a page that is no longer kept up to date must not look as if it were."""
+        self.fatal = failure
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
 
     def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
         ended_by_us = False

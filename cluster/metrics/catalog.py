@@ -34,13 +34,16 @@ class Spec:
     @property
     def all_labels(self) -> tuple[str, ...]:
         """Its labels."""
+        if self.name.startswith(NAME_SERVER_PREFIX):
+            return self.labels
         return (*(NODE_LABELS if self.name.startswith("dledger_") else BROKER_LABELS), *self.labels)
 
 
+NAME_SERVER_PREFIX: Final = "rocketmq_namesrv_"
 NODE_LABELS: Final = ("group", "node")
 """Labels of every ``dledger_`` metric."""
 BROKER_LABELS: Final = ("cluster", "broker", "node")
-"""Labels of every ``rocketmq_`` metric."""
+"""Labels of every ``rocketmq_`` metric of a broker."""
 
 
 def _gauge(name: str, meaning: str, *labels: str, java: str = "") -> Spec:
@@ -210,4 +213,30 @@ BROKER_SPECS: Final = (
     _gauge("rocketmq_send_pending_bytes", "Their bytes."),
 )
 
-SPECS: Final = {spec.name: spec for spec in (*NODE_SPECS, *BROKER_SPECS)}
+NAME_SERVER_SPECS: Final = (
+    _gauge("rocketmq_namesrv_brokers", "Names of brokers; a group has one."),
+    _gauge("rocketmq_namesrv_brokers_without_master", "Names of brokers of which no master is registered."),
+    _gauge("rocketmq_namesrv_broker_addresses", "Brokers that are registered and alive."),
+    _gauge("rocketmq_namesrv_topics", "Topics with a route."),
+    _gauge("rocketmq_namesrv_routes", "Pairs of a topic and the name of a broker that has it."),
+    _gauge("rocketmq_namesrv_values", "Values set by administrators (updateKvConfig, updateOrderConf)."),
+    _gauge("rocketmq_namesrv_connections", "Open connections of brokers, clients and administrators."),
+    _gauge("rocketmq_namesrv_requests_under_way", "Registrations and changes of values that are not answered yet."),
+    _counter(
+        "rocketmq_namesrv_requests_total",
+        "Answered requests, by their name and the code of the answer; refusals have another code than 0.",
+        "request",
+        "code",
+    ),
+    _counter(
+        "rocketmq_namesrv_outdated_registrations_total",
+        "Registrations of former masters, ignored because a newer master is known.",
+    ),
+    _counter(
+        "rocketmq_namesrv_expired_addresses_total",
+        "Brokers removed because they had not registered for 120 s; those that disconnect are not counted.",
+    ),
+    _counter("rocketmq_namesrv_master_changes_total", "Changes of a master's address."),
+)
+
+SPECS: Final = {spec.name: spec for spec in (*NODE_SPECS, *BROKER_SPECS, *NAME_SERVER_SPECS)}

@@ -17,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from cluster.metrics.broker_metrics import BrokerMetrics
 from cluster.metrics.http import MetricsPort, text_page
+from cluster.metrics.name_server_metrics import NameServerMetrics
 from cluster.metrics.node_metrics import NodeMetrics
 from cluster.metrics.recorder import MetricsRecorder
 from dledger.types import LogIndex, Position
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dledger.config import Member
     from dledger.server import DLedgerServer
     from rocketstore.broker.server import BrokerServer
+    from rocketstore.nameserver.server import NameServer
 
 
 @dataclass(slots=True)
@@ -89,6 +91,14 @@ class Exporter:
             self._registry.register(NodeMetrics(node, self.instruments, applied))
         self._registry.register(BrokerMetrics(broker, self.instruments))
         self._probes = _Probes(alive=lambda: _alive(broker.fatal), ready=lambda: _ready(known=broker.is_ready))
+
+    def watch_name_server(self, server: NameServer) -> None:
+        """Export a name server; call before starting it."""
+        self._registry.register(NameServerMetrics(server))
+        self._probes = _Probes(
+            alive=lambda: _alive(server.fatal),
+            ready=lambda: (server.measure().connections >= 0, "ready"),  # the loop has answered
+        )
 
     def _metrics(self) -> tuple[HTTPStatus, str, bytes]:
         """Always in the plain text format: OpenMetrics costs half as much again."""

@@ -13,6 +13,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _SEGMENT: Final = re.compile(r"\*|\d{1,3}(-\d{1,3})?|\{\d{1,3}(,\d{1,3})*\}")
 _SEGMENTS: Final = 4
+_HOST_BITS: Final = 64
+"""Of an IPv6 address: the network of one customer, or machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +112,16 @@ def place_of(peer: str) -> tuple[str, int]:
 def plain_host(host: str) -> str:
     """A socket's address in the form of ``host_of``."""
     return str(parse_address(host))
+
+
+def counted_host(host: str) -> str:
+    """What limits per host count this host as: an IPv6 address as its /64, of which one machine may use every address.
+
+    Anything else is its own name: an IPv4 address, or what stands in the place of one.
+    """
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.ip_network((parse_address(host), _HOST_BITS), strict=False))
+    except ValueError:
+        return host

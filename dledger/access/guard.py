@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from dledger.access import signing
-from dledger.access.addresses import AddressPattern, address_of, any_matches, host_of, peer_text
+from dledger.access.addresses import AddressPattern, address_of, any_matches, counted_host, host_of, peer_text
 from dledger.access.audit import AuditEvent, AuditLog
 from dledger.access.permissions import Permission, permission_text
 from dledger.access.quota import Quota, Quotas
@@ -290,6 +290,7 @@ def _quota_of(account: Account, peer: str, quotas: Quotas) -> Quota:
 
 def quota_at(host: str, peer: str, quotas: Quotas) -> Quota:
     """The quota of a connection known only by its address."""
+    host = counted_host(host)
     return quotas.of(f"@{host}", host, peer)
 
 

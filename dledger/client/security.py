@@ -177,7 +177,8 @@ class ChannelMaker:
             return None
         return TlsError(
             f"{address} closed the plaintext connection, probably because it requires TLS: give the CA of its "
-            "certificate (--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…)))"
+            "certificate (--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…))). Brokers of RocketMQ's "
+            "own close it, too: only its clients can speak to them"
         )
 
     def _probe_tls(self, link: socket.socket, address: str) -> TlsError | None:

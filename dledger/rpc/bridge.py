@@ -97,6 +97,11 @@ class LoopThread:
             raise InvariantError("the event loop did not start")
         return self._bridge
 
+    @property
+    def bridge(self) -> LoopBridge | None:
+        """The bridge, once it has started."""
+        return self._bridge
+
     def stop(self) -> None:
         """Stop the loop and join its thread. Idempotent."""
         if self._bridge is not None and self._stop is not None and self._thread.is_alive():

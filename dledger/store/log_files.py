@@ -112,6 +112,13 @@ class LogFiles:
         offset = position - file.base
         return file.read(offset, length) if position >= hot_from else file.read_cold(offset, length)
 
+    def read_at_once(self, position: int, length: int) -> bytes:
+        """The same bytes if that needs no disk; otherwise none. Raises ``IndexBeforeBeginError``."""
+        file = self.data.find(position)
+        if file is None:
+            raise IndexBeforeBeginError(f"position {position} is no longer kept here")
+        return file.read_at_once(position - file.base, length) or b""
+
     def units(self, first: int, last: int) -> npt.NDArray[np.void]:
         """The index units of a range, as a table of their fields. Raises like ``unit``."""
         parts: list[npt.NDArray[np.void]] = []

@@ -46,6 +46,16 @@ class UnreadableError(DiskError):
         return CorruptLogError(self._path, self._offset, self._reason, REPAIR_ADVICE, index)
 
 
+def read_at_once(fd: int, offset: int, length: int) -> bytes | None:
+    """``length`` bytes of a file if they are all in the page cache; None if not, or if its file system cannot say."""
+    found = bytearray(length)
+    try:
+        done = os.preadv(fd, [found], offset, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return bytes(found) if done == length else None
+
+
 class MappedFile:
     """A segment: ``size`` bytes of the log from absolute offset ``base``, to which its methods' offsets are
     relative.
@@ -82,6 +92,10 @@ class MappedFile:
         except OSError as error:
             raise UnreadableError(self.path, self.base, offset, length, str(error)) from error
         return found
+
+    def read_at_once(self, offset: int, length: int) -> bytes | None:
+        """The same if that needs no disk; otherwise None."""
+        return read_at_once(self._fd, offset, length)
 
     def probe(self, offset: int) -> None:
         """Read everything written from ``offset`` on, so that the mapping is never used for a bad sector there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 import numpy as np
@@ -407,12 +408,21 @@ class LogReader:
         None where ``read_body`` must decide: anything but an intact entry, or one that cannot be read.
         """
         try:
-            return self._stable(lambda: self._read_bodies(places))
+            return self._stable(lambda: self._read_bodies(places, partial(self._files.read, hot_from=self._hot_from)))
         except (IndexBeforeBeginError, CorruptLogError):
             return [None] * len(places)
 
-    def _read_bodies(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        files, hot_from = self._files, self._hot_from
+    def read_bodies_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """The same without a disk: None also for what is not in memory."""
+        generation = self._state.generation
+        try:
+            found = self._read_bodies(places, self._files.read_at_once)
+        except (IndexBeforeBeginError, CorruptLogError):
+            return [None] * len(places)
+        return found if generation == self._state.generation else [None] * len(places)
+
+    def _read_bodies(self, places: Sequence[tuple[int, int]], read: Callable[[int, int], bytes]) -> list[bytes | None]:
+        files = self._files
         begin, committed = self._state.begin.position, self.committed_position
         unpack, crc, header_bytes = _PLACE_AND_CRC.unpack_from, crc32c, HEADER.size
         found: list[bytes | None] = []
@@ -422,7 +432,7 @@ class LogReader:
                 past, end = _together(
                     places, len(found), min(committed, files.data.base_of(start) + files.segment_bytes)
                 )
-                data = files.read(start, end - start, hot_from)
+                data = read(start, end - start)
             else:
                 past, data = len(found) + 1, b""
             for position, length in places[len(found) : past]:

@@ -1,10 +1,10 @@
 """The permissions that each broker method requires under access control.
 
-Sending requires PUB on the topic; producer names are separate per account, so that nobody can use up another account's
-numbers. Pulling and querying messages and offsets requires SUB on the topic, and for a group also SUB on the group.
-Members of a group may move its offsets, also backwards (as a consumer that seeks does); everybody else needs an
-administrator's key, as for creating and deleting topics. Lists show what the caller may use. The broker's internal
-topics, where delayed messages of all topics wait, require an administrator.
+Sending and ending a transaction require PUB on the topic; producer names are separate per account, so that nobody can
+use up another account's numbers. Pulling and querying messages and offsets requires SUB on the topic, and for a group
+also SUB on the group. Members of a group may move its offsets, also backwards (as a consumer that seeks does);
+everybody else needs an administrator's key, as for creating and deleting topics. Lists show what the caller may use.
+The broker's internal topics, where delayed messages of all topics wait, require an administrator.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
 from dledger.access.permissions import Permission
 from dledger.core.producer_names import own_name
-from dledger.errors import AccessDeniedError
+from dledger.errors import AccessDeniedError, InvalidRequestError
 from rocketstore.broker.codec import Pull, parse
+from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
@@ -52,7 +53,9 @@ class BrokerAccess:
             "ListTopics": self._usable_topics,
             "ListGroups": self._usable_groups,
         }
-        self._free = frozenset({"Status", "Producer"})  # every account may ask who leads, and query its own producers
+        # Every account may ask who leads, query its own producers, and be a member of a producer group: a member is
+        # asked only about messages of topics to which it may send.
+        self._free = frozenset({"Status", "Producer", "ProducerMembership"})
 
     def check(self, name: str, caller: Caller, data: bytes) -> None:
         """Raises ``AccessDeniedError`` unless the caller may call this method. Unknown methods are denied."""
@@ -93,6 +96,20 @@ class BrokerAccess:
         """Like ``check_pull``, by the current rules: a pull may have waited for a minute."""
         self.guard.renew(caller, "Pull")
         self.check_pull(caller, pull)
+
+    def check_end(self, caller: Caller, record: bytes | None) -> None:
+        """Raises ``AccessDeniedError`` unless the caller may end the transaction of this half message.
+
+        The audit log names the topic; a caller that may not send to it must not learn it.
+        """
+        topic = None if record is None else real_topic(record)
+        if topic is None:
+            raise InvalidRequestError("there is no half message at this offset")
+        if not caller.may(ResourceKind.TOPIC, topic, PUB):
+            self.guard.denied(caller, "EndTransaction", f"topic:{topic}", f"needs PUB on topic {topic}")
+            raise AccessDeniedError(
+                f"{caller.name} is not allowed to do this: EndTransaction needs PUB on the topic of that message"
+            )
 
     # --- queries and changes ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ SEQUENCE_MAX: Final = (1 << 63) - 1 - (1 << 32)
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _DELAY: Final = f"{PROPERTY_DELAY}\x01".encode()
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01".encode()
+_CLIENT_ID: Final = re.compile(r"[!-~]{1,255}")
 _W = TypeVar("_W", bound=Wire)
 _COUNTED: Final[dict[type[Wire], Counted]] = {
     pb.SendRequest: Counted(1, 16_384, "messages"),
@@ -68,6 +70,12 @@ def parse(kind: type[_W], data: bytes) -> _W:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequestError(f"not a valid {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def check_client_id(client_id: str) -> None:
+    """Raises ``InvalidRequestError`` unless a member of a group may be called that."""
+    if not _CLIENT_ID.fullmatch(client_id):
+        raise InvalidRequestError(f"client id {client_id[:64]!r}: 1 to 255 printable ASCII characters, without blanks")
 
 
 def _check_properties(data: bytes) -> None:

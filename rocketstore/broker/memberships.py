@@ -7,17 +7,19 @@ to each; queues are locked, and messages sent back, on the master.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import NamedTuple
 
 from dledger.access.permissions import RETRY_PREFIX
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.calls import Call
-from rocketstore.broker.codec import parse
+from rocketstore.broker.codec import check_client_id, parse
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.producer_groups import VERSION, ProducerLink, ProducerStream
 from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
+from rocketstore.broker.remoting.clients import StreamLink
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.retries import NoSuchMessageError, Retries
 from rocketstore.broker.tag_filter import TagFilter
@@ -25,31 +27,15 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
-from rocketstore.remoting.connection import DisconnectedError, Place
+from rocketstore.remoting.connection import Place
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import check_name
 from rocketstore.types import PutMessageStatus, PutResult
 
-VERSION: Final = 1
-"""Reported to administrators as the version of members that use gRPC."""
-_CLIENT_ID: Final = re.compile(r"[!-~]{1,255}")
 
-
-class MemberLink:
+class MemberLink(StreamLink):
     """A member's stream in the tables of clients. It passes on only that the group's members have changed."""
-
-    __slots__ = ("_place", "closed_because", "news")
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self.news = asyncio.Event()
-        self.closed_because = ""
-
-    @property
-    def place(self) -> Place:
-        """The member's address."""
-        return self._place
 
     def tell(self, request: Frame) -> bool:
         """Returns whether the member will hear of it."""
@@ -57,15 +43,6 @@ class MemberLink:
             return False
         self.news.set()
         return True
-
-    async def call(self, request: Frame, timeout_s: float) -> Frame:  # noqa: ARG002  # as for every client
-        """Raises ``DisconnectedError``: these members answer no requests."""
-        raise DisconnectedError(f"the client at {self._place} uses gRPC and answers no requests of code {request.code}")
-
-    def close(self, reason: str) -> None:
-        """End the stream."""
-        self.closed_because = reason
-        self.news.set()
 
 
 class _Served(NamedTuple):
@@ -92,12 +69,26 @@ class Memberships:
 
     async def run(self, call: Call, check: Callable[[bytes], None], stop: asyncio.Event) -> None:
         """Serve one stream. ``check`` raises ``AccessDeniedError``. Raises ``NotStoredError`` after ``stop``."""
+        link, members = MemberLink(Place(*call.connection.place)), self._served().members
+        stream = _Stream(call, link, members, self._parts.clock.wall_ms)
+        await self._serve(call, link, partial(stream.read, check), stream.write, stop)
+
+    async def run_producer(self, call: Call, stop: asyncio.Event) -> None:
+        """Serve the stream of a member of a producer group. Raises ``NotStoredError`` after ``stop``."""
+        link, members = ProducerLink(call), self._served().members
+        stream = ProducerStream(call, link, members)
+        await self._serve(call, link, stream.read, stream.write, stop)
+
+    async def _serve(
+        self,
+        call: Call,
+        link: StreamLink,
+        read: Callable[[], Coroutine[None, None, None]],
+        write: Callable[[], Coroutine[None, None, None]],
+        stop: asyncio.Event,
+    ) -> None:
         await call.context.send_initial_metadata(())
-        link = MemberLink(Place(*call.connection.place))
-        group = self._served()
-        stream = _Stream(call, link, group.members, self._parts.clock.wall_ms)
-        reader = asyncio.create_task(stream.read(check))
-        writer = asyncio.create_task(stream.write())
+        reader, writer = asyncio.create_task(read()), asyncio.create_task(write())
         stopping = asyncio.create_task(stop.wait())
         tasks = (reader, writer, stopping)
         try:
@@ -113,15 +104,15 @@ class Memberships:
         finally:
             for task in tasks:
                 task.cancel()
-            group.members.closed(link)
+            self._served().members.closed(link)
 
     # -- unary methods -------------------------------------------------------------------------------------------------
 
-    async def _lock(self, data: bytes, _owner: str) -> bytes:
+    async def _lock(self, data: bytes, owner: str) -> bytes:
         request = parse(pb.LockQueuesRequest, data)
         queues = self._queues(request.group, request.client_id, request.queues)
         try:
-            got = self._served().members.lock_queues(request.group, request.client_id, queues)
+            got = self._served().members.lock_queues(request.group, request.client_id, queues, owner)
         except RequestError as error:
             raise self._refusal(error) from None
         found = [pb.GroupQueue(topic=one.topic, queue_id=one.queue_id) for one in got]
@@ -160,7 +151,7 @@ class Memberships:
 
     def _queues(self, group: str, client_id: str, queues: Iterable[pb.GroupQueue]) -> tuple[MessageQueue, ...]:
         check_name(group, "group")
-        _check_client_id(client_id)
+        check_client_id(client_id)
         for topic in {one.topic for one in queues}:
             check_name(topic, "topic")
         name = self._parts.config.name
@@ -215,14 +206,13 @@ class _Stream:
             group = self._members.clients.consumers(self._identity[0])
             if link.closed_because or group is None:
                 continue
-            ids = [one.client_id for one in group.clients.values()]
             with call.connection.writing():
-                await call.context.write(pb.MembershipResponse(client_ids=ids).SerializeToString())
+                await call.context.write(pb.MembershipResponse(client_ids=group.ids).SerializeToString())
 
 
 def _heartbeat(request: pb.MembershipRequest, now_ms: int) -> HeartbeatData:
     check_name(request.group, "group")
-    _check_client_id(request.client_id)
+    check_client_id(request.client_id)
     subscriptions = tuple(_subscription(one, now_ms) for one in request.subscriptions)
     model = MessageModel.BROADCASTING if request.broadcast else MessageModel.CLUSTERING
     if not request.broadcast:  # RocketMQ's clients name it themselves, and members of a group must subscribe alike
@@ -238,8 +228,3 @@ def _subscription(one: pb.Subscription, now_ms: int) -> SubscriptionData:
         return SubscriptionData(one.topic, sub_version=now_ms)
     tags = tuple(sorted(tag.decode() for tag in wanted.tags))
     return SubscriptionData(one.topic, one.tag_expression, tags, tuple(sorted(wanted.codes)), now_ms)
-
-
-def _check_client_id(client_id: str) -> None:
-    if not _CLIENT_ID.fullmatch(client_id):
-        raise InvalidRequestError(f"client id {client_id[:64]!r}: 1 to 255 printable ASCII characters, without blanks")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dledger.access.guard import AccessGuard
 from dledger.access.quota import Quotas
 from dledger.clock import Clock
+from dledger.conditions import Conditions
 from dledger.records import record
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
@@ -17,6 +18,8 @@ from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.send import SendHandler
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.begins import HalfMessages
+from rocketstore.broker.transactions.ends import TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
@@ -42,12 +45,16 @@ class BrokerParts:
     room: AnswerRoom
     transactions: TransactionService
     """For any thread."""
+    halves: HalfMessages
+    ends: TransactionEnds
     view: Callable[[], GroupView]
     store_host: HostAddress
     check_caught_up: Callable[[], None]
     """Raises ``NotStoredError`` as long as this broker does not know what is committed."""
     guard: AccessGuard | None
     """None: everybody may do everything."""
+    conditions: Conditions
+    """For any thread."""
 
     @property
     def config(self) -> BrokerConfig:

@@ -106,6 +106,17 @@ class PullService:
         finally:
             self._waiting.leave(waiter)
 
+    def pull_at_once(self, pull: Pull, leases: Leases) -> GetResult | None:
+        """Like ``pull`` if there are messages in memory and room for them, without waiting; None if ``pull`` must
+        decide.
+        """
+        wish = self._check(pull)
+        end = self._store.max_offset(pull.topic, pull.queue_id)
+        if not wish.begin_offset <= pull.offset < end or not leases.take_at_once(wish.max_bytes):
+            return None
+        result = self._get_at_once(wish, pull.offset)
+        return None if result is None or not result.records else self._answer(wish, result, leases)
+
     def _check(self, pull: Pull) -> _Wish:
         self._topics.check_readable(pull.topic, pull.queue_id)
         if pull.group:  # it becomes a name in the statistics
@@ -123,17 +134,32 @@ class PullService:
 
     async def _get(self, wish: _Wish, offset: int, leases: Leases) -> GetResult:
         await leases.take(wish.max_bytes)  # before reading the log
-        result = await self._readers.run(
-            self._store.get,
-            wish.pull.topic,
-            wish.pull.queue_id,
-            offset,
-            max_count=wish.max_messages,
-            max_bytes=wish.max_bytes,
-            matches_tags=wish.tags.matches_code if wish.tags else None,
-            matches_record=wish.tags.matches_record if wish.tags else None,
-            group=wish.pull.group,
+        result = self._get_at_once(wish, offset)
+        if result is None:
+            result = await self._readers.run(
+                self._store.get,
+                wish.pull.topic,
+                wish.pull.queue_id,
+                offset,
+                max_count=wish.max_messages,
+                max_bytes=wish.max_bytes,
+                matches_tags=wish.tags.matches_code if wish.tags else None,
+                matches_record=wish.tags.matches_record if wish.tags else None,
+                group=wish.pull.group,
+            )
+        return self._answer(wish, result, leases)
+
+    def _get_at_once(self, wish: _Wish, offset: int) -> GetResult | None:
+        """What can be said without a read thread: a filter may have to read much."""
+        if wish.tags is not None:
+            return None
+        pull, count, size = wish.pull, wish.max_messages, wish.max_bytes
+        return self._store.get_at_once(
+            pull.topic, pull.queue_id, offset, max_count=count, max_bytes=size, group=pull.group
         )
+
+    @staticmethod
+    def _answer(wish: _Wish, result: GetResult, leases: Leases) -> GetResult:
         leases.resize(sum(map(len, result.records)))
         if result.min_offset >= wish.begin_offset:
             return result

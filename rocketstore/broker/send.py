@@ -27,9 +27,16 @@ from dledger.rpc.options import limit_metadata
 from rocketstore.broker.codec import ResultEncoder, SendCall
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.begins import Begun, HalfMessages, HalfRefusedError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic, check_keys, check_message
-from rocketstore.message.message import SYS_FLAG_TRANSACTION, Message
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TRANSACTION,
+    SYS_FLAG_TRANSACTION,
+    Message,
+)
 from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
@@ -55,12 +62,13 @@ class SendHandler:
     writes, as far as known.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per part of the broker
         self,
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicAccess,
         bridge: LoopBridge,
+        halves: HalfMessages,
         *,
         create_topic: CreateTopic,
         leader_address: Callable[[], str],
@@ -73,6 +81,7 @@ class SendHandler:
         self._store = store
         self._topics = topics
         self._bridge = bridge
+        self._halves = halves
         self._create_topic = create_topic
         self._leader_address = leader_address
         self._creating: dict[str, asyncio.Task[PutResult]] = {}
@@ -128,11 +137,13 @@ class SendHandler:
         self.bytes_pending += request.size
         if request.quota is not None:
             request.quota.take(count, request.size)
-        refused = {} if request.own else self._refusals(request.messages)
+        denied: dict[int, PutResult] = {}
         if request.denied:
             places = enumerate(request.messages)
-            refused |= {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
-        self._store_allowed(request, refused, done)
+            denied = {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
+        begun: list[Begun] = []
+        refused = denied if request.own else self._refusals(request.messages, denied, begun) | denied
+        self._store_allowed(request, refused, partial(self._halves.all_stored, begun, done) if begun else done)
 
     def _store_allowed(self, request: SendCall, refused: dict[int, PutResult], done: SendDone) -> None:
         """Store what was not refused. The store accepts or refuses its input as a whole: what it refuses is then left
@@ -206,8 +217,12 @@ class SendHandler:
             and not check_client_topic(name)
         )
 
-    def _refusals(self, messages: Sequence[Message]) -> dict[int, PutResult]:
-        """The refused messages by place; sets the queues of the others."""
+    def _refusals(
+        self, messages: Sequence[Message], denied: Mapping[int, PutResult], begun: list[Begun]
+    ) -> dict[int, PutResult]:
+        """The refused messages by place; sets the queues of the others. Half messages are added to ``begun``: from then
+        on they are of another topic, so what is ``denied`` must not get that far.
+        """
         if self._store.role is BrokerRole.SLAVE:
             refusal = self._not_master()
             return dict.fromkeys(range(len(messages)), refusal)
@@ -222,8 +237,12 @@ class SendHandler:
                 if len(message.property_string) < 2 * keys_max and not message.properties:
                     continue  # the usual case: everything below costs ten times as much
                 problem = None
+            elif at in denied:
+                continue
             else:
                 problem = self._place(message)
+                if problem is None and message.sys_flag & SYS_FLAG_TRANSACTION:
+                    problem = self._begin(message, at, begun)
             if problem is None and (too_many := check_keys(message, keys_max)):
                 problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
             if problem is not None:
@@ -240,12 +259,26 @@ class SendHandler:
         if topic is None or check_client_topic(message.topic):
             return self._no_topic(message.topic)
         problem = self._topics.write_problem(topic, message.queue_id)
-        if not problem and message.sys_flag & SYS_FLAG_TRANSACTION:
-            problem = "this broker does not support transactions"
         if problem:
             return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
         if message.queue_id < 0:
             message.queue_id = self._topics.next_queue(topic)
+        return None
+
+    def _begin(self, message: Message, place: int, begun: list[Begun]) -> PutResult | None:
+        """Make it a half message; or the reason for a refusal."""
+        properties = message.properties  # those of a transaction are not kept as text
+        group = properties.get(PROPERTY_PRODUCER_GROUP, "")
+        problem = self._halves.problem(message)
+        if properties.get(PROPERTY_TRANSACTION, "").lower() != "true":
+            problem = f"a message that begins a transaction needs the property {PROPERTY_TRANSACTION}=true"
+        if problem:
+            return _refusal(PutMessageStatus.MESSAGE_ILLEGAL, problem)
+        try:
+            self._halves.check_begin(group, is_plain=PROPERTY_DELAY not in properties)
+        except HalfRefusedError as refused:
+            return refused.result
+        begun.append(self._halves.begin(message, group, place))
         return None
 
     def _no_topic(self, name: str) -> PutResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.rpc import options as rpc_options
+from dledger.rpc import tls
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
@@ -44,7 +46,7 @@ from rocketstore.broker.other_mode import refuse_other_mode
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
-from rocketstore.broker.remoting.registration import HA_PORT_OFFSET, NameServerRegistration
+from rocketstore.broker.remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker.remoting.service import RemotingService
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
@@ -55,6 +57,8 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
+from rocketstore.ha.service import HA_PORT_OFFSET, HaService
+from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
@@ -116,6 +120,9 @@ class BrokerServer:
         self._connections: Connections | None = None  # for a plain broker; a node has its own
         self._port = config.listen_port
         self._own_remoting = remoting
+        self._slave_sync: SlaveSync | None = None
+        self.replication: HaService | None = None
+        """Classic replication, of a plain broker."""
         self._remoting: RemotingService | None = None
         self._registration: NameServerRegistration | None = None
         self._dialled: tuple[RemotingClient, ...] = ()
@@ -151,6 +158,16 @@ class BrokerServer:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
             self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
+            if isinstance(log, PlainCommitLog):
+                self.replication = HaService(
+                    config,
+                    log,
+                    self.conditions,
+                    self._clock,
+                    tls=self._tls,
+                    report=self._threads.report,
+                    require_replicas=self.store.require_replicas,
+                )
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,
@@ -180,6 +197,8 @@ class BrokerServer:
                 self.node.add_role_change_handler(self._role_change)
             self.store.load()
             self.state.load()
+            if self.replication is not None:
+                self.replication.prepare()
             if self.node is not None:
                 node = self.node
                 caught_up = CatchUp(
@@ -204,13 +223,16 @@ class BrokerServer:
                     bridge = self._loop.start()
                     if self._access is not None:
                         self._access.start(bridge.post, self._threads.thread)
-                    self.state.catch_up()
-                    self.schedule.start()
-                    self.transactions.start()
+                    if self.store.role is not BrokerRole.SLAVE:
+                        self.state.catch_up()
+                        self.schedule.start()
+                        self.transactions.start()
                 else:
                     bridge = self.node.bridge
                 self._bridge = bridge
                 bridge.run(self._serve(bridge))
+                if self.replication is not None:
+                    self.replication.start(self._port)
                 self._watcher.start()
             except BaseException:
                 self.stop(graceful=False)
@@ -236,6 +258,8 @@ class BrokerServer:
                 self.schedule.stop()  # while the node leads, so that the next master knows what was delivered
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
+            if self.replication is not None:
+                self.replication.stop()
             self.transactions.stop()
             self.schedule.stop()
             self.state.shutdown()
@@ -273,8 +297,12 @@ class BrokerServer:
         """This broker's view of its group."""
         if self.node is not None:
             return group_view(self.node.status())
-        alone = self.config.node_id
-        return GroupView(leader=alone, leader_address=self.address, members={alone: self.address})
+        own = self.config.node_id
+        if self.store.role is not BrokerRole.SLAVE:
+            return GroupView(leader=own, leader_address=self.address, members={own: self.address})
+        master = self._registration.master if self._registration is not None else ""
+        members = {own: self.address} | ({str(MASTER_ID): master} if master else {})
+        return GroupView(leader=str(MASTER_ID) if master else "", leader_address=master, members=members)
 
     @property
     def is_ready(self) -> bool:
@@ -333,11 +361,19 @@ class BrokerServer:
     def _serve_remoting(self, parts: BrokerParts) -> None:
         """RocketMQ's clients on the same port; and the name servers that tell them of it."""
         to_members = RemotingClient(tls=None if self._tls is None else self._tls.connecting)
-        to_name_servers = RemotingClient()
+        to_name_servers = RemotingClient(
+            tls=_name_server_tls(self.config), lost=lambda address: registration.lost(address)
+        )
         self._dialled = (to_members, to_name_servers)
         host = host_of(self.address)
         ha_address = address_text(host, self.config.store.ha_listen_port or self._port + HA_PORT_OFFSET)
         self._registration = registration = NameServerRegistration(parts, to_name_servers, self.address, ha_address)
+        replication = self.replication
+        if replication is not None:
+            replication.known_master = lambda: registration.master_for_slaves
+            if self.store.role is BrokerRole.SLAVE:
+                self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
+                self._slave_sync.start(self._threads.report)
         self._remoting = RemotingService(parts, to_members, registration.announce)
         if self._service is not None:
             self._service.memberships.serve(self._remoting.members, self._remoting.retries)
@@ -387,6 +423,8 @@ class BrokerServer:
             self._service.stop_waiting()
         if self._door is not None:
             self._door.stop_listening()
+        if self._slave_sync is not None:
+            await self._slave_sync.close()
         if self._registration is not None:
             await self._registration.close()
         if self._remoting is not None:
@@ -476,3 +514,19 @@ def _options(config: BrokerConfig) -> rpc_options.Options:
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls_max),
         *rpc_options.limit_options(config.limits),
     ]
+
+
+def _name_server_tls(config: BrokerConfig) -> Callable[[], ssl.SSLContext] | None:
+    """Makes a context for each connection, from the files as they are then. None: plaintext. Raises ``ConfigError``."""
+    ca, cert, key = config.namesrv_tls_files
+    if not config.namesrv_tls or ca is None:
+        return None
+    files = tls.TlsFiles(ca, cert, key)
+
+    def context() -> ssl.SSLContext:
+        made = tls.client_context(tls.read(files))
+        made.check_hostname = True
+        return made
+
+    context()
+    return context

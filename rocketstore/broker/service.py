@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from secrets import token_hex
 from typing import Any, Final, TypeVar
 
@@ -40,12 +40,15 @@ from rocketstore.broker.memberships import Memberships
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import LogPositions, no_indexes
+from rocketstore.broker.producer_groups import end_transaction
 from rocketstore.broker.pull import PullService
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import REFUSALS, CallTooLongError, Context, NotStoredError, abort
 from rocketstore.broker.send import SendHandler, SendStream
 from rocketstore.broker.status import StatusReport
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.broker.transactions.begins import HalfMessages
+from rocketstore.broker.transactions.ends import TransactionEnds
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.replicated import status_of
@@ -57,11 +60,16 @@ from rocketstore.store.message_store import MessageStore
 from rocketstore.types import PutMessageStatus, PutResult
 
 DRAIN_TIMEOUT_S: Final = 1.0
-STREAM_KINDS: Final = 4
-"""Send, pull, membership, and health and reflection: ``streams_max`` applies to each."""
+STREAM_KINDS: Final = 5
+"""Send, pull, memberships of both kinds, and health and reflection: ``streams_max`` applies to each."""
 
 _log = logging.getLogger("rocketstore")
-_KIND_OF: Final = {"SendStream": "send", "PullStream": "pull", "Membership": "membership"}
+_KIND_OF: Final = {
+    "SendStream": "send",
+    "PullStream": "pull",
+    "Membership": "membership",
+    "ProducerMembership": "producer membership",
+}
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
 _T = TypeVar("_T")
 
@@ -114,6 +122,7 @@ class BrokerService:
         self._handling: set[asyncio.Task[Any]] = set()
         self._waiting = WaitingPulls(bridge, waiting_max=config.pulls_waiting_max)
         store.add_arrival_listener(self._waiting.arrived)
+        store.let_messages_gather(unless=lambda: len(self._waiting) > 0)
         topics = TopicAccess(state.topic, state.begin_offset, broker_permission=config.broker_permission)
         self._view = view
         self._admin = AdminService(
@@ -128,16 +137,19 @@ class BrokerService:
             positions=LogPositions(store, topics, position_of),
         )
         self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
+        transactions = transactions or TransactionService(config, store, state, clock)
+        halves = HalfMessages(config, transactions)
         self._sender = SendHandler(
             config,
             store,
             topics,
             bridge,
+            halves,
             create_topic=self._admin.create_default_topic,
             leader_address=self._leader_address,
             conditions=self._conditions,
         )
-        adopters = (topics.adopt, self._admin.adopt, self._sender.adopt, self._pulls.adopt)
+        adopters = (topics.adopt, self._admin.adopt, self._sender.adopt, self._pulls.adopt, halves.adopt)
         self.parts: Final = BrokerParts(
             LiveConfig(config, *adopters),
             store,
@@ -151,11 +163,14 @@ class BrokerService:
             clock,
             self._quotas,
             self._room,
-            transactions or TransactionService(config, store, state, clock),
+            transactions,
+            halves,
+            TransactionEnds(transactions, self._readers, bridge, self._leader_address),
             view,
             store_host,
             self._check_caught_up,
             guard,
+            self._conditions,
         )
         """What other protocols serve, too."""
         self.memberships: Final = Memberships(self.parts)
@@ -175,6 +190,8 @@ class BrokerService:
             "Pull": unary(self._refusing("Pull", self._pull)),
             "PullStream": stream(self._streaming("PullStream", self._pull_stream)),
             "Membership": stream(self._streaming("Membership", self._membership)),
+            "ProducerMembership": stream(self._streaming("ProducerMembership", self._producer_membership)),
+            "EndTransaction": unary(self._refusing("EndTransaction", self._end_transaction)),
             "Status": unary(self._refusing("Status", self._checked("Status", self._status))),
         }
         for name, handler in (self._admin.handlers() | self.memberships.handlers()).items():
@@ -252,6 +269,14 @@ class BrokerService:
                 access.check("Membership", caller, data)
 
         await self.memberships.run(call, check, self._stop)
+
+    async def _producer_membership(self, call: Call) -> None:
+        await self.memberships.run_producer(call, self._stop)
+
+    async def _end_transaction(self, data: bytes, call: Call) -> bytes:
+        access, caller = self._access, call.caller
+        check = None if access is None or caller is None else partial(access.check_end, caller)
+        return await end_transaction(self.parts, data, check)
 
     async def _status(self, data: bytes, _owner: str) -> bytes:
         codec.parse(pb.StatusRequest, data)

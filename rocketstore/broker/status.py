@@ -56,7 +56,7 @@ class StatusReport:
         self._view = view
         self._extra = extra
         self._conditions = conditions
-        self._version = _version()
+        self._version = release()
 
     def encode(self) -> bytes:
         """The response to a status request."""
@@ -83,7 +83,7 @@ class StatusReport:
             put_tps=stats.put_tps(),
             get_tps=stats.get_tps(),
             disk_ratio=float(runtime.get("commitLogDiskRatio", "-1")),
-            put_total=stats.puts,
+            put_total=stats.arrived,
             get_total=stats.transferred,
             earliest_message_ms=store.earliest_message_time(),
             version=self._version,
@@ -101,7 +101,8 @@ def is_leader(status: NodeStatus) -> bool:
     return status.role is Role.LEADER
 
 
-def _version() -> str:
+def release() -> str:
+    """This project's version."""
     try:
         return version("dledger")
     except PackageNotFoundError:

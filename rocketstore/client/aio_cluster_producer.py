@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from dledger.client.aio_channels import Answer
+from dledger.client.discovery import Directory
 from dledger.client.security import ClientSecurity
 from dledger.config import MIB
-from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, TlsError, UnavailableError
 from dledger.sending.batch import call
 from rocketstore.client.aio_producer import BODY_BYTES_MAX, AsyncMessageSender, AsyncProducer
 from rocketstore.client.aio_routes import AsyncRoutes
@@ -203,7 +204,8 @@ class AsyncClusterProducer:
                 return await attempt(group, None)
             except DLedgerError as error:
                 groups = len({one.name for one in route.turns})
-                if self._closed or not is_retried(error) or len(tried) >= min(groups, GROUPS_TRIED_MAX):
+                elsewhere = is_retried(error) or isinstance(error, TlsError)  # as a broker of RocketMQ's own causes
+                if self._closed or not elsewhere or len(tried) >= min(groups, GROUPS_TRIED_MAX):
                     raise
             self._spread.avoid(group.name)
             self._routes.doubt(topic)
@@ -227,9 +229,13 @@ class AsyncClusterProducer:
                 producer = self._producers.get(group.name)
                 if producer is None:
                     on_failure = partial(self._note_failure, group.name)
-                    producer = self._make(self._routes.directory(group), on_failure=on_failure)
+                    producer = self._open(self._routes.directory(group), on_failure)
                     self._producers[group.name] = producer
         return producer
+
+    def _open(self, directory: Directory, on_failure: Callable[[str, DLedgerError], object]) -> AsyncProducer:
+        """The producer of one group."""
+        return self._make(directory, on_failure=on_failure)
 
     def _note_failure(self, name: str, address: str, error: DLedgerError) -> None:
         if is_retried_read(error):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 from typing import TypeVar
@@ -62,16 +63,26 @@ class AsyncBrokerConnection:
         data = await self.channels.call(method.name, address, request.SerializeToString(), deadline, changes=True)
         return parse_answer(method.answer, data, address)
 
-    async def ask_master(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Call the master, wherever it is by then; only for requests that are safe to repeat."""
-        return await self._ask_until(method, request, deadline, self.seeker.leader)
+    async def ask_master(
+        self, method: Method[AnswerT], request: Message, deadline: Deadline, *, attempt_s: float = math.inf
+    ) -> AnswerT:
+        """Call the master, wherever it is by then; only for requests that are safe to repeat.
+
+        ``attempt_s``: how long one master may take before another is sought.
+        """
+        return await self._ask_until(method, request, deadline, self.seeker.leader, attempt_s)
 
     async def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
         """Call the master, or any live broker while there is none."""
         return await self._ask_until(method, request, deadline, self.seeker.reader)
 
     async def _ask_until(
-        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], Answer[str]]
+        self,
+        method: Method[AnswerT],
+        request: Message,
+        deadline: Deadline,
+        where: Callable[[Deadline], Answer[str]],
+        attempt_s: float = math.inf,
     ) -> AnswerT:
         said: DLedgerError | None = None
 
@@ -84,7 +95,8 @@ class AsyncBrokerConnection:
                     raise said from error
                 raise
             try:
-                return await self.ask(method, request, address, deadline)
+                part = deadline if attempt_s >= deadline.remaining_s else Deadline(attempt_s)
+                return await self.ask(method, request, address, part)
             except DLedgerError as error:
                 said = error
                 self.directory.note_failure(address, error)

@@ -29,14 +29,17 @@ class AsyncGroupConsumer:
 
     def __init__(
         self,
-        addresses: Sequence[str] | str,
+        addresses: Sequence[str] | str = (),
         *,
         group: str,
+        name_servers: Sequence[str] | str = (),
         options: GroupOptions | None = None,
         security: ClientSecurity | None = None,
         **settings: Unpack[GroupSettings],
     ) -> None:
-        self._member = GroupConsumer(addresses, group=group, options=options, security=security, **settings)
+        self._member = GroupConsumer(
+            addresses, group=group, name_servers=name_servers, options=options, security=security, **settings
+        )
         self._waiting = ThreadPoolExecutor(1, f"rocketstore-receive-{group}")
         self._asking = ThreadPoolExecutor(SENDS_BACK_MAX, f"rocketstore-ask-{group}")
         self._receiving = asyncio.Lock()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Final
 
 from dledger.client.discovery import Directory, parse_addresses
@@ -15,14 +16,20 @@ from dledger.client.security import ClientSecurity
 from dledger.errors import DLedgerError
 from dledger.records import record
 from rocketstore.client.aio_frames import open_frames
+from rocketstore.client.errors import BadAnswerError
 from rocketstore.client.spread import Route, route_of
+from rocketstore.client.topics import QUEUES_MAX
 from rocketstore.nameserver.aio_lookups import REFRESH_S, ROUTES_MAX, TIMEOUT_S, AsyncNameServers
-from rocketstore.nameserver.groups import BrokerGroup, groups_of, shares_of
+from rocketstore.nameserver.groups import BrokerGroup, TopicShare, groups_of, shares_of
 
 UNKNOWN_REFRESH_S: Final = 0.5
 """How often a topic without a route is looked up."""
 DOUBTED_REFRESH_S: Final = 5.0
 """How often a route is looked up whose group fails."""
+MISSING_S: Final = 30.0
+"""How long a group stays in a route that name servers no longer know: one that was restarted knows it again once its
+brokers have registered, RocketMQ's every 30 s. Otherwise keys would change their queues meanwhile.
+"""
 
 
 @record(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class _Known:
     asked_at: float
     until: float
     failure: DLedgerError | None = None
+    missing: Mapping[str, float] = field(default_factory=dict)
+    """Groups in the route that name servers do not know, and since when."""
 
 
 class AsyncRoutes:
@@ -68,7 +77,12 @@ class AsyncRoutes:
         """Look the route up soon: something in it does not work."""
         known = self._known.get(topic)
         if known is not None and known.until > known.asked_at + DOUBTED_REFRESH_S:
-            self._known[topic] = _Known(known.route, known.asked_at, known.asked_at + DOUBTED_REFRESH_S)
+            self._known[topic] = replace(known, until=known.asked_at + DOUBTED_REFRESH_S)
+
+    def missing(self, topic: str) -> Collection[str]:
+        """The groups of the route that name servers do not know any more."""
+        known = self._known.get(topic)
+        return () if known is None else known.missing.keys()
 
     async def groups(self) -> tuple[BrokerGroup, ...]:
         """All registered groups. Raises ``NameServerError``."""
@@ -85,22 +99,45 @@ class AsyncRoutes:
         asked_at = time.monotonic()
         try:
             found = await self._name_servers.route(topic, refresh=True)
+            shares = () if found is None else _checked(shares_of(found))
         except DLedgerError as error:
             if before is not None and before.route is not None:
                 return _Known(before.route, asked_at, asked_at + REFRESH_S)
             return _Known(None, asked_at, asked_at + UNKNOWN_REFRESH_S, error)
-        if found is None:
-            return _Known(None, asked_at, asked_at + UNKNOWN_REFRESH_S)
-        route = route_of(shares_of(found))
-        for one in route.shares:
+        for one in shares:
             self._follow(one.group)
-        return _Known(route, asked_at, asked_at + REFRESH_S)
+        missing = _missing(shares, before, asked_at)
+        if found is None and not missing:
+            return _Known(None, asked_at, asked_at + UNKNOWN_REFRESH_S)
+        kept = () if before is None or before.route is None else before.route.shares
+        shares = (*shares, *(one for one in kept if one.group.name in missing))
+        route = route_of(sorted(shares, key=lambda one: one.group.name))
+        return _Known(route, asked_at, asked_at + (DOUBTED_REFRESH_S if missing else REFRESH_S), missing=missing)
 
     def _follow(self, group: BrokerGroup) -> None:
         known = self._directories.get(group.name)
         if known is not None and set(known[0].addresses) != set(group.addresses):
             known[1].replace_given(group.addresses)
             self._directories[group.name] = group, known[1]
+
+
+def _checked(shares: tuple[TopicShare, ...]) -> tuple[TopicShare, ...]:
+    """Raises ``BadAnswerError`` for more queues than there can be: clients remember each."""
+    count = sum(max(one.read_queues, one.write_queues) for one in shares)
+    if count > QUEUES_MAX:
+        raise BadAnswerError(f"a name server answered with {count} queues of a topic; there are at most {QUEUES_MAX}")
+    return shares
+
+
+def _missing(shares: Sequence[TopicShare], before: _Known | None, now: float) -> dict[str, float]:
+    """The groups of the route before that are not in these shares, without those that have not been for too long."""
+    if before is None or before.route is None:
+        return {}
+    found = {one.group.name for one in shares}
+    since = {
+        name: before.missing.get(name, now) for one in before.route.shares if (name := one.group.name) not in found
+    }
+    return {name: at for name, at in since.items() if now - at < MISSING_S}
 
 
 def _answer(known: _Known) -> Route | None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from rocketstore.client.shares import QueueName
+
 _T = TypeVar("_T")
 
 
 def in_java_order(client_ids: Iterable[str]) -> list[str]:
     """Sorted as Java sorts strings, by UTF-16 code units: RocketMQ's clients must see the same order."""
-    return sorted(set(client_ids), key=lambda one: one.encode("utf-16-be", "surrogatepass"))
+    return sorted(set(client_ids), key=_java_text)
+
+
+def queues_in_java_order(queues: Iterable[QueueName]) -> list[QueueName]:
+    """Sorted as Java sorts a ``MessageQueue``: by topic, broker name, number."""
+    return sorted(set(queues), key=lambda one: (_java_text(one.topic), _java_text(one.broker_name), one.queue_id))
+
+
+def _java_text(text: str) -> bytes:
+    return text.encode("utf-16-be", "surrogatepass")
 
 
 def allocate(queues: Sequence[_T], client_ids: Iterable[str], me: str) -> Sequence[_T]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import TypeVar
@@ -61,16 +62,26 @@ class BrokerConnection:
         data = self.channels.call(method.name, address, request.SerializeToString(), deadline, changes=True)
         return parse_answer(method.answer, data, address)
 
-    def ask_master(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Call the master, wherever it is by then; only for requests that are safe to repeat."""
-        return self._ask_until(method, request, deadline, self.seeker.leader)
+    def ask_master(
+        self, method: Method[AnswerT], request: Message, deadline: Deadline, *, attempt_s: float = math.inf
+    ) -> AnswerT:
+        """Call the master, wherever it is by then; only for requests that are safe to repeat.
+
+        ``attempt_s``: how long one master may take before another is sought.
+        """
+        return self._ask_until(method, request, deadline, self.seeker.leader, attempt_s)
 
     def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
         """Call the master, or any live broker while there is none."""
         return self._ask_until(method, request, deadline, self.seeker.reader)
 
     def _ask_until(
-        self, method: Method[AnswerT], request: Message, deadline: Deadline, where: Callable[[Deadline], Answer[str]]
+        self,
+        method: Method[AnswerT],
+        request: Message,
+        deadline: Deadline,
+        where: Callable[[Deadline], Answer[str]],
+        attempt_s: float = math.inf,
     ) -> AnswerT:
         said: DLedgerError | None = None
 
@@ -83,7 +94,8 @@ class BrokerConnection:
                     raise said from error
                 raise
             try:
-                return self.ask(method, request, address, deadline)
+                part = deadline if attempt_s >= deadline.remaining_s else Deadline(attempt_s)
+                return self.ask(method, request, address, part)
             except DLedgerError as error:
                 said = error
                 self.directory.note_failure(address, error)

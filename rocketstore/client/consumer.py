@@ -216,9 +216,7 @@ class Consumer:
         except DLedgerError:
             queue.fetcher.seek(queue.delivered)  # what was damaged in transit may be intact the next time
             raise
-        if queue.fetcher.rewound:
-            queue.fetcher.rewound = False
-            queue.rewind = True
+        queue.rewind |= chunk.rewinds
         queue.rest.extend(messages)
         queue.rest_next = chunk.next_offset
         if not messages:

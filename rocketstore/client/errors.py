@@ -120,8 +120,8 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
             return NotFoundError(details or f"{address} does not know it")
         case grpc.StatusCode.UNIMPLEMENTED:
             return InvalidRequestError(
-                f"{address} is not a broker ({details}): is this a peer or client port of dledger? Producers and "
-                "consumers connect to the broker's listenPort"
+                f"{address} is not a broker, or of an older version ({details}): is this a peer or client port of "
+                "dledger? Producers and consumers connect to the broker's listenPort"
             )
         case grpc.StatusCode.PERMISSION_DENIED if REFUSAL in told:
             return AccessDeniedError(f"{address}: {details}")

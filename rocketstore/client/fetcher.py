@@ -72,6 +72,8 @@ class Chunk(NamedTuple):
 
     records: bytes
     next_offset: int
+    rewinds: bool = False
+    """Whether that is before what came earlier, because the broker's queue ended before our offset."""
 
 
 class QueueFetcher:
@@ -88,8 +90,6 @@ class QueueFetcher:
         self.queue_id = queue_id
         self.skipped = 0
         """How many offsets were skipped because their messages no longer exist."""
-        self.rewound = False
-        """Whether the broker's queue ended before our offset, so that we had to move back."""
         self.max_offset = -1
         """The queue's end in the last response; -1 if unknown."""
         self._connection = connection
@@ -324,10 +324,9 @@ class QueueFetcher:
         if not self._pulls.go_on_when_out_of_range:
             raise OffsetOutOfRangeError(f"queue {self.queue_id}: {why}")
         _log.warning("queue %d of %s: %s; continuing at %d", self.queue_id, self._pulls.topic, why, offset)
-        if offset > self._offset:
+        rewinds = offset <= self._offset
+        if not rewinds:
             self.skipped += offset - self._offset
-        else:
-            self.rewound = True
         self._beyond_since = None
         self._offset = offset
-        self._stock.append(Chunk(b"", offset))
+        self._stock.append(Chunk(b"", offset, rewinds))

@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from dledger.access.permissions import RETRY_PREFIX
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.consumer import Start
-from rocketstore.client.errors import BadAnswerError
+from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.shares import QueueName
 from rocketstore.pb import broker_pb2 as pb
@@ -33,11 +32,12 @@ class OffsetStore(Protocol):
 
 
 class BrokerOffsets:
-    """The group's offsets at the master."""
+    """The group's offsets at the master of one group of brokers."""
 
-    def __init__(self, connection: BrokerConnection, group: str) -> None:
+    def __init__(self, connection: BrokerConnection, group: str, broker_name: str) -> None:
         self._connection = connection
         self._group = group
+        self._broker_name = broker_name
 
     def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
         """All offsets in these topics."""
@@ -45,7 +45,9 @@ class BrokerOffsets:
         for topic in topics:
             request = pb.FetchOffsetsRequest(group=self._group, topic=topic)
             answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
-            found |= {QueueName(topic, one.queue_id): one.offset for one in answer.offsets if one.topic in (topic, "")}
+            for one in answer.offsets:
+                if one.topic in (topic, ""):
+                    found[QueueName(topic, one.queue_id, self._broker_name)] = one.offset
         return found
 
     def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
@@ -85,18 +87,25 @@ def _read(file: Path) -> dict[QueueName, int]:
     try:
         topics = json.loads(text)["offsets"]
         return {
-            QueueName(str(topic), int(queue_id)): int(offset)
+            _queue_of(str(topic), str(name)): int(offset)
             for topic, queues in topics.items()
-            for queue_id, offset in queues.items()
+            for name, offset in queues.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError([f"{file} does not contain offsets ({error}): remove it to start anew"]) from error
 
 
+def _queue_of(topic: str, name: str) -> QueueName:
+    """``name`` is the number of the queue, after the name of its brokers and a colon if that is known."""
+    broker_name, _, queue_id = name.rpartition(":")
+    return QueueName(topic, int(queue_id), broker_name)
+
+
 def _write(file: Path, offsets: Mapping[QueueName, int]) -> None:
     topics: dict[str, dict[str, int]] = {}
-    for name, offset in sorted(offsets.items()):
-        topics.setdefault(name.topic, {})[str(name.queue_id)] = offset
+    for one, offset in sorted(offsets.items()):
+        name = f"{one.broker_name}:{one.queue_id}" if one.broker_name else str(one.queue_id)
+        topics.setdefault(one.topic, {})[name] = offset
     made = file.with_name(f"{file.name}.new")
     with made.open("w") as stream:
         json.dump({"offsets": topics}, stream, indent=1)
@@ -106,36 +115,58 @@ def _write(file: Path, offsets: Mapping[QueueName, int]) -> None:
 
 
 class Beginnings:
-    """Where queues without an offset begin."""
+    """Where queues of one group of brokers begin.
 
-    def __init__(self, connection: BrokerConnection, store: OffsetStore, start: Start) -> None:
+    A consumer group that is new in a topic begins where it was told to, in all queues at once, and that is stored
+    before anything is consumed: a member that takes a queue over later must not begin behind what was sent meanwhile. A
+    queue that is new in a topic, also one of further brokers, begins with its first message.
+    """
+
+    def __init__(self, connection: BrokerConnection, store: OffsetStore, broker_name: str) -> None:
         self._connection = connection
         self._store = store
-        self._start = start
+        self._broker_name = broker_name
 
-    def of(self, queues: Mapping[str, int], wanted: Iterable[QueueName]) -> dict[QueueName, int]:
-        """The offsets of the wanted queues; ``queues``: how many each topic has.
+    def survey(self, topics: Mapping[str, int], start: Start) -> dict[str, dict[QueueName, int] | None]:
+        """Where new groups would begin in these topics, of so many queues; None for a topic where this group has begun.
 
-        A group that is new in a topic begins where it was told to, in all queues at once, and that is stored before
-        anything is consumed: a member that takes a queue over later must not begin behind what was sent meanwhile. A
-        queue that is new in a topic begins with its first message.
+        The offsets to store if it has begun nowhere else.
         """
-        wanted = list(wanted)
-        topics = {one.topic for one in wanted}
-        known = self._store.fetch(topics)
-        new = topics - {one.topic for one in known}
-        made = {
-            QueueName(topic, queue_id): self._offset_at(QueueName(topic, queue_id), self._start_in(topic))
-            for topic in new
-            for queue_id in range(queues[topic])
+        begun = self._begun(topics)
+        return {
+            topic: None
+            if topic in begun
+            else self._offsets_at([QueueName(topic, queue_id, self._broker_name) for queue_id in range(count)], start)
+            for topic, count in topics.items()
         }
-        if made:
-            self._store.commit(made)
-            known |= self._store.fetch(new)  # another new member may have stored later ones
-        return {one: known[one] if one in known else self._offset_at(one, "first") for one in wanted}
 
-    def _start_in(self, topic: str) -> Start:
-        return "first" if topic.startswith(RETRY_PREFIX) else self._start
+    def begin(self, offsets: Mapping[QueueName, int]) -> None:
+        """Store what ``survey`` found, but for topics where another member was faster.
+
+        That must have come after our look: then ours are not behind anything sent since that member began.
+        """
+        begun = self._begun({one.topic for one in offsets})
+        mine = {one: offset for one, offset in offsets.items() if one.topic not in begun}
+        if mine:
+            self._store.commit(mine)
+
+    def of(self, wanted: Collection[QueueName]) -> dict[QueueName, int]:
+        """The offsets of these queues, but for those that do not exist."""
+        stored = self._store.fetch({one.topic for one in wanted})
+        known = {one: stored[one] for one in wanted if one in stored}
+        return known | self._offsets_at([one for one in wanted if one not in known], "first")
+
+    def _begun(self, topics: Collection[str]) -> set[str]:
+        return {one.topic for one in self._store.fetch(topics) if one.broker_name == self._broker_name}
+
+    def _offsets_at(self, names: Iterable[QueueName], start: Start) -> dict[QueueName, int]:
+        found: dict[QueueName, int] = {}
+        for one in names:
+            try:
+                found[one] = self._offset_at(one, start)
+            except (NotFoundError, InvalidRequestError) as error:  # the route is not that of today
+                _log.info("%s: %s", one, error)
+        return found
 
     def _offset_at(self, name: QueueName, start: Start) -> int:
         deadline = self._connection.deadline()
@@ -147,5 +178,5 @@ class Beginnings:
             found = self._connection.ask_master(QUEUE_RANGE, where, deadline)
             offset = found.max_offset if start == "last" else max(found.min_offset, 0)
         if offset < 0:
-            raise BadAnswerError(f"queue {name.queue_id} of {name.topic}: a broker returned offset {offset}")
+            raise BadAnswerError(f"{name}: a broker returned offset {offset}")
         return offset

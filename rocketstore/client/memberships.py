@@ -1,12 +1,15 @@
-"""A member of a group keeps a stream to every broker, which says who the other members are."""
+"""A member of a group keeps a stream to every broker, which says what a member must know."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
+from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -25,43 +28,53 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 10.0
 RECONNECT_S_MAX: Final = 0.5
+Heard = Callable[[str, bytes | None], None]
+"""Called with the address of a broker and what it says, or None at the end of its stream; on any thread."""
 
 
-class MemberStreams:
-    """``request`` is the heartbeat; ``changed`` is called, on any thread, when the members may have changed."""
+def new_client_id() -> str:
+    """A name for a member, different from every other's."""
+    return f"{socket.gethostname()[:64]}@{os.getpid()}#{token_hex(6)}"
 
-    def __init__(
-        self, connection: BrokerConnection, request: pb.MembershipRequest, changed: Callable[[], None]
-    ) -> None:
+
+class BrokerStreams:
+    """Streams of ``method``; every broker answers each heartbeat, ``request``."""
+
+    def __init__(self, connection: BrokerConnection, method: str, request: bytes, heard: Heard) -> None:
         self._connection = connection
-        self._request = request.SerializeToString()
-        self._changed = changed
+        self._method = method
+        self._request = request
+        self._heard = heard
         self._lock = threading.Lock()  # guards the fields below
-        self._streams: dict[str, _MemberStream] = {}
+        self._streams: dict[str, _BrokerStream] = {}
         self._stopped = False
 
     def look_after(self) -> None:
-        """Join brokers that are new, and leave streams that are silent; called periodically."""
+        """Join brokers that are new, leave those that are gone, and streams that are silent; called periodically."""
+        addresses = self._connection.directory.addresses
         with self._lock:
             if self._stopped:
                 return
-            for address in self._connection.directory.addresses:
+            gone = [self._streams.pop(one) for one in self._streams.keys() - set(addresses)]
+            for address in addresses:
                 if address not in self._streams:
-                    self._streams[address] = _MemberStream(self._connection, address, self._request, self._changed)
+                    self._streams[address] = _BrokerStream(
+                        self._connection, self._method, address, self._request, self._heard
+                    )
             streams = list(self._streams.values())
+        for stream in gone:
+            stream.stop()
         for stream in streams:
             stream.look_after()
 
-    def members(self) -> list[str] | None:
-        """The members according to the master; None if that is unknown now."""
-        master = self._connection.directory.leader
-        stream = self._streams.get(master) if master is not None else None
-        return None if stream is None else stream.members
+    def has_joined(self) -> bool:
+        """Whether the master has answered a heartbeat."""
+        stream = self._to_master()
+        return stream is not None and stream.has_joined
 
     def error(self) -> DLedgerError | None:
         """Why there is no stream to the master, if so."""
-        master = self._connection.directory.leader
-        stream = self._streams.get(master) if master is not None else None
+        stream = self._to_master()
         return None if stream is None else stream.error
 
     def stop(self) -> None:
@@ -74,20 +87,50 @@ class MemberStreams:
         for stream in streams:
             stream.join()
 
+    def _to_master(self) -> _BrokerStream | None:
+        master = self._connection.directory.leader
+        return self._streams.get(master) if master is not None else None
 
-class _MemberStream:
+
+class MemberStreams(BrokerStreams):
+    """A member of a consumer group. ``changed`` is called, on any thread, when the members may have changed."""
+
+    def __init__(
+        self, connection: BrokerConnection, request: pb.MembershipRequest, changed: Callable[[], None]
+    ) -> None:
+        super().__init__(connection, "Membership", request.SerializeToString(), self._take)
+        self._changed = changed
+        self._members: dict[str, list[str]] = {}  # the last list of each broker to which there is a stream
+
+    def members(self) -> list[str] | None:
+        """The members according to the master; None if that is unknown now."""
+        master = self._connection.directory.leader
+        return None if master is None else self._members.get(master)
+
+    def _take(self, address: str, data: bytes | None) -> None:
+        if data is None:
+            self._members.pop(address, None)
+            return
+        members = list(parse_answer(pb.MembershipResponse, data, address).client_ids)
+        if self._members.get(address) != members:
+            self._members[address] = members
+            self._changed()
+
+
+class _BrokerStream:
     """The stream to one broker, on a thread that opens it anew whenever it ends."""
 
-    def __init__(self, connection: BrokerConnection, address: str, request: bytes, changed: Callable[[], None]) -> None:
+    def __init__(self, connection: BrokerConnection, method: str, address: str, request: bytes, heard: Heard) -> None:
         self._connection = connection
+        self._method = method
         self._address = address
         self._request = request
-        self._changed = changed
+        self._heard = heard
         self._stop = threading.Event()
         self._call: _Call | None = None
         self._heard_at = time.monotonic()
-        self.members: list[str] | None = None
-        """The last list; None without a stream."""
+        self.has_joined = False
+        """Whether the broker has answered on the present stream."""
         self.error: DLedgerError | None = None
         """Why the last stream ended; None while there is one."""
         self._thread = threading.Thread(target=self._run, name=f"rocketstore-member-{address}", daemon=True)
@@ -119,7 +162,8 @@ class _MemberStream:
                 error: DLedgerError = UnavailableError(f"{self._address} ended the stream")
             except DLedgerError as failure:
                 error = failure
-            self.members = None
+            self.has_joined = False
+            self._heard(self._address, None)
             if self._stop.is_set():
                 return
             self.error = error
@@ -141,18 +185,16 @@ class _MemberStream:
                 return
 
         self._heard_at = time.monotonic()
-        call = self._call = self._connection.channels.open_stream("Membership", self._address, heartbeats())
+        call = self._call = self._connection.channels.open_stream(self._method, self._address, heartbeats())
         if self._stop.is_set():
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
         try:
             for data in call:
-                answer = parse_answer(pb.MembershipResponse, data, self._address)
+                self._heard(self._address, data)
                 self._heard_at = time.monotonic()
                 self.error = None
+                self.has_joined = True
                 succeeded()
-                if self.members != (members := list(answer.client_ids)):
-                    self.members = members
-                    self._changed()
         except grpc.RpcError as error:
             raise failure_of(error, self._address, sent=False) from error
         finally:

@@ -15,15 +15,20 @@ def context_maker(addresses: Sequence[str], security: ClientSecurity) -> Context
     """None: plaintext. Raises ``ConfigError`` for unusable files, and for plaintext to other machines."""
     if security.tls is not None:
         return ContextMaker(security.tls)
-    if security.insecure:
-        return None
+    check_plaintext(addresses, security)
+    return None
+
+
+def check_plaintext(addresses: Sequence[str], security: ClientSecurity) -> None:
+    """Raises ``ConfigError`` for addresses, given or learnt, that would need plaintext beyond this machine."""
+    if security.tls is not None or security.insecure:
+        return
     if problems := plaintext_problems(
         addresses,
         "use TLS (--tls-ca, DLEDGER_TLS_CA; in Python security=ClientSecurity(tls=TlsFiles(…)))",
         "pass --insecure (in Python ClientSecurity(insecure=True))",
     ):
         raise ConfigError(problems)
-    return None
 
 
 class ContextMaker:

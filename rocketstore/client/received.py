@@ -25,6 +25,7 @@ from rocketstore.message.record import (
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
 _COMPRESSION: Final = 0x700
 _ZLIB: Final = (0, 0x300)
+COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | _COMPRESSION
 _DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
 
@@ -54,7 +55,7 @@ class ReceivedMessage:
     def body(self) -> bytes:
         """The decompressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
         body = self.record[self._body_at : self._body_end]
-        return _decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
+        return decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
 
     @property
     def properties(self) -> dict[str, str]:
@@ -136,7 +137,8 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
     return found
 
 
-def _decompress(body: bytes, sys_flag: int) -> bytes:
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """A compressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
     if sys_flag & _COMPRESSION not in _ZLIB:
         raise BadAnswerError("the body is compressed with LZ4 or Zstandard: use raw_body")
     inflating = zlib.decompressobj()

@@ -25,12 +25,16 @@ class QueueName(NamedTuple):
 
     topic: str
     queue_id: int
+    broker_name: str = ""
+    """The group of brokers that has it; empty if their addresses were given."""
+
+    def __str__(self) -> str:
+        return f"queue {self.queue_id} of {self.topic}" + (f" at {self.broker_name}" if self.broker_name else "")
 
 
 class Source(Protocol):
     """Fetches the messages of one queue: a ``QueueFetcher``."""
 
-    rewound: bool
     max_offset: int
     skipped: int
 
@@ -110,7 +114,7 @@ class Share:
         "rewind",
         "source",
         "tags",
-        "usable",
+        "usable_until",
     )
 
     def __init__(self, name: QueueName, begin: int, committed: int | None, tags: frozenset[str] | None) -> None:
@@ -127,9 +131,14 @@ class Share:
         """Where the queue continues after the rest."""
         self.out = 0
         """Messages handed out and not settled, abandoned ones included."""
-        self.usable = True
-        """False: locked by another member."""
+        self.usable_until = float("inf")
+        """When our lock ends: another member may have the queue then. By ``time.monotonic``."""
         self.source: Source
+
+    @property
+    def usable(self) -> bool:
+        """Whether its messages may be handed out now."""
+        return time.monotonic() < self.usable_until
 
     def unpack(self) -> bool:
         """Take the next response of the source into the rest, which is empty. False if there is none.
@@ -147,8 +156,7 @@ class Share:
         except DLedgerError:
             self.source.seek(progress.next)  # what was damaged in transit may be intact the next time
             raise
-        if self.source.rewound:
-            self.source.rewound = False
+        if chunk.rewinds:
             self.rewind = True
             progress.abandoned = True
             self.progress = progress = InUse(chunk.next_offset)

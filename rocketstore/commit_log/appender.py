@@ -209,6 +209,23 @@ class RecordAppender:
         except DiskError as error:
             results += self._failed(error, count, len(messages) - written - count)
 
+    def append_received(self, offset: int, data: bytes, store_timestamp: int) -> None:
+        """See ``PlainCommitLog.append_received``."""
+        with self.lock:
+            queue = self._queue
+            if not self.is_open:
+                raise DiskError(_CLOSED)
+            if queue.files() and offset != queue.max_wrote:
+                raise InvalidRequestError(f"offset {offset} does not continue the log, which ends at {queue.max_wrote}")
+            file = queue.last_file(offset)
+            if file is None or file.base + file.wrote != offset or len(data) > file.size - file.wrote:
+                raise InvalidRequestError(f"{len(data)} bytes from offset {offset} on are not within one file")
+            if file.base and not file.wrote and queue.flushed_where < file.base - queue.file_bytes:
+                flush_all(queue)  # as in ``_roll``: recovery takes records that far behind a bad one for damage
+            queue.append_to(file, data)
+            if store_timestamp:
+                self.last_timestamp = file.store_timestamp = max(store_timestamp, self.last_timestamp)
+
     def _failed(self, error: DiskError, tried: int, left: int) -> list[PutResult]:
         """The results of messages that were not written because of ``error``.
 

@@ -20,7 +20,7 @@ from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender
-from rocketstore.commit_log.flush import CommitLogFlusher
+from rocketstore.commit_log.flush import CommitLogFlusher, FlushDone
 from rocketstore.commit_log.numbered import StoredStretch
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
@@ -50,6 +50,9 @@ from rocketstore.types import (
 )
 
 _MS_PER_HOUR: Final = 3_600_000
+_PUT_OK: Final = PutMessageStatus.PUT_OK
+_AT_ONCE_BYTES_MAX: Final = 1 << 20
+"""Records that lie further apart are not read at once: too much would be read between them."""
 
 
 class PlainCommitLog:
@@ -92,14 +95,15 @@ class PlainCommitLog:
             self._queue,
             clock,
             self._supervisor,
-            on_readable=lambda: self._on_readable(),  # it comes with ``listen``
+            on_readable=self._on_readable,
             pooled=self._pool is not None,
         )
         self._appender = RecordAppender(self._queue, self._delay_levels, clock)
         self._started = False
         self._hot_bytes = _memory_bytes() * config.access_message_in_memory_max_ratio // 100
-        self._on_readable: Callable[[], None] = lambda: None
+        self._listeners: tuple[Callable[[], None], ...] = ()
         self._keep_from: Callable[[], int | None] = lambda: None
+        self._wait_for_slaves: Callable[[int, FlushDone], None] | None = None
         self.recovery_report: PlainRecoveryReport | None = None
         """The result of ``load``."""
 
@@ -135,7 +139,11 @@ class PlainCommitLog:
         return self._queue.max_offset
 
     def listen(self, advanced: Callable[[], None]) -> None:
-        self._on_readable = advanced
+        self._listeners = (*self._listeners, advanced)
+
+    def _on_readable(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @property
     def queue_offsets(self) -> dict[tuple[str, int], int]:
@@ -259,15 +267,32 @@ class PlainCommitLog:
         else:
             results = self._appender.store_one(messages) if len(messages) == 1 else self._appender.store_many(messages)
             ends = [one.stored.offset + one.stored.size for one in results if one.stored is not None]
+        if not ends:
+            done(results)
+            return
         flusher = self._flusher
-        if ends:
-            if wait and flusher.group is not None:
-                flusher.group.wait_for(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
-                return
+        if flusher.group is None or not wait:
             flusher.first.noted()
             if flusher.readable_at_once:
                 self._on_readable()
-        done(results)
+        if wait and (flusher.group is not None or self._wait_for_slaves is not None):
+            self._when_safe(ends[-1], lambda status, reason: done(_flushed(results, status, reason)))
+        else:
+            done(results)
+
+    def replicate_with(self, wait_for_slaves: Callable[[int, FlushDone], None]) -> None:
+        """Answer puts that wait only once slaves have them, too, as ``wait_for_slaves`` says. Before ``start``."""
+        self._wait_for_slaves = wait_for_slaves
+
+    def _when_safe(self, end: int, done: FlushDone) -> None:
+        """Call ``done`` once everything before ``end`` is as safe as the settings want it; slaves get only what is
+        durable here.
+        """
+        slaves = self._wait_for_slaves
+        if slaves is None:
+            self.when_flushed(end, done)
+        else:
+            self.when_flushed(end, lambda status, why: slaves(end, done) if status is _PUT_OK else done(status, why))
 
     def _submit_numbered(self, messages: Sequence[Message], producer: ProducerBatch) -> tuple[list[PutResult], int]:
         """Store a producer's new messages; returns the results, and the offset up to which to wait for the flush (0:
@@ -304,17 +329,48 @@ class PlainCommitLog:
     def submit_producer(self, name: str, done: SequenceDone) -> None:
         with self._appender.lock:
             sequence = self._appender.numbered.ask(name, self._clock.monotonic_ms())
-        group = self._flusher.group
-        if group is None:
-            done(sequence)
-        else:  # what it counts may still be lost
-            group.wait_for(self.end_offset, lambda status, reason: done(_flushed_sequence(sequence, status, reason)))
+        # what it counts may still be lost
+        self._when_safe(self.end_offset, lambda status, reason: done(_flushed_sequence(sequence, status, reason)))
 
     def submit_numbering(self, encode: NumberingEncoder, done: PutDone) -> None:
         with self._appender.lock:
             end, offsets = self._queue.max_wrote, dict(self._appender.offsets.table)
         bodies = encode(end, offsets, min(NUMBERING_BYTES_MAX, self._queue.file_bytes // 2))
         self.submit(numbering_messages(bodies, self._clock.wall_ms()), done)
+
+    def append_received(self, offset: int, data: bytes, store_timestamp: int) -> None:
+        """Append verified bytes of the master's log, all in one file, to a slave's; its first file may begin anywhere.
+
+        ``store_timestamp``: of the last record in them, 0 if there is none. Raises ``InvalidRequestError`` for a gap,
+        ``DiskFullError`` without having changed anything, ``DiskError``.
+        """
+        self._appender.append_received(offset, data, store_timestamp)
+        self._flusher.first.noted()
+        if self._flusher.readable_at_once:
+            self._on_readable()
+
+    def when_flushed(self, end: int, done: FlushDone) -> None:
+        """Call ``done`` once everything before ``end`` is as durable as the settings want it to be acknowledged."""
+        if self._flusher.group is None:
+            done(_PUT_OK, "")
+        else:
+            self._flusher.group.wait_for(end, done)
+
+    def stretch(self, offset: int, bytes_max: int) -> bytes:
+        """The bytes from ``offset`` on, blanks included, at most to the end of its file or of what may be read.
+
+        Empty if there are none. Raises ``CorruptLogError``, ``DiskError``.
+        """
+        file = self._queue.find(offset)
+        if file is None:
+            return b""
+        end = min(file.base + file.readable, self.max_offset)
+        return self.read(offset, min(bytes_max, end - offset)) or b"" if offset < end else b""
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of each file."""
+        return self._queue.file_bytes
 
     def flush(self) -> int:
         return self._flusher.flush()
@@ -364,6 +420,16 @@ class PlainCommitLog:
                 begin, end = (file.base, file.base + file.size) if file is not None else (0, 0)
             found.append(file.read(offset - begin, size) if file is not None and offset >= hot_from else None)
         return found
+
+    def read_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """See ``CommitLog.read_at_once``: records that are not far from each other, in one file."""
+        begin, end = places[0][0], sum(places[-1])
+        file, data = self._queue.find(begin), None
+        if file is not None and end - begin <= _AT_ONCE_BYTES_MAX:
+            data = file.read_at_once(begin - file.base, end - begin)
+        if data is None:
+            return [None] * len(places)
+        return [data[offset - begin : offset - begin + size] if offset >= begin else None for offset, size in places]
 
     def read_record(self, offset: int) -> bytes | None:
         head = self.read(offset, OVERHEAD)

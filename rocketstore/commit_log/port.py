@@ -118,6 +118,9 @@ class CommitLog(Protocol):
         None for the others: ``read`` returns them, or reports the problem.
         """
 
+    def read_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """Like ``read_together``, but never waits for a disk: None also for records that are not in memory."""
+
     def read_record(self, offset: int) -> bytes | None:
         """The record that starts at ``offset``, with its length from its first field; None if there is none."""
 

@@ -407,6 +407,10 @@ class ReplicatedCommitLog:
         """See ``CommitLog.read_together``."""
         return self._log.read_bodies(places)
 
+    def read_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """See ``CommitLog.read_at_once``."""
+        return self._log.read_bodies_at_once(places)
+
     def read_record(self, offset: int) -> bytes | None:
         """See ``CommitLog.read_record``. ``offset`` is untrusted, so it must be that of a committed message:
 

@@ -446,7 +446,11 @@ class ConsumeQueue:
         """
         return self._read(offset, count) if offset >= self.min_offset else []
 
-    def _read(self, offset: int, count: int) -> list[QueueUnit]:
+    def units_at_once(self, offset: int, count: int) -> list[QueueUnit]:
+        """The same if that needs no disk; otherwise none."""
+        return self._read(offset, count, at_once=True) if offset >= self.min_offset else []
+
+    def _read(self, offset: int, count: int, *, at_once: bool = False) -> list[QueueUnit]:
         position = offset * UNIT_BYTES
         file = self._files.find(position)
         if file is None:
@@ -455,7 +459,7 @@ class ConsumeQueue:
         size = min(count * UNIT_BYTES, file.readable - at)
         if size <= 0:
             return []
-        return parse_units(file.read(at, size, cold=True) or b"")
+        return parse_units((file.read_at_once(at, size) if at_once else file.read(at, size, cold=True)) or b"")
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         """The offset of the first message stored at ``time_ms``, otherwise of the nearest one, and of two the older.

@@ -97,6 +97,18 @@ class QueueTruth:
             if record is not None and is_message(record, unit, queue, number, check_body=check_body)
         }
 
+    def records_at_once(self, queue: ConsumeQueue, first: int, units: Sequence[QueueUnit]) -> list[bytes]:
+        """The records of units from ``first`` on without a disk: up to the first one that is not in memory or not the
+        message of its place.
+        """
+        check_body = not self._log.is_replicated
+        found: list[bytes] = []
+        for unit, record in zip(units, self._log.read_at_once([unit[:2] for unit in units]), strict=True):
+            if record is None or not is_message(record, unit, queue, first + len(found), check_body=check_body):
+                break
+            found.append(record)
+        return found
+
     def unit_at(self, queue: ConsumeQueue, number: int, unit: QueueUnit) -> QueueUnit | None:
         """The unit at ``number`` according to the log; None if there is no message. A wrong ``unit`` is rewritten.
 

@@ -60,3 +60,8 @@ def seconds_since(store_ms: NDArray[np.int64], begin_ms: int) -> NDArray[np.int6
     if begin_ms <= 0:
         return np.zeros(len(store_ms), np.int64)
     return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
+
+
+def second_since(store_ms: int, begin_ms: int) -> int:
+    """``seconds_since`` for one record."""
+    return min(max((store_ms - begin_ms) // 1000, 0), _SECONDS_MAX) if begin_ms > 0 else 0

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,7 +34,17 @@ from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem, create_durably
-from rocketstore.index.chains import ENTRIES, ENTRY, HEADER, HEADER_LAYOUT, SLOT, IndexHeader, chained, seconds_since
+from rocketstore.index.chains import (
+    ENTRIES,
+    ENTRY,
+    HEADER,
+    HEADER_LAYOUT,
+    SLOT,
+    IndexHeader,
+    chained,
+    second_since,
+    seconds_since,
+)
 from rocketstore.index.sums import (
     BLOCK_ENTRIES,
     BLOCK_SLOTS,
@@ -40,6 +52,7 @@ from rocketstore.index.sums import (
     EntrySums,
     IndexSums,
     crc_of,
+    move_slot,
     move_slots,
     slot_blocks,
     sum_of_slots,
@@ -69,6 +82,14 @@ class IndexShape(NamedTuple):
     def file_bytes(self) -> int:
         """Length of a file."""
         return self.entries_at + self.entries * ENTRY_BYTES
+
+
+class NewEntry(NamedTuple):
+    """A key's hash, and its record's physical offset and store time."""
+
+    key: int
+    offset: int
+    store_ms: int
 
 
 class _Published(NamedTuple):
@@ -169,8 +190,36 @@ class IndexFile:
         """Add one entry; False if the file is full. Raises ``OSError``, ``CorruptLogError``."""
         if self.room < 1:
             return False
-        self.put_all(np.array([key], np.int32), np.array([offset], np.int64), np.array([store_ms], np.int64))
+        self.put_few([NewEntry(key, offset, store_ms)])
         return True
+
+    def put_few(self, entries: Sequence[NewEntry]) -> None:
+        """Like ``put_all``, without arrays: five times as fast for one entry."""
+        slots = self.open_for_writing()
+        old = self.header
+        first = old.next_entry
+        if self.is_empty:
+            old = old._replace(begin_ms=entries[0].store_ms, begin_offset=entries[0].offset)
+        moves: dict[int, tuple[int, int]] = {}  # by slot: its number before and after
+        used_slots = old.used_slots
+        data: list[bytes] = []
+        for number, (key, offset, store_ms) in enumerate(entries, first):
+            place = key % self.shape.slots
+            known = moves.get(place)
+            before = _slot_value(slots, place) if known is None else known[0]
+            previous = before if known is None else known[1]
+            if not 0 <= previous < number:
+                previous = 0
+            used_slots += previous == 0
+            moves[place] = before, number
+            data.append(ENTRY.pack(key, offset, second_since(store_ms, old.begin_ms), previous))
+        header = IndexHeader(
+            old.begin_ms, entries[-1].store_ms, old.begin_offset, entries[-1].offset, used_slots, first + len(entries)
+        )
+        with self._adding(b"".join(data), header):
+            for place, (before, after) in moves.items():
+                move_slot(self._slot_sums, place, before, after)
+                slots[place] = _as_stored(after)
 
     def put_all(self, keys: NDArray[np.int32], offsets: NDArray[np.int64], store_ms: NDArray[np.int64]) -> None:
         """Add entries, which must fit (``room``), in this order. After ``OSError``, none was added.
@@ -197,15 +246,20 @@ class IndexFile:
             used_slots=old.used_slots + int(np.count_nonzero(previous == 0)),
             next_entry=first + count,
         )
-        data = block.tobytes()
+        with self._adding(block.tobytes(), header):
+            move_slots(self._slot_sums, places[is_last], named[is_last], numbers[is_last])
+            slots[places[is_last]] = numbers[is_last].astype(SLOT).view(np.uint32)
+
+    @contextmanager
+    def _adding(self, data: bytes, header: IndexHeader) -> Iterator[None]:
+        """Write entries and the header that counts them; the block then changes the slots and their sums."""
         self.dirty = True
-        self._fs.write(self._handle.fd, data, self._entry_at(first))
+        self._fs.write(self._handle.fd, data, self._entry_at(self.header.next_entry))
         with self._writing:
             self._fs.write(self._handle.fd, HEADER.pack(*header), 0)
             self._entry_sums.add(data)
             self._publish(header)
-            move_slots(self._slot_sums, places[is_last], named[is_last], numbers[is_last])
-            slots[places[is_last]] = numbers[is_last].astype(SLOT).view(np.uint32)
+            yield
         self.dirty = True  # set again: a sync may have run meanwhile
 
     def truncate(self, physical: int) -> None:
@@ -507,3 +561,12 @@ def _chain(places: NDArray[np.int32], numbers: NDArray[np.int32], previous: NDAr
     is_last = np.ones(len(places), np.bool_)
     is_last[order[again]] = False
     return is_last
+
+
+def _slot_value(slots: NDArray[np.uint32], place: int) -> int:
+    return int.from_bytes(slots.item(place).to_bytes(SLOT_BYTES, sys.byteorder), "big", signed=True)
+
+
+def _as_stored(number: int) -> int:
+    """A slot's number as ``_map_slots`` has it."""
+    return int.from_bytes(number.to_bytes(SLOT_BYTES, "big"), sys.byteorder)

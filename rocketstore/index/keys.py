@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rocketstore.config import KEYS_INDEXED_MAX
 from rocketstore.message.columns import RecordColumns
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION
+from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.property_texts import Hashes, Places, PropertyTexts, Values
 from rocketstore.message.tags import java_hash
 from rocketstore.types import RecordHead
@@ -57,6 +58,20 @@ def key_hashes(heads: Sequence[RecordHead], topics: TopicHashes) -> tuple[NDArra
     strings = [head[9] if head[7] & SYS_FLAG_TRANSACTION != SYS_FLAG_ROLLED_BACK else b"" for head in heads]
     prefixes = np.fromiter([topics[head[0]] for head in heads], np.uint32, len(heads))
     return hashes_in(PropertyTexts.of(strings), prefixes)
+
+
+def hashes_of(head: RecordHead, topics: TopicHashes) -> list[int]:
+    """The same for one record, without arrays."""
+    properties = head[9]
+    if not properties or head[7] & SYS_FLAG_TRANSACTION == SYS_FLAG_ROLLED_BACK:
+        return []
+    unique = find_property_bytes(properties, _UNIQUE)
+    keys = find_property_bytes(properties, _KEYS)
+    found = [] if unique is None else [unique]
+    if keys is not None:
+        found += [word for word in keys.split(b" ") if word][:KEYS_INDEXED_MAX]
+    prefix = topics[head[0]]
+    return [_positive(java_hash(key.decode(errors="replace"), prefix)) for key in found]
 
 
 def hashes_in(properties: PropertyTexts, prefixes: Hashes) -> tuple[NDArray[np.int32], Places]:

@@ -38,8 +38,8 @@ from dledger.store.fs import (
     replace_durably,
 )
 from rocketstore.index.chains import IndexHeader
-from rocketstore.index.file import ADVICE, IndexFile, IndexShape
-from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.index.file import ADVICE, IndexFile, IndexShape, NewEntry
+from rocketstore.index.keys import TopicHashes, hashes_of, key_hash, key_hashes
 from rocketstore.index.sums import SUMS_SUFFIX, IndexSums, decode_sums
 from rocketstore.mapped.descriptors import is_out_of_descriptors
 from rocketstore.message.columns import RecordColumns
@@ -50,6 +50,8 @@ _NAME: Final = re.compile(r"[0-9]{17}")
 HITS_MAX: Final = 64
 """RocketMQ's ``maxMsgsNumBatch``."""
 _CONTRADICTED_MAX: Final = 1024
+_FEW: Final = 16
+"""Up to this many records are indexed one by one: with arrays, one would cost eight times as much."""
 
 
 class IndexHits(NamedTuple):
@@ -190,6 +192,8 @@ class IndexService:
         """
         if heads and heads[0].offset <= self._indexed_to:
             heads = [head for head in heads if head.offset > self._indexed_to]
+        if len(heads) <= _FEW and self._append_few(heads):
+            return
         keys, owners = key_hashes(heads, self._topics)
         if not len(keys):
             return
@@ -200,6 +204,22 @@ class IndexService:
                 self._put(keys, offsets, store_ms)
             except OSError as error:
                 raise self._error("writing to", error) from error
+
+    def _append_few(self, heads: Sequence[RecordHead]) -> bool:
+        """``append`` for a few records, unless they may need another file."""
+        entries = [NewEntry(key, head[2], head[5]) for head in heads for key in hashes_of(head, self._topics)]
+        if not entries:
+            return True
+        with self._lock:
+            file = self._files[-1] if self._files else None
+            if file is None or file.room < len(entries):
+                return False
+            try:
+                file.put_few(entries)
+            except OSError as error:
+                raise self._error("writing to", error) from error
+            self._indexed_to = file.header.end_offset
+        return True
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> IndexHits:
         """Records that may have this key and were stored in ``[begin_ms, end_ms]``, newest first.

@@ -32,6 +32,7 @@ _CRC: Final = Struct(">I")
 _STORED_SLOTS: Final = np.dtype(">u8")
 _STORED_ENTRIES: Final = np.dtype(">u4")
 _NO_ENTRY: Final = bytes(ENTRY_BYTES)
+_MASK: Final = (1 << 64) - 1
 
 
 def _factors() -> NDArray[np.uint64]:
@@ -69,6 +70,13 @@ def move_slots(
     """Update the blocks' sums after slots at distinct ``places`` have changed."""
     change = (after.astype(np.int64) - before).view(np.uint64) * _FACTORS[places % BLOCK_SLOTS]
     np.add.at(sums, places // BLOCK_SLOTS, change)
+
+
+def move_slot(sums: NDArray[np.uint64], place: int, before: int, after: int) -> None:
+    """``move_slots`` for one slot."""
+    block = place // BLOCK_SLOTS
+    change = (after - before) * _FACTORS.item(place % BLOCK_SLOTS)
+    sums[block] = (sums.item(block) + change) & _MASK
 
 
 def crc_of(entries: bytes) -> int:

@@ -27,6 +27,7 @@ from typing import Final, TypeVar
 from dledger.errors import DiskError
 from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem
+from dledger.store.mmap_file import read_at_once
 
 _log = logging.getLogger("rocketstore")
 _SHARE: Final = 4
@@ -164,6 +165,14 @@ class CachedFile:
         return found
 
     read_cold = read
+
+    def read_at_once(self, offset: int, length: int) -> bytes | None:
+        """The same if that needs no disk, not even to open the file; otherwise None."""
+        used = self.descriptor
+        if used is None:
+            return None
+        self.recent = True
+        return read_at_once(used.fd, offset, length)
 
     def _failed(self, offset: int, length: int, error: OSError) -> DiskError:
         return DiskError(f"reading {length} bytes at offset {offset} of {self.path} failed: {error}")

@@ -161,6 +161,12 @@ class StoreFile:
             return None
         return self._file.read_cold(offset, size) if cold else self._file.read(offset, size)
 
+    def read_at_once(self, offset: int, size: int) -> bytes | None:
+        """The same bytes if that needs no disk; None also if it does."""
+        if offset < 0 or size < 0 or offset + size > self.readable:
+            return None
+        return self._file.read_at_once(offset, size)
+
     def peek(self, offset: int, size: int) -> bytes:
         """Bytes of the file itself, regardless of the positions: for recovery. Raises ``DiskError``."""
         return self._file.read_cold(offset, min(size, self.size - offset))

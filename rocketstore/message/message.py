@@ -17,6 +17,8 @@ PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
 PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
 PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
+PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
+PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 """Marks a half message; only brokers that can finish a transaction may store one."""
 
 SYS_FLAG_COMPRESSED: Final = 0x1

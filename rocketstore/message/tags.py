@@ -23,9 +23,12 @@ _FEWEST_FOR_VECTORS: Final = 8
 _tags_codes: dict[bytes, int] = {}
 
 
-def java_hash(text: str) -> int:
-    """``String.hashCode``: ``h = 31 * h + c`` over UTF-16 code units, wrapping as an i32."""
-    value = 0
+def java_hash(text: str, before: int = 0) -> int:
+    """``String.hashCode``: ``h = 31 * h + c`` over UTF-16 code units, wrapping as an i32.
+
+    ``before``: the hash of what precedes the text.
+    """
+    value = before
     for unit in _utf16(text):
         value = (31 * value + unit) & _MASK
     return value - ((value & _SIGN) << 1)

@@ -55,6 +55,10 @@ class NameServerConfig:
     """Whether clients use TLS if certificates are set: ``enforcing`` (required; the default), ``permissive``
     (optional), ``disabled`` (never).
     """
+    metrics_port: Port = 0
+    """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address to serve metrics at: read-only, unencrypted, and open to anyone who can connect."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @property

@@ -51,6 +51,10 @@ class KvConfig:
         """Return a value, if it is set."""
         return self._table.get(namespace, {}).get(key)
 
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return sum(map(len, self._table.values()))
+
     def table(self, namespace: str) -> Mapping[str, str] | None:
         """Return a namespace's values, if it exists."""
         return self._table.get(namespace)

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Final
 
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, ShutdownError
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.front_door import DoorLimits, FrontDoor, listen
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -16,7 +16,7 @@ from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.values import address_text
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig
-from rocketstore.nameserver.service import NameService
+from rocketstore.nameserver.service import NameServerMeasurements, NameService
 from rocketstore.nameserver.tables import RouteTables
 from rocketstore.remoting.door import RemotingDoor
 from rocketstore.remoting.server import RemotingServer, ServerLimits
@@ -29,6 +29,7 @@ SCAN_INTERVAL_S: Final = 10.0
 HANDSHAKE_S_MAX: Final = 5.0
 REQUESTS_MAX: Final = 16 * 1024
 """The limit of registrations and changes of values under way; all other requests are answered immediately."""
+HOST_REQUESTS_MAX: Final = REQUESTS_MAX // 4
 REQUEST_S_MAX: Final = 30.0
 
 
@@ -98,12 +99,25 @@ class NameServer:
         """The address listened on."""
         return address_text(self.config.listen_host, self._port)
 
+    def measure(self) -> NameServerMeasurements:
+        """What metrics show. Raises ``ShutdownError`` unless it serves."""
+        with self._life_lock:
+            bridge, server = self._bridge, self._server
+            if bridge is None or server is None or self._stopped.is_set():
+                raise ShutdownError("the name server does not serve")
+
+            async def measured() -> NameServerMeasurements:
+                return self._service.measure(server)
+
+            return bridge.run(measured())
+
     async def _serve(self, listening: list[socket.socket]) -> None:
         config = self.config
         limits = ServerLimits(
             config.connections_max,
             config.host_connections_max,
             REQUESTS_MAX,
+            HOST_REQUESTS_MAX,
             REQUEST_S_MAX,
             config.receive_bytes_max,
             config.host_receive_bytes_max,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,11 +12,12 @@ from functools import partial
 from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from dledger import properties
 from dledger.access.addresses import AddressPattern, any_matches, plain_host
 from dledger.errors import ConfigError
+from dledger.records import record
 from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
@@ -25,8 +27,8 @@ from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, 
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame, encode
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import (
     AddedAnswer,
     BrokerHeader,
@@ -45,7 +47,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
-from rocketstore.remoting.server import Handler, Handlers
+from rocketstore.remoting.server import Handler, Handlers, RemotingServer
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,6 +67,29 @@ _Answering = Callable[[RemotingConnection, Frame], Frame]
 _Awaiting = Callable[[RemotingConnection, Frame], Awaitable[Frame]]
 
 
+@record(frozen=True, slots=True)
+class NameServerMeasurements:
+    """The state of a name server, and what it has counted since it started."""
+
+    brokers: int
+    """Names."""
+    without_master: int
+    addresses: int
+    topics: int
+    places: int
+    """Pairs of topic and broker."""
+    values: int
+    connections: int
+    requests_under_way: int
+    requests: Mapping[tuple[int, int], int]
+    """By the codes of request and answer."""
+    outdated: int
+    """Registrations ignored because a newer master is known."""
+    expired: int
+    """Addresses removed because they did not register in time."""
+    master_changes: int
+
+
 class NameService:
     """The handlers of one name server, on the loop's thread; values are written and topics decoded by others."""
 
@@ -77,8 +102,11 @@ class NameService:
         self._orders = config.order_message_enable
         self._writer = ThreadPoolExecutor(1, "dledger-nameserver-kv")  # one: changes have an order
         self._decoder = ThreadPoolExecutor(1, "dledger-nameserver-decode")
+        self._hosts: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._turns: WeakKeyDictionary[RemotingConnection, asyncio.Lock] = WeakKeyDictionary()
         self._told: set[tuple[str, str, int | None]] = set()
+        self._answers: Counter[tuple[int, int]] = Counter()  # by the codes of request and answer
+        self._outdated = self._expired = self._master_changes = 0
 
     def handlers(self) -> Handlers:
         """Return the handlers by request code."""
@@ -101,19 +129,49 @@ class NameService:
             RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
         }
-        awaited: Mapping[int, Handler] = {
+        awaited: Mapping[int, _Awaiting] = {
             RequestCode.REGISTER_BROKER: partial(self._in_turn, self._register),
             RequestCode.UNREGISTER_BROKER: partial(self._in_turn, self._unregister),
             RequestCode.QUERY_DATA_VERSION: partial(self._in_turn, self._query_version),
             RequestCode.PUT_KV_CONFIG: self._put_value,
             RequestCode.DELETE_KV_CONFIG: self._delete_value,
         }
-        at_once = {code: partial(_at_once, handler) for code, handler in direct.items()}
-        return Handlers(at_once, awaited, self._closed, lambda _: None)
+        at_once = {code: partial(self._at_once, handler) for code, handler in direct.items()}
+        later: Mapping[int, Handler] = {code: partial(self._later, handler) for code, handler in awaited.items()}
+        return Handlers(at_once, later, self._closed, lambda _: None)
+
+    def _at_once(self, handler: _Answering, connection: RemotingConnection, frame: Frame) -> None:
+        answer = handler(connection, frame)
+        self._answers[frame.code, answer.code] += 1
+        connection.done(frame, answer)
+
+    async def _later(self, handler: _Awaiting, connection: RemotingConnection, frame: Frame) -> Frame:
+        answer = await handler(connection, frame)
+        self._answers[frame.code, answer.code] += 1
+        return answer
+
+    def measure(self, server: RemotingServer) -> NameServerMeasurements:
+        """What metrics show."""
+        brokers, addresses, topics, places = self._tables.sizes()
+        return NameServerMeasurements(
+            brokers=brokers,
+            without_master=self._tables.without_master(),
+            addresses=addresses,
+            topics=topics,
+            places=places,
+            values=len(self._kv),
+            connections=server.connections,
+            requests_under_way=server.requests_under_way,
+            requests=self._answers + server.refusals,
+            outdated=self._outdated,
+            expired=self._expired,
+            master_changes=self._master_changes,
+        )
 
     def expire(self) -> None:
         """Remove the brokers that have not registered in time, and close their connections."""
         for address, link in self._tables.expire(_now_ms()):
+            self._expired += 1
             _LOG.warning("broker address %s has not registered for 120 s and is removed", address)
             if isinstance(link, RemotingConnection):
                 link.close(f"broker address {address} has not registered for 120 s")
@@ -132,29 +190,37 @@ class NameService:
 
     async def _register(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow(connection, self._brokers, "register brokers")
-        one = await self._registration(read_header(RegisterBrokerHeader, frame.fields), frame)
+        one = await self._registration(connection, read_header(RegisterBrokerHeader, frame.fields), frame)
         if connection.is_closed:
             raise RequestError(f"{one.address} disconnected before its registration was decoded")
         before = self._tables.master(one.broker)
         taken, master, master_ha = self._tables.register(one, connection, _now_ms())
         if not taken:
+            self._outdated += 1
             self._tell_outdated(one, master)
         elif (after := self._tables.master(one.broker)) != before:
+            self._master_changes += 1
             _LOG.info("broker %s: master changed from %s to %s", one.broker, before or "-", after or "-")
         orders = self._kv.table(ORDER_TOPICS)
         answer = RegisterBrokerAnswer(master_ha, master)
         return frame.answer(fields=write_header(answer), body=KVTable(orders).encode() if orders else b"")
 
-    async def _registration(self, header: RegisterBrokerHeader, frame: Frame) -> BrokerRegistration:
+    async def _registration(
+        self, connection: RemotingConnection, header: RegisterBrokerHeader, frame: Frame
+    ) -> BrokerRegistration:
         """Decode a registration, unless it repeats the last one."""
         digest = blake2b(frame.body, digest_size=16, person=b"Z" if header.compressed else b"").digest()
         version = self._tables.repeated(header.broker_name, header.broker_id, header.broker_addr, digest)
         if version is not None:
-            return _registration(header, version, {}, digest)
+            return replace(_registration(header, version, {}, digest), is_complete=False)
         decode = partial(_decode, header, frame, digest)
         if len(frame.body) <= DECODED_AT_ONCE_BYTES_MAX and not header.compressed:
             return decode()
-        return await asyncio.get_running_loop().run_in_executor(self._decoder, decode)
+        host = self._hosts.get(connection.counted_as)
+        if host is None:
+            host = self._hosts[connection.counted_as] = asyncio.Lock()
+        async with host:  # one of each host waits for the thread
+            return await asyncio.get_running_loop().run_in_executor(self._decoder, decode)
 
     def _tell_outdated(self, one: BrokerRegistration, master: str) -> None:
         key = one.broker, one.address, one.term
@@ -320,14 +386,6 @@ def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
-def _at_once(handler: _Answering, connection: RemotingConnection, frame: Frame) -> None:
-    answer = handler(connection, frame)
-    try:
-        connection.done(frame, answer)
-    except FrameError as error:
-        connection.send(encode(frame.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}")))
-
-
 def _topic_list(frame: Frame, topics: tuple[str, ...], address: str = "") -> Frame:
     return frame.answer(body=TopicList(topics, address).encode())
 
@@ -372,6 +430,7 @@ def _registration(
         topics,
         header.dledger_term if header.dledger_term >= 0 else None,
         digest,
+        header.dledger_all_topics,
     )
 
 

@@ -20,7 +20,7 @@ from dledger.values import parse_boolean, parse_integer
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.types import TlsServerMode
 
-OF_THE_IMAGE: Final = frozenset({"store_path_root_dir", "metrics_host", "metrics_port"})
+OF_THE_IMAGE: Final = frozenset({"store_path_root_dir"})
 """Set in the container image, for brokers."""
 UNUSED: Final = frozenset(
     {

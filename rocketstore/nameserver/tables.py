@@ -8,7 +8,8 @@ place. The rules are RocketMQ's, with these differences:
 - a registration may contain the Raft term in which it was made. A deposed leader that does not know it yet then cannot
   regain the master's place. The term of a name counts while its master registers, and is forgotten ``SILENCE_MS`` after
   the last time, because the terms of a group rebuilt from nothing start again;
-- a registration of all topics adds those of earlier registrations that were lost, even if its version is known.
+- a registration of all topics adds those of earlier registrations that were lost, even if its version is known; if it
+  says that it has all, as our brokers' do, topics that it does not have are removed.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class BrokerRegistration:
     """The Raft term in which the broker has this id; None for Java's brokers."""
     digest: bytes = b""
     """Digest of version and topics, see ``repeated``; empty: none."""
+    is_complete: bool = False
+    """Whether it says that ``topics`` are all, so that the others have been deleted."""
 
 
 class RegistrationResult(NamedTuple):
@@ -132,6 +135,8 @@ class RouteTables:
             return RegistrationResult(False, *self._master_of(broker))
         is_master = one.broker_id == MASTER_ID
         topics = _news(one, broker) if is_master else {}
+        if is_master and broker is not None:
+            self._take_deleted(one, broker)
         self._check_room(one, broker, topics, now_ms)
         broker = self._take_place(one, broker)
         self._note(one, link, now_ms)
@@ -254,6 +259,10 @@ class RouteTables:
         broker = self._brokers.get(name)
         return None if broker is None else _known_term(broker, now_ms)
 
+    def without_master(self) -> int:
+        """Return the number of names without a master."""
+        return sum(1 for one in self._brokers.values() if MASTER_ID not in one.addresses)
+
     def sizes(self) -> tuple[int, int, int, int]:
         """Return the numbers of names, addresses, topics, and pairs of topic and name."""
         return len(self._brokers), len(self._live), len(self._topics), self._places
@@ -340,6 +349,12 @@ class RouteTables:
         del self._brokers[live.broker]
         for topic in tuple(broker.topics):
             self._take_queues(broker, topic)
+
+    def _take_deleted(self, one: BrokerRegistration, broker: _Broker) -> None:
+        """Remove the topics that a master does not have any more, if its registration would show them."""
+        if one.is_complete and (broker.applied is None or not broker.applied.is_of(one)):
+            for topic in broker.topics - one.topics.keys():
+                self._take_queues(broker, topic)
 
     def _take_queues(self, broker: _Broker, topic: str) -> None:
         broker.topics.discard(topic)

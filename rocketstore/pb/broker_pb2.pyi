@@ -492,3 +492,45 @@ class SendBackRequest(_message.Message):
 class SendBackResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EndTransactionRequest(_message.Message):
+    __slots__ = ("group", "offset", "queue_offset", "state")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offset: int
+    queue_offset: int
+    state: str
+    def __init__(self, group: _Optional[str] = ..., offset: _Optional[int] = ..., queue_offset: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class EndTransactionResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: str
+    def __init__(self, result: _Optional[str] = ...) -> None: ...
+
+class ProducerMembershipRequest(_message.Message):
+    __slots__ = ("group", "client_id")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    client_id: str
+    def __init__(self, group: _Optional[str] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class TransactionCheck(_message.Message):
+    __slots__ = ("record", "offset", "queue_offset")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    offset: int
+    queue_offset: int
+    def __init__(self, record: _Optional[bytes] = ..., offset: _Optional[int] = ..., queue_offset: _Optional[int] = ...) -> None: ...
+
+class ProducerMembershipResponse(_message.Message):
+    __slots__ = ("check",)
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    check: TransactionCheck
+    def __init__(self, check: _Optional[_Union[TransactionCheck, _Mapping]] = ...) -> None: ...

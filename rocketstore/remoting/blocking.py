@@ -65,17 +65,22 @@ class _Link:
         self._turn = threading.Lock()  # one request at a time
         self._socket: socket.socket | None = None
         self._opaques = count(1)
+        self._is_closed = False
 
     def call(self, request: Frame, deadline: float) -> Frame:
         """Return the answer; a connection without one is closed."""
         if not self._turn.acquire(timeout=_left(deadline)):
             raise UnreachableError(f"{self._address} did not answer an earlier request in time")
         try:
+            if self._is_closed:
+                raise UnreachableError("this client is closed")
             link = self._socket
             if link is not None and _is_readable(link):  # closed by the other side, or with an answer too late
                 link.close()
                 self._socket = link = None
             self._socket = link = link or self._connect(deadline)
+            if self._is_closed:
+                raise UnreachableError("this client is closed")
             try:
                 return self._ask(link, request, deadline)
             except BaseException:
@@ -84,13 +89,21 @@ class _Link:
                 raise
         finally:
             self._turn.release()
+            if self._is_closed:  # perhaps while we had the turn
+                self.close()
 
     def close(self) -> None:
-        """Close the connection; a request under way fails."""
+        """Close the connection; a request under way fails, and closes it."""
+        self._is_closed = True
         if (link := self._socket) is not None:
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-            link.close()
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._socket is not None:
+                    self._socket.close()
+            finally:
+                self._turn.release()
 
     def _connect(self, deadline: float) -> socket.socket:
         try:

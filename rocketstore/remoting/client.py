@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from dledger.values import parse_address
-from rocketstore.remoting.connection import ByteRoom, DisconnectedError, Owner, RemotingConnection
+from rocketstore.remoting.connection import (
+    ByteRoom,
+    DisconnectedError,
+    Owner,
+    RemotingConnection,
+    TooManyCallsError,
+)
+from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame
 
 CONNECT_TIMEOUT_S: Final = 3.0
@@ -17,71 +26,105 @@ ADDRESSES_MAX: Final = 256
 _PART_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 _UNSENT_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
 TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
+_T = TypeVar("_T")
 
 
 class UnreachableError(Exception):
     """Raised when no connection could be established: the request was certainly not sent."""
 
 
+class _Opening(NamedTuple):
+    """A connection that is being established, and what to do with it, in order."""
+
+    task: asyncio.Task[None]
+    waiting: list[Callable[[RemotingConnection | Exception], None]]
+
+
 class RemotingClient:
-    """Sends requests to other programs. ``requests`` receives theirs (None: refused); ``tls`` connects with TLS."""
+    """Sends requests to other programs. ``requests`` receives theirs (None: refused); ``tls`` connects with TLS;
+    ``lost`` is told the address of each connection that ends before ``close``.
+    """
 
     def __init__(
         self,
         *,
         requests: Callable[[RemotingConnection, Frame], None] | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        lost: Callable[[str], None] | None = None,
     ) -> None:
         self._owner = Owner(lambda _: None, requests or _refuse, self._forget)
         self._tls = tls
+        self._lost = lost
         self._room = ByteRoom(_PART_BYTES_MAX, _PART_BYTES_MAX)
         self._unsent_room = ByteRoom(_UNSENT_BYTES_MAX, _UNSENT_BYTES_MAX)
         self._open: dict[str, RemotingConnection] = {}
-        self._opening: dict[str, asyncio.Task[RemotingConnection]] = {}
+        self._opening: dict[str, _Opening] = {}
         self._is_closed = False
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
-        """The response of ``address``, whatever its code; the timeout includes connecting.
+        """The response of ``address``, whatever its code; the timeout includes connecting. Requests to one address are
+        sent in the order of the calls.
 
         Raises ``UnreachableError``, ``DisconnectedError`` and ``TimeoutError``; after the last two, the request may
         have been carried out.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        connection = await self._connection(address, min(timeout_s, CONNECT_TIMEOUT_S))
-        return await connection.call(request, max(deadline - loop.time(), 0.001))
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        answered = await self._send(address, lambda link: link.ask(request), min(timeout_s, CONNECT_TIMEOUT_S))
+        async with asyncio.timeout_at(deadline):
+            return await answered
 
     async def tell(self, address: str, request: Frame) -> None:
         """Send a request without a response. Raises ``UnreachableError``."""
-        connection = await self._connection(address, CONNECT_TIMEOUT_S)
-        if not connection.tell(request):
+        if not await self._send(address, lambda link: link.tell(request), CONNECT_TIMEOUT_S):
             raise UnreachableError(f"{address} does not take what it has been sent")
 
-    async def close(self) -> None:
-        """Close all connections; requests in progress fail. Idempotent."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Close all connections; requests in progress fail. Idempotent.
+
+        ``at_once``: what is unsent is dropped, and TLS is not ended in an orderly way, which takes the other side.
+        """
         self._is_closed = True
-        opening = tuple(self._opening.values())
+        opening = tuple(one.task for one in self._opening.values())
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
         for connection in tuple(self._open.values()):
-            connection.finish()
+            if at_once:
+                connection.close("this client is closed")
+            else:
+                connection.finish()
 
-    async def _connection(self, address: str, timeout_s: float) -> RemotingConnection:
+    async def _send(self, address: str, send: Callable[[RemotingConnection], _T], timeout_s: float) -> _T:
+        """The result of ``send``, which is called in turn: nothing overtakes what waits for the connection."""
         if self._is_closed:
             raise UnreachableError("this client is closed")
         found = self._open.get(address)
         if found is not None and not found.is_closed:
-            return found
+            return send(found)
+        loop = asyncio.get_running_loop()
         opening = self._opening.get(address)
         if opening is None:
-            opening = asyncio.get_running_loop().create_task(self._connect(address))
-            self._opening[address] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(address, None))
+            opening = self._opening[address] = _Opening(loop.create_task(self._open_for_all(address)), [])
+        sent: asyncio.Future[_T] = loop.create_future()
+        opening.waiting.append(partial(_settle, sent, send))
         try:  # a caller that gives up must not cancel the connection that others are waiting for
-            return await asyncio.wait_for(asyncio.shield(opening), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await sent
         except TimeoutError as error:
+            if sent.done() and not sent.cancelled():  # at the last moment
+                return sent.result()
             raise UnreachableError(f"{address} did not accept a connection within {timeout_s:g} s") from error
+
+    async def _open_for_all(self, address: str) -> None:
+        """Connect, and send what waits for it, or let that fail."""
+        found: RemotingConnection | Exception = UnreachableError("this client is closed")
+        try:
+            found = self._open[address] = await self._connect(address)
+        except Exception as error:  # noqa: BLE001  # it is for those who wait
+            found = error
+        finally:
+            for settle in self._opening.pop(address).waiting:
+                settle(found)
 
     async def _connect(self, address: str) -> RemotingConnection:
         if len(self._open) >= ADDRESSES_MAX:
@@ -98,14 +141,37 @@ class RemotingClient:
                     ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
                 )
         except (OSError, ValueError) as error:  # TLS errors and time-outs are OS errors, too
-            raise UnreachableError(f"cannot connect to {address}: {error or type(error).__name__}") from error
-        self._open[address] = connection
+            raise UnreachableError(f"cannot connect to {address}: {_reason(error)}") from error
         return connection
 
     def _forget(self, connection: RemotingConnection) -> None:
         for address, one in tuple(self._open.items()):
             if one is connection:
                 del self._open[address]
+                if self._lost is not None and not self._is_closed:
+                    self._lost(address)
+
+
+def _settle(
+    sent: asyncio.Future[_T], send: Callable[[RemotingConnection], _T], link: RemotingConnection | Exception
+) -> None:
+    """Send, unless nobody waits for it any more."""
+    if sent.done():
+        return
+    if isinstance(link, Exception):
+        sent.set_exception(link)
+        return
+    try:
+        sent.set_result(send(link))
+    except (DisconnectedError, TooManyCallsError, FrameError) as error:
+        sent.set_exception(error)
+
+
+def _reason(error: Exception) -> str:
+    """The system's words for an error of its own, which asyncio puts differently."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def _refuse(connection: RemotingConnection, request: Frame) -> None:

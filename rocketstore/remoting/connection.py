@@ -13,11 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
-from dledger.access.addresses import plain_host
+from dledger.access.addresses import counted_host, plain_host
 from dledger.records import record
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, LargeFields, cut, encode, frame_length
+from rocketstore.remoting.shares import HostShares
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,34 +66,11 @@ class Place:
         return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
 
 
-class ByteRoom:
+class ByteRoom(HostShares):
     """Bytes of all connections together and by host: received and not yet processed, or unsent."""
 
-    def __init__(self, bytes_max: int, host_bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._host_bytes_max = host_bytes_max
-        self._bytes = 0
-        self._by_host: dict[str, int] = {}
-        self.crowd = 0
-        """Connections with complete frames that wait for their turn."""
-
-    def change(self, host: str, more: int) -> None:
-        """Add ``more`` bytes (negative: fewer)."""
-        self._bytes += more
-        here = self._by_host.get(host, 0) + more
-        if here:
-            self._by_host[host] = here
-        else:
-            self._by_host.pop(host, None)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is counted."""
-        return not self._bytes and not self._by_host
-
-    def is_over(self, host: str) -> bool:
-        """Whether this host, or all together, have more than they may."""
-        return self._bytes > self._bytes_max or self._by_host.get(host, 0) > self._host_bytes_max
+    crowd = 0
+    """Connections with complete frames that wait for their turn."""
 
 
 class Owner(NamedTuple):
@@ -129,11 +107,15 @@ class RemotingConnection(asyncio.Protocol):
         self._quiet: asyncio.Future[None] | None = None
         self._backlog = False  # whether complete frames wait in the buffer
         self._dispatching = False  # whether their dispatch is scheduled
-        self._full = False
+        self._taking = False  # whether frames are being dispatched now
+        self.is_full = False
+        """Whether too much is unsent: the other side does not read."""
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._opaque = 0
         self.place = Place("", 0)
         """The address of the other side."""
+        self.counted_as = ""
+        """The host that limits count this connection for."""
         self.heard_at = self._loop.time()
         """When the last byte was received or sent, by the loop's clock."""
         self.partial_since: float | None = None
@@ -151,13 +133,14 @@ class RemotingConnection(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self.place = Place(plain_host(str(name[0])), int(name[1]))
+            self.counted_as = counted_host(self.place.host)
         self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes: dispatch every complete frame."""
         self.heard_at = self._loop.time()
         self._buffer += data
-        self._room.change(self.place.host, len(data))
+        self._room.change(self.counted_as, len(data))
         if not self._backlog:
             self._dispatch()
 
@@ -170,6 +153,7 @@ class RemotingConnection(asyncio.Protocol):
         except FrameError as error:
             self.close(f"bytes that are no frame: {error}")
             return
+        self._taking = True
         for frame in frames:
             if self.is_closed:
                 return
@@ -179,12 +163,13 @@ class RemotingConnection(asyncio.Protocol):
                 size = _bytes_of(frame)
                 self._under_way += 1
                 self._under_way_bytes += size
-                self._room.change(self.place.host, size)
+                self._room.change(self.counted_as, size)
                 self._owner.request(self, frame)
+        self._taking = False
         self._set_backlog(len(self._buffer) >= self._needed)
         self._pause_or_resume()
-        if self._buffer and not self._backlog and not self._under_way and self._room.is_over(self.place.host):
-            self.close(f"frames of {self.place.host} that are not complete take too much memory")
+        if self._buffer and not self._backlog and not self._under_way and self._room.is_over(self.counted_as):
+            self.close(f"frames of {self.counted_as} that are not complete take too much memory")
 
     def _set_backlog(self, backlog: bool) -> None:  # its new value
         self._room.crowd += backlog - self._backlog
@@ -197,7 +182,7 @@ class RemotingConnection(asyncio.Protocol):
         frames, end = cut(buffer, most=most)
         if end:
             del buffer[:end]
-            self._room.change(self.place.host, -end)
+            self._room.change(self.counted_as, -end)
         rest = len(buffer)
         self._needed = LENGTH_BYTES + frame_length(memoryview(buffer)) if rest >= LENGTH_BYTES else LENGTH_BYTES
         if not rest:
@@ -217,12 +202,12 @@ class RemotingConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Too much is unsent."""
-        self._full = True
+        self.is_full = True
         self._pause_or_resume()
 
     def resume_writing(self) -> None:
         """The other side has read some of it."""
-        self._full = False
+        self.is_full = False
         self.heard_at = self._loop.time()
         self._count_unsent(0)
         self._tell_taken()
@@ -237,20 +222,27 @@ class RemotingConnection(asyncio.Protocol):
                 data = encode(answer)
             except FrameError as error:
                 data = encode(request.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}"))
+            self.let_go(request)  # first: the last answer goes at once
             self.send(data)
-        self.let_go(request)
+        else:
+            self.let_go(request)
 
     def let_go(self, request: Frame) -> None:
-        """A request is done, and was answered by ``send`` if it expected a response."""
+        """A request is done; its response, if it expected one, was passed to ``send`` or will be in this turn."""
         size = _bytes_of(request)
         self._under_way -= 1
         self._under_way_bytes -= size
-        self._room.change(self.place.host, -size)
+        self._room.change(self.counted_as, -size)
         if self.is_paused:
             self._pause_or_resume()
         if not self._under_way and self._quiet is not None:
             self._quiet.set_result(None)
             self._quiet = None
+
+    @property
+    def under_way(self) -> int:
+        """The number of its requests in progress."""
+        return self._under_way
 
     async def quiet(self) -> None:
         """Wait until no request is in progress."""
@@ -261,48 +253,61 @@ class RemotingConnection(asyncio.Protocol):
 
     async def drained(self) -> None:
         """Wait until the other side has read nearly everything sent, or is gone."""
-        self._flush()
-        while self._full and not self.is_closed:
+        self.flush()
+        while self.is_full and not self.is_closed:
             if self._taken is None:
                 self._taken = self._loop.create_future()
             await asyncio.shield(self._taken)
 
     def send(self, *parts: bytes) -> None:
-        """Send the bytes of a frame, together with everything else of this turn of the loop."""
+        """Send the bytes of a frame, together with everything else of this turn of the loop.
+
+        At once if no request is in progress any more: others would hardly join it, and in the next turn a thread that
+        waits for the interpreter might come first.
+        """
         if self.is_closed or self._transport is None:
             return
         self._out.extend(parts)
         self._out_bytes += sum(map(len, parts))
-        if not self._flushing:
+        if not self._under_way and not self._taking:
+            self.flush()
+        elif not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         elif self._out_bytes > UNSENT_BYTES_HIGH:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send now what was passed to ``send``."""
         self._flushing = False
         out, self._out, self._out_bytes = self._out, [], 0
         if self.is_closed or self._transport is None or not out:
             return
         self._transport.write(b"".join(out))
         self.heard_at = self._loop.time()
-        if not self._full:
+        if not self.is_full:
             return
         self._count_unsent(self._transport.get_write_buffer_size())
         if self._unsent_bytes > UNSENT_BYTES_MAX:
             self.close(f"it does not take its answers: {self._unsent_bytes} bytes wait")
-        elif self._unsent_room.is_over(self.place.host):
-            self.close(f"{self.place.host} does not take its answers, or too many others do not")
+        elif self._unsent_room.is_over(self.counted_as):
+            self.close(f"{self.counted_as} does not take its answers, or too many others do not")
 
     def _count_unsent(self, size: int) -> None:
         more, self._unsent_bytes = size - self._unsent_bytes, size
         if more:
-            self._unsent_room.change(self.place.host, more)
+            self._unsent_room.change(self.counted_as, more)
 
     async def call(self, request: Frame, timeout_s: float) -> Frame:
-        """Send a request to the other side; we assign its ``opaque``.
+        """Send a request and wait for its response. Raises ``TimeoutError``, and what ``ask`` does."""
+        answered = self.ask(request)
+        async with asyncio.timeout(timeout_s):
+            return await answered
 
-        Raises ``TimeoutError``, ``DisconnectedError`` and ``TooManyCallsError``.
+    def ask(self, request: Frame) -> asyncio.Future[Frame]:
+        """Send a request to the other side, whose ``opaque`` we assign; its response, or ``DisconnectedError``.
+
+        Raises ``DisconnectedError``, ``TooManyCallsError`` and ``FrameError``: nothing was sent.
         """
         if self.is_closed:
             raise DisconnectedError(f"the connection to {self.place} has ended")
@@ -311,18 +316,15 @@ class RemotingConnection(asyncio.Protocol):
         if len(self._calls) >= CALLS_MAX:
             raise TooManyCallsError(f"{len(self._calls)} requests wait for an answer of {self.place} already")
         opaque = self._next_opaque()
+        self.send(encode(request._replace(opaque=opaque)))
         answered: asyncio.Future[Frame] = self._loop.create_future()
         self._calls[opaque] = answered
-        try:
-            self.send(encode(request._replace(opaque=opaque)))
-            async with asyncio.timeout(timeout_s):
-                return await answered
-        finally:
-            del self._calls[opaque]
+        answered.add_done_callback(lambda _: self._calls.pop(opaque, None))
+        return answered
 
     def tell(self, request: Frame) -> bool:
         """Send a request without a response. False if the other side does not read what it was sent."""
-        if self.is_closed or self._full:
+        if self.is_closed or self.is_full:
             return False
         self.send(encode(request._replace(opaque=self._next_opaque(), flag=FLAG_ONEWAY)))
         return True
@@ -351,7 +353,7 @@ class RemotingConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Close the connection once everything sent has been read. Idempotent."""
         if not self.is_closed:
-            self._flush()
+            self.flush()
             self._end("closed")
             self._linger(_CLOSE)
             if self._transport is not None:
@@ -375,7 +377,7 @@ class RemotingConnection(asyncio.Protocol):
         if self.is_closed:
             return
         self.is_closed = True
-        self._room.change(self.place.host, -len(self._buffer))
+        self._room.change(self.counted_as, -len(self._buffer))
         self._buffer.clear()
         self._set_backlog(False)
         self._count_unsent(0)
@@ -394,12 +396,12 @@ class RemotingConnection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport is None or self.is_closed:
             return
-        blocked = self._full or (
+        blocked = self.is_full or (
             self._under_way > 0
             and (
                 self._under_way >= REQUESTS_MAX
                 or self._under_way_bytes >= REQUEST_BYTES_MAX
-                or self._room.is_over(self.place.host)
+                or self._room.is_over(self.counted_as)
             )
         )
         if self._backlog and not blocked and not self._dispatching:

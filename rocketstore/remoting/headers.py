@@ -484,7 +484,8 @@ class AclVersionAnswer:
 class RegisterBrokerHeader:
     """REGISTER_BROKER; ``body_crc32`` 0: not checked.
 
-    ``dledger_term``, the Raft term in which the broker has its id, is our extension: Java neither sends nor reads it.
+    Our extensions, which Java neither sends nor reads: ``dledger_term``, the Raft term in which the broker has its id,
+    and ``dledger_all_topics``, whether the body has all of its topics and not only changed ones.
     """
 
     broker_name: str
@@ -495,6 +496,7 @@ class RegisterBrokerHeader:
     compressed: bool = False
     body_crc32: Int32 = 0
     dledger_term: Int64 = -1
+    dledger_all_topics: bool = False
 
 
 @record(frozen=True, slots=True)

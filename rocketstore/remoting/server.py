@@ -10,6 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import field
+from functools import partial
 from typing import Final
 
 from dledger.records import record
@@ -17,6 +19,8 @@ from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import ByteRoom, Owner, Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.shares import HostShares
+from rocketstore.remoting.turns import Turns
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,11 +29,17 @@ IDLE_S_MAX: Final = 120.0
 PARTIAL_S_MAX: Final = 30.0
 """How long one frame may take to arrive."""
 SCAN_INTERVAL_S: Final = 10.0
-_BUSY: Final = "[OVERLOAD] this server has too much to do, try again later"
+LITTLE: Final = 64
+"""A connection with no more requests in progress may use what is reserved."""
+UNKNOWN: Final = -1
+"""In the place of the code of requests that have no handler."""
+_BUSY: Final = "[OVERLOAD] this server has too much to do, or too much of your host, try again later"
 
 Answer = Frame | None
 Handler = Callable[[RemotingConnection, Frame], Awaitable[Answer]]
 """Answers a request; None: it was, or will be, answered otherwise. May raise ``RequestError``."""
+Prompt = Callable[[RemotingConnection, Frame], Handler | None]
+"""Answers a request at once, without a separate task, and returns None; otherwise, the handler that can do it."""
 Direct = Callable[[RemotingConnection, Frame], None]
 """Handles a request at once, without a separate task; calls the connection's ``done`` or ``let_go`` itself."""
 
@@ -42,6 +52,7 @@ class ServerLimits:
     host_connections_max: int
     requests_max: int
     """Maximum requests in progress of all connections together, except those handled directly."""
+    host_requests_max: int
     request_s_max: float
     """Maximum time for handling a request."""
     receive_bytes_max: int
@@ -61,6 +72,7 @@ class Handlers:
     code_of: Callable[[Exception], AnswerCode | None]
     admit: Callable[[RemotingConnection, Frame], None] | None = None
     """Comes before everything else, whatever the request's code; refuses a request by raising an error."""
+    prompt: Mapping[int, Prompt] = field(default_factory=dict)
 
 
 class RemotingServer:
@@ -73,9 +85,13 @@ class RemotingServer:
         self._room = ByteRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
         self._unsent_room = ByteRoom(limits.unsent_bytes_max, limits.host_unsent_bytes_max)
         self._owner = Owner(self._admit, self._take, self._forget)
+        self.refusals: Counter[tuple[int, int]] = Counter()
+        """By the code of the request (``UNKNOWN`` if it has no handler) and of the answer."""
         self._connections: set[RemotingConnection] = set()
         self._by_host: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shares = HostShares(limits.requests_max, limits.host_requests_max)  # of the tasks
+        self._turns = Turns()
         self._scan: asyncio.TimerHandle | None = None
         self._is_closing = False
 
@@ -86,13 +102,14 @@ class RemotingServer:
 
     @property
     def requests_under_way(self) -> int:
-        """The number of requests with their own task."""
-        return len(self._tasks)
+        """The number of requests with their own task, or to have one in their turn."""
+        return len(self._tasks) + len(self._turns)
 
     @property
     def codes(self) -> frozenset[int]:
         """The requests that have a handler."""
-        return frozenset(self._handlers.direct.keys() | self._handlers.awaited.keys())
+        handlers = self._handlers
+        return frozenset(handlers.direct.keys() | handlers.prompt.keys() | handlers.awaited.keys())
 
     def protocol(self) -> RemotingConnection:
         """The protocol of one accepted connection."""
@@ -109,6 +126,7 @@ class RemotingServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await asyncio.gather(*(one.quiet() for one in tuple(self._connections)))
+        self._turns.drop()
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -121,7 +139,7 @@ class RemotingServer:
     def _admit(self, connection: RemotingConnection) -> None:
         """Add a connection, or close it if there are too many."""
         connection.reset_if_killed()
-        host, limits = connection.place.host, self._limits
+        host, limits = connection.counted_as, self._limits
         self._connections.add(connection)
         self._by_host[host] += 1
         if self._is_closing:
@@ -135,7 +153,7 @@ class RemotingServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        host = connection.place.host
+        host = connection.counted_as
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]
@@ -156,31 +174,58 @@ class RemotingServer:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _take(self, connection: RemotingConnection, frame: Frame) -> None:
-        admit, direct = self._handlers.admit, self._handlers.direct.get(frame.code)
-        if admit is not None and not self._is_closing:
-            try:
-                admit(connection, frame)
-            except Exception as error:  # noqa: BLE001  # one request must not end its connection
-                connection.done(frame, self._failed(connection.place, frame, error))
-                return
+        try:
+            self._begin(connection, frame)
+        except Exception as error:  # noqa: BLE001  # one request must not end its connection
+            connection.done(frame, self._failed(connection.place, frame, error))
+
+    def _begin(self, connection: RemotingConnection, frame: Frame) -> None:
+        """Handle a request at once, or in its turn."""
+        handlers, code, host = self._handlers, frame.code, connection.counted_as
         if self._is_closing:
-            refusal = AnswerCode.SERVICE_NOT_AVAILABLE, "this server is stopping"
-        elif direct is not None:
-            try:
-                direct(connection, frame)
-            except Exception as error:  # noqa: BLE001  # one request must not end its connection
-                connection.done(frame, self._failed(connection.place, frame, error))
+            raise RequestError("this server is stopping", AnswerCode.SERVICE_NOT_AVAILABLE)
+        if handlers.admit is not None:
+            handlers.admit(connection, frame)
+        if (direct := handlers.direct.get(code)) is not None:
+            direct(connection, frame)
             return
-        elif (handler := self._handlers.awaited.get(frame.code)) is None:
-            refusal = AnswerCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
-        elif len(self._tasks) >= self._limits.requests_max:
-            refusal = AnswerCode.SYSTEM_BUSY, _BUSY
+        handler, prompt = handlers.awaited.get(code), handlers.prompt.get(code)
+        if handler is None and prompt is None:
+            raise RequestError(f" request type {code} not supported", AnswerCode.REQUEST_CODE_NOT_SUPPORTED)
+        if not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+            raise RequestError(_BUSY, AnswerCode.SYSTEM_BUSY)
+        if prompt is not None and self._turns.has_time:
+            with self._turns.spent():
+                handler, prompt = prompt(connection, frame), None
+            if handler is None:
+                connection.let_go(frame)
+                return
+        self._shares.change(host, 1)
+        if prompt is not None:
+            self._turns.add(host, connection, partial(self._start_prompt, prompt, connection, frame))
+        elif handler is not None:
+            self._turns.add(host, connection, partial(self._start, handler, connection, frame))
+
+    def _start_prompt(self, prompt: Prompt, connection: RemotingConnection, frame: Frame) -> None:
+        try:
+            handler = prompt(connection, frame)
+        except Exception as error:  # noqa: BLE001  # one request must not end its connection
+            connection.done(frame, self._failed(connection.place, frame, error))
         else:
-            task = asyncio.get_running_loop().create_task(self._handle(handler, connection, frame))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        connection.done(frame, frame.answer(*refusal))
+            if handler is not None:
+                self._start(handler, connection, frame)
+                return
+            connection.let_go(frame)
+        self._shares.change(connection.counted_as, -1)
+
+    def _start(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
+        task = asyncio.get_running_loop().create_task(self._handle(handler, connection, frame))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, connection.counted_as))
+
+    def _ended(self, host: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._shares.change(host, -1)
 
     async def _handle(self, handler: Handler, connection: RemotingConnection, frame: Frame) -> None:
         answer: Answer = None
@@ -200,6 +245,11 @@ class RemotingServer:
             connection.done(frame, answer)
 
     def _failed(self, place: Place, frame: Frame, error: Exception) -> Frame:
+        answer = self._refusal(place, frame, error)
+        self.refusals[frame.code if frame.code in self.codes else UNKNOWN, answer.code] += 1
+        return answer
+
+    def _refusal(self, place: Place, frame: Frame, error: Exception) -> Frame:
         if isinstance(error, RequestError):
             return frame.answer(error.code, str(error))
         code = self._handlers.code_of(error)

@@ -161,6 +161,12 @@ class StateApplier:
         if len(put_back) > _TOLD_MAX:
             _log.warning("broker state: the same for %d more", len(put_back) - _TOLD_MAX)
 
+    def mirror(self, changes: Iterable[Change]) -> None:
+        """Take over what a master says that keeps its state elsewhere than in the log."""
+        with self.lock:
+            self.tables = self.tables.mirror(changes)
+            self.changed += 1
+
     def accept_incomplete(self) -> None:
         """Regard the state as complete, although changes are missing."""
         with self.lock:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,8 @@ _SLAVE: Final = PutResult(
     PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="this broker is not the master"
 )
 _log = logging.getLogger("rocketstore")
+_default_group: Final = lru_cache(maxsize=1024)(GroupConfig)
+"""The settings of a group that has none, kept because every pull asks for them."""
 
 
 class StateBehindError(DLedgerError):
@@ -219,6 +222,15 @@ class BrokerState:
         self._full_wanted = True
         self._worker.wake()
 
+    def mirror(self, changes: Iterable[Change]) -> None:
+        """On a slave of RocketMQ's master: take over its tables, which are not in the log.
+
+        They go into the log once, when this broker is started as a master.
+        """
+        with self._stepping:
+            self._applier.mirror(changes)
+        self._worker.wake()
+
     def wake(self) -> None:
         """Check the store's role soon; called when it becomes master."""
         self._worker.wake()
@@ -263,7 +275,7 @@ class BrokerState:
     def group(self, name: str) -> GroupConfig:
         """A group's settings: the defaults for one that has none, or is none."""
         with self._applier.lock:
-            return self._applier.tables.group_configs.get(name) or GroupConfig(name)
+            return self._applier.tables.group_configs.get(name) or _default_group(name)
 
     def offsets(self, group: str, topic: str = "") -> list[QueueOffset]:
         """The group's offsets, in one topic or (empty) in all."""

@@ -80,6 +80,17 @@ def newer_changes(directory: Path, than: Path, known: tuple[Change, ...]) -> tup
     return (*kept, *(change for name in _READERS for change in found.get(name, ())))
 
 
+def changes_in(name: str, body: bytes) -> tuple[Change, ...]:
+    """The changes that create what one of these files says, also as a master of RocketMQ answers it to its slaves.
+
+    Raises ``InvalidRequestError`` for other contents.
+    """
+    try:
+        return tuple(_READERS[name](_parse(body.decode())))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"{name}: unusable contents: {error!r}") from error
+
+
 def _is_newer(path: Path, written_ns: int) -> bool:
     """Whether RocketMQ wrote it: our files have the mark, and files already taken over are older than our snapshot."""
     content = _content(path)

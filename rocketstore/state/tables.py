@@ -74,6 +74,20 @@ class Tables:
             case _:
                 assert_never(change)
 
+    def mirror(self, changes: Iterable[Change]) -> Tables:
+        """Tables with the topics and the groups' settings that ``changes`` say, and only those.
+
+        Offsets and delay progress are those of either, whichever is further: what a slave is told may be old.
+        """
+        made = Tables(changes)
+        for group, noted in self.groups.items():
+            made.apply(CommitOffsets(group, tuple(QueueOffset(*key, offset) for key, offset in noted.items())))
+        for level, offset in self.delay_offsets.items():
+            made.delay_offsets[level] = max(offset, made.delay_offsets.get(level, 0))
+        made.begins = {name: dict(begins) for name, begins in self.begins.items()}
+        made.topic_changes = self.topic_changes + (made.topics != self.topics)
+        return made
+
     def changes_nothing(self, change: CommitOffsets) -> bool:
         """Whether a commit that is not a reset only repeats current offsets."""
         noted = self.groups.get(change.group)

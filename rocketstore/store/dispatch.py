@@ -5,10 +5,10 @@ message is a few list operations. Order: queues, then index, then the position m
 so anyone notified of a message can read it, and after a crash anywhere the same work is repeated, which the queues and
 the index recognise.
 
-**Waking costs a put almost nothing.** ``wake`` opens a gate only if the thread is waiting there. After work, the thread
-first naps for a millisecond, eight after many messages and sixteen after very many, during which nobody needs to wake
-it: so at high rates it runs a hundred times a second, each time for many messages, and a single message after a pause
-is handled at once.
+**Waking costs a put almost nothing.** ``wake`` opens a gate only if the thread is waiting there. After several
+messages, the thread first naps for a millisecond, sixteen after many messages, during which nobody needs to wake it: so
+at high rates it runs sixty times a second, each time for many messages, and a single message after a pause is handled
+at once. As long as nobody waits for messages, it naps longer after any.
 
 **Bytes that are not a record stop it.** RocketMQ then skips to the end of the buffer, and the messages in between never
 reach a consumer although their producers were told that they are stored. Here dispatch stops, the store accepts no more
@@ -32,8 +32,12 @@ from rocketstore.types import RecordHead, ScannedRecords
 SCAN_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 64 * MIB
 """More than any record: scanned if the next record alone is longer than ``SCAN_BYTES``."""
-NAPS_S: Final = ((256, 0.016), (64, 0.008), (0, 0.001))
+NAPS_S: Final = ((64, 0.016), (1, 0.001))
 """How long to nap after more messages than that, because many at once cost little more than a few."""
+CALM_NAP_S: Final = 0.01
+"""How long to nap at least as long as nobody waits for messages."""
+SLAVE_NAP_S: Final = 0.05
+"""How long on a slave, where hardly anybody ever does."""
 FULL_RETRY_S: Final = 1.0
 """How long dispatch waits before it retries on a full disk."""
 
@@ -61,13 +65,16 @@ class DispatchService:
         on_batch: Callable[[Sequence[RecordHead], int], None] = lambda _heads, _took_ms: None,
         on_failure: Callable[[BaseException], None] = lambda _error: None,
         on_jump: Callable[[], None] = lambda: None,
+        nap_s_min: Callable[[], float] = lambda: 0.0,
         name: str = "rocketstore-dispatch",
     ) -> None:
         """``on_batch`` gets what was dispatched and how long that took (ms), ``on_failure`` the error that ended
         dispatch.
 
         ``on_jump`` is called before skipping a part of the log that is gone without having been dispatched.
+        ``nap_s_min``: how long it may gather messages at the moment, after any.
         """
+        self._nap_s_min = nap_s_min
         self._on_jump = on_jump
         self._log = log
         self._sinks = tuple(sinks)
@@ -223,7 +230,8 @@ class DispatchService:
                 _log.error("dispatch is waiting until the log is repaired: %s", error)
             self.damage = error
             return FULL_RETRY_S
-        return next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), NAPS_S[-1][1])
+        nap_s = next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), 0.0)
+        return max(nap_s, self._nap_s_min())
 
     def _rest(self, nap_s: float) -> None:
         if nap_s:

@@ -41,13 +41,13 @@ from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpoi
 from rocketstore.store.cleaning import Cleaner
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import StoreDirectory
-from rocketstore.store.dispatch import ArrivalListener, DispatchService
+from rocketstore.store.dispatch import CALM_NAP_S, SLAVE_NAP_S, ArrivalListener, DispatchService
 from rocketstore.store.durability import Attempts, Durability
 from rocketstore.store.flags import Obstacle, PutGate
 from rocketstore.store.periodic import Periodic
 from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan, queue_units, recover
-from rocketstore.store.stats import StoreStats
+from rocketstore.store.stats import StoreStats, bytes_text
 from rocketstore.store.upkeep import Upkeep
 from rocketstore.types import (
     BrokerRole,
@@ -119,6 +119,7 @@ class MessageStore:
         self._deleted = DeletedQueues(self._fs, config.config_dir / DELETED_FILE)
         self._numbering = LoggedNumbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
+        self._is_awaited: Callable[[], bool] = lambda: True
         log.keep_from(self._keep_from, self._held_back)
         self._index = (
             IndexService(
@@ -141,6 +142,7 @@ class MessageStore:
             on_batch=self._dispatched,
             on_failure=self._failed,
             on_jump=self._numbering.jumped,
+            nap_s_min=self._nap_s_min,
         )
         self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
         self._reader = StoreReader(log, self._queues.find, self._index, config)
@@ -313,6 +315,13 @@ class MessageStore:
         else:
             self._gate.close(Obstacle.MAINTENANCE)
 
+    def require_replicas(self, missing: str) -> None:
+        """Refuse puts because of what is ``missing``; accept them if that is nothing."""
+        if missing:
+            self._gate.close(Obstacle.TOO_FEW_REPLICAS, missing)
+        else:
+            self._gate.open(Obstacle.TOO_FEW_REPLICAS)
+
     @property
     def refusal(self) -> PutResult | None:
         """The result of puts while they are refused; None if they are accepted."""
@@ -436,11 +445,25 @@ class MessageStore:
             matches_record=matches_record,
             correct_offset=self._gate.role is not BrokerRole.SLAVE or self.config.offset_check_in_slave,
         )
+        self._count_get(result, began_s, topic, group)
+        return result
+
+    def get_at_once(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int, max_bytes: int, group: str = ""
+    ) -> GetResult | None:
+        """Like ``get`` without filters if that needs no disk, and finds messages or the queue's end; otherwise None."""
+        self._check_running()
+        began_s = monotonic()
+        result = self._reader.get_at_once(topic, queue_id, offset, max_count=max_count, max_bytes=max_bytes)
+        if result is not None:
+            self._count_get(result, began_s, topic, group)
+        return result
+
+    def _count_get(self, result: GetResult, began_s: float, topic: str, group: str) -> None:
         found = len(result.records) if result.status is GetMessageStatus.FOUND else 0
         took_ms = int((monotonic() - began_s) * 1000)
         size = sum(map(len, result.records)) if found else 0
         self.stats.got(found, took_ms, size_bytes=size, group=group, topic=topic)
-        return result
 
     def read_record(self, offset: int) -> bytes | None:
         """The record that starts at physical ``offset``; None if there is none. Raises ``ShutdownError``."""
@@ -535,6 +558,13 @@ class MessageStore:
         """Call ``listener``, on the dispatch thread, with messages that have become readable; it must be fast."""
         self._dispatch.add_listener(listener)
 
+    def let_messages_gather(self, *, unless: Callable[[], bool]) -> None:
+        """Messages may become readable up to ``CALM_NAP_S`` later, and many together, unless somebody waits for them.
+
+        ``unless`` is called on the dispatch thread, after the listeners.
+        """
+        self._is_awaited = unless
+
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
@@ -578,7 +608,7 @@ class MessageStore:
             "commitLogMinOffset": str(self.log.min_offset),
             "commitLogMaxOffset": str(self.log.max_offset),
             "dispatchBehindBytes": str(self.dispatch_behind_bytes),
-            "remainHowManyDataToFlush": str(self.log.remaining_to_flush()),
+            "remainHowManyDataToFlush": bytes_text(self.log.remaining_to_flush()),
             "pageCacheLockTimeMills": str(self.log.put_lock_ms),
             "earliestMessageTimeStamp": str(self.earliest_message_time()),
             "brokerRole": str(self.role),
@@ -607,6 +637,11 @@ class MessageStore:
     def _dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
         self.stats.dispatched(heads, took_ms)
         self._numbers.look()
+
+    def _nap_s_min(self) -> float:
+        if self.role is BrokerRole.SLAVE:
+            return SLAVE_NAP_S
+        return 0.0 if self._is_awaited() else CALM_NAP_S
 
     def _clean_round(self) -> None:
         self._numbers.look()

@@ -112,6 +112,33 @@ class StoreReader:
         suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self.memory_bytes_max
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
 
+    def get_at_once(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int, max_bytes: int
+    ) -> GetResult | None:
+        """Like ``get`` without filters if there are sound messages in memory, or none yet; None if ``get`` must decide.
+
+        Needs no disk and repairs nothing, so it may run on an event loop.
+        """
+        queue = self._find_queue(topic, queue_id)
+        if queue is None or not (low := queue.min_offset) <= offset <= (high := queue.max_offset):
+            return None
+        if offset == high > 0:
+            return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        log_end = self._log.max_offset
+        units = queue.units_at_once(offset, min(max_count, self._in_memory.messages, high - offset))
+        if not units or log_end - units[0].offset > self.memory_bytes_max:
+            return None
+        count, room = 0, min(self._in_memory.size_bytes, max_bytes)
+        for unit_offset, size, _ in units:
+            if not 0 <= size <= room or unit_offset + size > log_end:
+                break
+            room -= size
+            count += 1
+        records = self.truth.records_at_once(queue, offset, units[:count]) if count else None
+        if not records:
+            return None
+        return GetResult(GetMessageStatus.FOUND, offset + len(records), low, high, tuple(records))
+
     def read_record(self, offset: int) -> bytes | None:
         """The record at an untrusted physical offset; None unless one really starts there."""
         if not self._log.min_offset <= offset < self._log.max_offset:

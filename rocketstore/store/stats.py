@@ -2,7 +2,8 @@
 
 Puts are counted when they are answered: everything but ``PUT_OK`` and soft time-outs is a failure, including a quorum
 that did not respond (which RocketMQ counts as success, because the message was appended). Messages per topic are
-counted at dispatch, in bulk, so also on slaves, and only those really in the log.
+counted at dispatch, in bulk, so also on slaves, and only those really in the log. What arrives in the broker's hidden
+topics, or is read from them, is in no total and no rate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from rocketstore.message.columns import sizes_of, topics_of
-from rocketstore.types import PutMessageStatus, PutResult, RecordHead
+from rocketstore.types import HIDDEN_TOPICS, PutMessageStatus, PutResult, RecordHead
 
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """Upper bounds of the put latency histogram; one more bucket counts longer times."""
@@ -36,7 +37,7 @@ OTHERS: Final = "(others)"
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at_ms: int
-    puts: int
+    arrived: int
     found: int
     missed: int
     transferred: int
@@ -82,6 +83,9 @@ class StoreStats:
         self.gets_missed = 0
         self.transferred = 0
         """Messages returned by gets."""
+        self.arrived = 0
+        """Messages that arrived in the log."""
+        self._arrived_bytes = 0
         self.get_ms_max = 0
         self.dispatch_ms_max = 0
         self._latency = [0] * (len(LATENCY_BOUNDS_MS) + 1)
@@ -139,6 +143,8 @@ class StoreStats:
 
     def got(self, messages: int, took_ms: int, *, size_bytes: int = 0, group: str = "", topic: str = "") -> None:
         """Count a get of ``group`` that returned ``messages``."""
+        if topic in HIDDEN_TOPICS:
+            return
         with self._lock:
             if messages:
                 self.gets_found += 1
@@ -165,6 +171,11 @@ class StoreStats:
         with self._lock:
             self._topic_messages.update(messages)
             self._topic_bytes.update(sizes)
+            self.arrived += messages.total()
+            self._arrived_bytes += sizes.total()
+            for topic in HIDDEN_TOPICS & messages.keys():
+                self.arrived -= messages[topic]
+                self._arrived_bytes -= sizes[topic]
             self.dispatch_ms_max = max(self.dispatch_ms_max, took_ms)
 
     def sample(self) -> None:
@@ -172,7 +183,7 @@ class StoreStats:
         with self._lock:
             self._take_fresh()
             self._samples.append(
-                _Sample(self._clock.monotonic_ms(), self._puts, self.gets_found, self.gets_missed, self.transferred)
+                _Sample(self._clock.monotonic_ms(), self.arrived, self.gets_found, self.gets_missed, self.transferred)
             )
 
     def topics(self) -> dict[str, TopicTotals]:
@@ -188,8 +199,8 @@ class StoreStats:
             return {pair: GroupTotals(count, self._group_bytes[pair]) for pair, count in self._group_messages.items()}
 
     def put_tps(self, window_s: int = 10) -> float:
-        """Messages stored per second over about the last ``window_s`` seconds."""
-        return self._rate(window_s, lambda sample: sample.puts)
+        """Messages that arrived per second over about the last ``window_s`` seconds."""
+        return self._rate(window_s, lambda sample: sample.arrived)
 
     def get_tps(self, window_s: int = 10) -> float:
         """Gets per second, successful or not."""
@@ -227,13 +238,12 @@ class StoreStats:
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's keys and its formats."""
         with self._lock:
-            size = sum(self._topic_bytes.values())
-            arrived = sum(self._topic_messages.values())
+            size, arrived = self._arrived_bytes, self.arrived
         return {
             "bootTimestamp": str(self.boot_ms),
             "runtime": _duration(self._clock.monotonic_ms() - self._started_ms),
             "putMessageEntireTimeMax": str(self.put_ms_max),
-            "putMessageTimesTotal": str(self.puts),
+            "putMessageTimesTotal": str(arrived),
             "putMessageFailedTimes": str(self.failed_puts),
             "putMessageSizeTotal": str(size),
             "putMessageDistributeTime": self.latency_text(),
@@ -256,6 +266,13 @@ class StoreStats:
             oldest = self._samples[max(0, len(self._samples) - 1 - window_s)]
         took_ms = newest.at_ms - oldest.at_ms
         return (value(newest) - value(oldest)) * 1000 / took_ms if took_ms > 0 else 0.0
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as RocketMQ prints it."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    power = max(0, count.bit_length() - 1) // 10
+    return f"{count} B" if power == 0 else f"{count / (1 << 10 * power):.1f} {units[power]}"
 
 
 def _duration(ms: int) -> str:

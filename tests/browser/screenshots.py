@@ -8,30 +8,40 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+from cluster.broker_target import BrokerTarget
+from cluster.connection import GroupTarget
 from cluster.console.playground import open_console, trading
+from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
 from tests.browser.chromium import Page, browser, why_not
+from tests.support.runtime_broker import runtime_broker
+from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 BYTES_MAX = 200_000
 LOAD_S = 45.0
 WIDTH, HEIGHT = 1240, 1170
+GROUPS = ("broker-a", "broker-b")
+
+
+def keep(page: Page, into: Path, name: str) -> None:
+    """Save a picture of the view. Raises ``SystemExit`` if it is too large."""
+    file = into / f"console-{name}.png"
+    page.save(file)
+    size = file.stat().st_size
+    print(f"{file}: {size:,} bytes")  # noqa: T201  # this is a command
+    if size >= BYTES_MAX:
+        raise SystemExit(f"{file} is too large for a repository: {size:,} bytes, {BYTES_MAX:,} are allowed")
 
 
 def take(page: Page, brokers: LocalBrokers, url: str, into: Path) -> None:
     """One after the other, as somebody would see them who plays with it."""
     never = threading.Event()
-
-    def save(name: str) -> None:
-        file = into / f"console-{name}.png"
-        page.save(file)
-        size = file.stat().st_size
-        print(f"{file}: {size:,} bytes")  # noqa: T201  # this is a command
-        if size >= BYTES_MAX:
-            raise SystemExit(f"{file} is too large for a repository: {size:,} bytes, {BYTES_MAX:,} are allowed")
-
+    save = partial(keep, page, into)
     page.open(url, width=WIDTH, height=HEIGHT)
     never.wait(LOAD_S / 2)
     page.click(f"[data-node={page.leader()}] [data-action=transfer]")
@@ -72,6 +82,34 @@ def take(page: Page, brokers: LocalBrokers, url: str, into: Path) -> None:
     save("phone")
 
 
+def take_cluster(page: Page, root: Path, into: Path) -> None:
+    """Two groups behind a name server, one of which has lost a broker, and a stand-in for two of RocketMQ's own."""
+    with ExitStack() as stack:
+        server = stack.enter_context(running(config_in(root)))
+        settings = {"namesrvAddr": server.address, "mappedFileSizeCommitLog": "16m"}
+        a, b = [stack.enter_context(LocalBrokers(root / name, name=name, settings=settings)) for name in GROUPS]
+        caller = stack.enter_context(calling(server))
+        for number in range(2):
+            broker = stack.enter_context(runtime_broker())
+            caller.register(
+                number, broker.address, name="legacy", cluster="DefaultCluster", topics=("invoices", "orders")
+            )
+        for brokers, per_s in ((a, 30), (b, 12)):
+            brokers.master()
+            stack.enter_context(trading(brokers, per_s))
+        target = GroupTarget(("127.0.0.1:1",), "", 5.0)
+        known = BrokerTarget(target.bootstrap, 5.0, name_servers=(server.address,))
+        console = stack.enter_context(ConsoleServer(target, known, place=ListenAddress(port=0)))
+        page.open(console.url, width=WIDTH, height=960)
+        page.wait(lambda: page.text("figure-brokers") == "8 of 8", "all answer", 60)
+        threading.Event().wait(LOAD_S / 3)
+        b.kill(next(node for node in b.nodes if node != b.master()))
+        page.wait(lambda: page.text("verdict") == "broker-b: a member is missing", "it is missed")
+        threading.Event().wait(3)
+        keep(page, into, "cluster")
+        page.leave()
+
+
 def main(into: Path) -> None:
     """Take all of them."""
     if reason := why_not():
@@ -87,6 +125,8 @@ def main(into: Path) -> None:
             brokers.master()
             with trading(brokers):
                 take(page, brokers, f"http://{HOST}:{console.port}/", into)
+        with browser(root / "another profile") as page:
+            take_cluster(page, root, into)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Project:
     ports: dict[str, int]
     metrics_ports: dict[str, int]
     console_port: int
+    name_server_port: int
+    name_server_metrics_port: int
 
     def compose(self, *arguments: str) -> str:
         """``docker compose …``"""
@@ -80,14 +82,18 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 
 
 @contextmanager
-def project(client: EngineClient, image: str, *files: str) -> Iterator[Project]:
+def project(
+    client: EngineClient, image: str, *files: str, profile: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator[Project]:
     """Started (not yet waited for) from some compose files; all of it is gone at the end. Skips without Compose."""
     compose = compose_command()
     if compose is None:
         give_up("neither `docker compose` nor docker-compose is installed (Debian: apt-get install docker-compose)")
     for file in files:
         compose += ["--file", file]
-    ports = free_ports(7)
+    if profile:
+        compose += ["--profile", profile]
+    ports = free_ports(9)
     published = dict(zip(NODES, ports[:3], strict=True))
     metrics = dict(zip(NODES, ports[3:6], strict=True))
     brokers = ",".join(f"127.0.0.1:{port}" for port in published.values())
@@ -99,12 +105,15 @@ def project(client: EngineClient, image: str, *files: str) -> Iterator[Project]:
         **{f"DLEDGER_{node.upper()}_PORT": str(port) for node, port in published.items()},
         **{f"DLEDGER_{node.upper()}_METRICS_PORT": str(port) for node, port in metrics.items()},
         "DLEDGER_CONSOLE_PORT": str(ports[6]),
+        "DLEDGER_NAMESRV_PORT": str(ports[7]),
+        "DLEDGER_NAMESRV_METRICS_PORT": str(ports[8]),
         "DLEDGER_CONSOLE_TOKEN": TOKEN,
         "DLEDGER_MAPPED_FILE_SIZE_COMMIT_LOG": "16m",
         "DLEDGER_BROKER": brokers,
         "DLEDGER_BOOTSTRAP": brokers,
+        **(settings or {}),
     }
-    made = Project(compose, environment, published, metrics, ports[6])
+    made = Project(compose, environment, published, metrics, *ports[6:])
     try:
         made.compose("up", "--detach", "--no-build")
         yield made

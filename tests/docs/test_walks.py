@@ -124,7 +124,6 @@ def test_a_message_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> N
         "flusher": "dledger-flush-n0",
         "client's stream": r"dledger-send.*",
         "dispatch": "rocketstore-dispatch",
-        "reader": r"rocketstore-read_\d+",
         "consumer's fetcher": r"rocketstore-(pull|fetch|consumer).*",
     }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
+from rocketstore.client import Consumer
 from tests.support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,6 +70,29 @@ def test_a_group_shares_the_work(tmp_path: Path) -> None:
                 member.kill()
                 member.wait()
     assert {file.read_text().splitlines()[-1] for file in files} == {"left"}
+
+
+def test_orders_and_their_messages_agree(tmp_path: Path) -> None:
+    """Each order that was written is delivered once, and none that was refused."""
+    with LocalBrokers(tmp_path, size=1) as brokers:
+        brokers.master()
+        addresses = ",".join(brokers.addresses)
+        database = tmp_path / "orders.db"
+        shown = run("send_in_transaction.py", addresses, "--count", "30", "--database", str(database))
+        bodies: list[str] = []
+        with Consumer(addresses, group="billing", topic="orders", start="first") as consumer:
+
+            def polled() -> bool:
+                bodies.extend(one.body.decode() for one in consumer.poll(timeout_s=1.0))
+                return len(bodies) >= 26
+
+            wait_until(polled, "all are delivered")
+            bodies += [one.body.decode() for one in consumer.poll(timeout_s=0.5)]
+
+    assert shown == "26 COMMIT, 4 ROLLBACK\n"
+    with closing(sqlite3.connect(database)) as orders:
+        written = [f"order {number}" for (number,) in orders.execute("select number from orders")]
+    assert sorted(bodies) == sorted(written)
 
 
 def test_an_embedded_node_keeps_its_map(tmp_path: Path) -> None:

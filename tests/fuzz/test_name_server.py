@@ -104,7 +104,7 @@ async def _play(requests: list[Frame], directory: Path) -> int:
     config = config_in(directory)
     kv = KvConfig(config.kv_config_path, entries_max=5, bytes_max=2000)
     service = NameService(config, tables, kv)
-    server = RemotingServer("name server", service.handlers(), ServerLimits(9, 9, 99, 30.0, *[1 << 25] * 4))
+    server = RemotingServer("name server", service.handlers(), ServerLimits(9, 9, 99, 99, 30.0, *[1 << 25] * 4))
     wire, connection = _Wire(), server.protocol()
     connection.connection_made(wire)
     for request in requests:

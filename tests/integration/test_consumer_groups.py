@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,31 +15,52 @@ import pytest
 from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import QUEUES, BrokerGroup
-from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
-RETRIES = "%RETRY%people"
-DEAD = "%DLQ%people"
+
+@dataclass(frozen=True)
+class Quick:
+    """Brokers that all tests here use, and what is this test's own: a topic and a consumer group of the same name."""
+
+    brokers: BrokerGroup
+    name: str
+
+    def lag(self) -> int:
+        """Messages not committed yet."""
+        with self.brokers.admin(20.0) as admin:
+            return sum(one.lag for one in admin.progress(self.name, self.name))
 
 
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[BrokerGroup]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerGroup]:
     """Three brokers whose retries come after a second each."""
-    with BrokerGroup(tmp_path, settings={"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}) as brokers:
-        brokers.master()
-        brokers.create_topic()
+    directory = tmp_path_factory.mktemp("brokers")
+    with BrokerGroup(directory, settings={"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}) as brokers:
         yield brokers
 
 
-class Member(GroupConsumer):
-    """Of the group ``people``; remembers what it got."""
+@pytest.fixture
+def quick(running: BrokerGroup, request: pytest.FixtureRequest) -> Quick:
+    """All three run again, whatever the test before did to them."""
+    for node in running.nodes:
+        if not running.is_running(node):
+            running.start(node)
+    running.master()
+    name = request.node.name.removeprefix("test_")
+    running.create_topic(name)
+    return Quick(running, name)
 
-    def __init__(self, brokers: BrokerGroup, *, fails: str = "", **settings: object) -> None:
+
+class Member(GroupConsumer):
+    """Remembers what it got."""
+
+    def __init__(self, quick: Quick, *, fails: str = "", **settings: object) -> None:
         options = GroupOptions(**{"start": "first", "timeout_s": 20.0, "commit_s": 0.5, **settings})  # type: ignore[arg-type]
-        super().__init__(brokers.addresses, group="people", options=options)
+        super().__init__(quick.brokers.addresses, group=quick.name, options=options)
         self.got: list[tuple[int, str]] = []
         self._fails = fails
-        self.subscribe(TOPIC)
+        self._topic = quick.name
+        self.subscribe(self._topic)
         self.start(self._take)
 
     def _take(self, delivery: GroupDelivery) -> None:
@@ -53,14 +75,14 @@ class Member(GroupConsumer):
 
     @property
     def mine(self) -> list[int]:
-        return [one.queue_id for one in self.queues if one.topic == TOPIC]
+        return [one.queue_id for one in self.queues if one.topic == self._topic]
 
 
-def put(brokers: BrokerGroup, what: str, count: int = 40) -> set[str]:
+def put(quick: Quick, what: str, count: int = 40) -> set[str]:
     bodies = [f"{what}-{number:03}" for number in range(count)]
-    with brokers.producer(20.0) as producer:
+    with quick.brokers.producer(20.0) as producer:
         for number, body in enumerate(bodies):
-            producer.send(Message(TOPIC, body.encode()), queue_id=number % QUEUES)
+            producer.send(Message(quick.name, body.encode()), queue_id=number % QUEUES)
     return set(bodies)
 
 
@@ -70,7 +92,7 @@ def shared(*members: Member) -> bool:
     )
 
 
-def test_queues_are_shared_and_taken_over_and_nothing_is_missing(quick: BrokerGroup) -> None:
+def test_queues_are_shared_and_taken_over_and_nothing_is_missing(quick: Quick) -> None:
     """A second and a third member join, one leaves, one is cut off; then the master is killed."""
     one = Member(quick)
     sent = put(quick, "alone")
@@ -90,24 +112,19 @@ def test_queues_are_shared_and_taken_over_and_nothing_is_missing(quick: BrokerGr
         sent |= put(quick, "two")
         wait_until(lambda: set(one.bodies + two.bodies + three.bodies) == sent, "all came to one of two")
 
-        master = quick.master()
-        quick.kill(master)
-        quick.master(other_than=master)
+        master = quick.brokers.master()
+        quick.brokers.kill(master)
+        quick.brokers.master(other_than=master)
         sent |= put(quick, "later")
         wait_until(lambda: set(one.bodies + two.bodies + three.bodies) == sent, "all came after the failover")
         wait_until(lambda: shared(one, two), "and the new master knows both")
-        wait_until(lambda: _lag(quick) == 0, "all is committed")
+        wait_until(lambda: quick.lag() == 0, "all is committed")
     finally:
         for member in members:
             member.close()
 
 
-def _lag(brokers: BrokerGroup) -> int:
-    with brokers.admin(20.0) as admin:
-        return sum(one.lag for one in admin.progress("people", TOPIC))
-
-
-def test_a_failing_message_comes_again_and_is_dead_in_the_end(quick: BrokerGroup) -> None:
+def test_a_failing_message_comes_again_and_is_dead_in_the_end(quick: Quick) -> None:
     """To any member; the others are not held up by it. Then it can be read as a dead letter."""
     with Member(quick, fails="bad", retries_max=2) as one, Member(quick, fails="bad", retries_max=2) as two:
         wait_until(lambda: shared(one, two), "they share")
@@ -116,16 +133,17 @@ def test_a_failing_message_comes_again_and_is_dead_in_the_end(quick: BrokerGroup
         wait_until(lambda: (one.bodies + two.bodies).count("bad-001") == 3, "it was tried three times")
         wait_until(lambda: (one.bodies + two.bodies).count("bad-000") == 3, "and the other, too")
         assert good <= set(one.bodies + two.bodies)
-        with quick.admin(20.0) as admin:
-            wait_until(lambda: any(topic.name == DEAD for topic in admin.topics()), "there are dead letters")
-            wait_until(lambda: admin.queue_range(DEAD, 0).max_offset == 2, "both")
-            letters, _ = admin.messages(DEAD, 0, 0)
+        dead = f"%DLQ%{quick.name}"
+        with quick.brokers.admin(20.0) as admin:
+            wait_until(lambda: any(topic.name == dead for topic in admin.topics()), "there are dead letters")
+            wait_until(lambda: admin.queue_range(dead, 0).max_offset == 2, "both")
+            letters, _ = admin.messages(dead, 0, 0)
         assert {one.body for one in letters} == {b"bad-000", b"bad-001"}
-        assert {one.property("RETRY_TOPIC") for one in letters} == {TOPIC}
-        wait_until(lambda: _lag(quick) == 0, "all is committed")
+        assert {one.property("RETRY_TOPIC") for one in letters} == {quick.name}
+        wait_until(lambda: quick.lag() == 0, "all is committed")
 
 
-def test_ordered_members_keep_the_order_of_each_queue(quick: BrokerGroup) -> None:
+def test_ordered_members_keep_the_order_of_each_queue(quick: Quick) -> None:
     """Also while queues change hands, and while the master does."""
     one, two = Member(quick, ordered=True), Member(quick, ordered=True)
     members = [one, two]
@@ -134,9 +152,9 @@ def test_ordered_members_keep_the_order_of_each_queue(quick: BrokerGroup) -> Non
         sent = put(quick, "a")
         two.close()
         sent |= put(quick, "b")
-        master = quick.master()
-        quick.kill(master)
-        quick.master(other_than=master)
+        master = quick.brokers.master()
+        quick.brokers.kill(master)
+        quick.brokers.master(other_than=master)
         sent |= put(quick, "c")
         wait_until(lambda: set(one.bodies + two.bodies) == sent, "all came")
     finally:
@@ -149,14 +167,14 @@ def test_ordered_members_keep_the_order_of_each_queue(quick: BrokerGroup) -> Non
     assert Counter(one.bodies + two.bodies) == Counter(sent)
 
 
-def consume(brokers: BrokerGroup, file: Path) -> subprocess.Popen[bytes]:
-    words = ["message", "consume", "-t", TOPIC, "-g", "people", "--follow", "--from", "first"]
-    command = [sys.executable, "-m", "cluster.entry", *words, "-b", ",".join(brokers.addresses)]
+def consume(quick: Quick, file: Path) -> subprocess.Popen[bytes]:
+    words = ["message", "consume", "-t", quick.name, "-g", quick.name, "--follow", "--from", "first"]
+    command = [sys.executable, "-m", "cluster.entry", *words, "-b", ",".join(quick.brokers.addresses)]
     with file.open("wb") as stream:
         return subprocess.Popen(command, stdout=stream)
 
 
-def test_two_commands_share_a_group(quick: BrokerGroup, tmp_path: Path) -> None:
+def test_two_commands_share_a_group(quick: Quick, tmp_path: Path) -> None:
     """Each message is printed by one of them; when one gets Ctrl-C, the other goes on with all."""
     files = [tmp_path / "one", tmp_path / "two"]
     commands = [consume(quick, file) for file in files]
@@ -189,11 +207,11 @@ def test_two_commands_share_a_group(quick: BrokerGroup, tmp_path: Path) -> None:
             command.wait()
 
 
-def test_what_a_killed_member_had_in_use_comes_to_another(quick: BrokerGroup, tmp_path: Path) -> None:
+def test_what_a_killed_member_had_in_use_comes_to_another(quick: Quick, tmp_path: Path) -> None:
     """Its connection ends with it, so the others hear of it at once."""
     command = consume(quick, tmp_path / "killed")
-    with quick.admin(20.0) as admin:
-        wait_until(lambda: any(one.name == RETRIES for one in admin.topics()), "it has joined")
+    with quick.brokers.admin(20.0) as admin:
+        wait_until(lambda: any(one.name == f"%RETRY%{quick.name}" for one in admin.topics()), "it has joined")
     with Member(quick) as one:
         wait_until(lambda: len(one.mine) == QUEUES // 2, "they share")
         command.kill()

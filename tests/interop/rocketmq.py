@@ -40,7 +40,7 @@ def make_home(directory: Path) -> Path:
 def junit(directory: Path, test: str, properties: Mapping[str, object]) -> str:
     """What JUnit prints of one class of RocketMQ's own integration tests."""
     directory.mkdir(parents=True, exist_ok=True)
-    words = _command("its", "org.junit.runner.JUnitCore", directory, test)
+    words = command("its", "org.junit.runner.JUnitCore", directory, test)
     settings = [f"-D{name}={value}" for name, value in properties.items()]
     ended = subprocess.run(
         [words[0], *settings, *words[1:]],
@@ -48,19 +48,21 @@ def junit(directory: Path, test: str, properties: Mapping[str, object]) -> str:
         text=True,
         encoding="utf-8",
         timeout=TESTS_TIMEOUT_S,
-        env=_environment(directory),
+        env=environment_in(directory),
         check=False,
     )
     return ended.stdout + ended.stderr
 
 
-def _command(module: str, main: str, directory: Path, *arguments: str) -> list[str]:
+def command(module: str, main: str, directory: Path, *arguments: str) -> list[str]:
+    """How to start a program of a module, with the directory as home."""
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
     home = f"-Duser.home={directory}"  # the libraries' log files go there
     return ["java", home, *_HEAP, *opened, "-cp", class_path(module), main, *arguments]
 
 
-def _environment(directory: Path) -> Mapping[str, str]:
+def environment_in(directory: Path) -> Mapping[str, str]:
+    """The environment of a program with this home."""
     return environment() | {"ROCKETMQ_HOME": str(make_home(directory))}
 
 
@@ -84,9 +86,9 @@ def _settings(file: Path, settings: Mapping[str, object]) -> str:
 @contextmanager
 def _running(main: str, conf: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
     directory = conf.parent
-    command = _command("state", main, directory, "-c", _settings(conf, settings))
+    words = command("state", main, directory, "-c", _settings(conf, settings))
     with conf.with_suffix(".out").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
     try:
         yield process
     finally:
@@ -110,10 +112,11 @@ def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subproce
 
 
 @contextmanager
-def name_server(directory: Path) -> Iterator[str]:
-    """A name server meanwhile; gives its address."""
-    (port,) = free_ports(1)
-    settings = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+def name_server(directory: Path, port: int = 0) -> Iterator[str]:
+    """A name server meanwhile, killed at the end; gives its address. ``port`` 0: a free one."""
+    port = port or free_ports(1)[0]
+    settings: dict[str, object] = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+    settings["orderMessageEnable"] = "true"
     with _running("org.apache.rocketmq.namesrv.NamesrvStartup", directory / "namesrv.conf", settings):
         yield f"127.0.0.1:{port}"
 
@@ -146,9 +149,9 @@ def client(directory: Path, *arguments: str, key: tuple[str, str] | None = None)
 def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator[None]:
     """Our program with RocketMQ's consumer meanwhile: it never has enough; killed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
-    command = _command("client", "interop.ClientMain", directory, "consume", name_servers, topic, str(1 << 30))
+    words = command("client", "interop.ClientMain", directory, "consume", name_servers, topic, str(1 << 30))
     with (directory / "consumer.out").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(directory))
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
     try:
         yield
     finally:
@@ -163,11 +166,11 @@ def open_client(directory: Path, *arguments: str) -> Iterator[Callable[[], list[
     output = directory / "client.out"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            _command("client", "interop.ClientMain", directory, *arguments),
+            command("client", "interop.ClientMain", directory, *arguments),
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=_environment(directory),
+            env=environment_in(directory),
         )
 
     def printed() -> list[str]:
@@ -181,6 +184,21 @@ def open_client(directory: Path, *arguments: str) -> Iterator[Callable[[], list[
         process.communicate()
 
 
+@contextmanager
+def open_admin(directory: Path, *arguments: str) -> Iterator[Callable[[], str]]:
+    """A command of mqadmin that does not end meanwhile; gives what it has printed so far."""
+    directory.mkdir(parents=True, exist_ok=True)
+    output = directory / "admin.out"
+    words = command("client", "org.apache.rocketmq.tools.command.MQAdminStartup", directory, *arguments)
+    with output.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
+    try:
+        yield lambda: output.read_text("utf-8", "replace")
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
     output, errors = _output(main, directory, *arguments, variables=variables)
     assert "SubCommandException" not in errors, f"{' '.join(arguments)}:\n{errors}"
@@ -190,12 +208,12 @@ def _run(main: str, directory: Path, *arguments: str, variables: Mapping[str, st
 def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> tuple[str, str]:
     directory.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(
-        _command("client", main, directory, *arguments),
+        command("client", main, directory, *arguments),
         capture_output=True,
         text=True,
         encoding="utf-8",
         timeout=TIMEOUT_S,
-        env={**_environment(directory), **(variables or {})},
+        env={**environment_in(directory), **(variables or {})},
         check=False,
     )
     if ended.returncode:

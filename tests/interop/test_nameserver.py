@@ -7,11 +7,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from cluster import cli
+from cluster.broker_target import BrokerTarget
+from cluster.connection import GroupTarget
+from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.group import free_ports
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
@@ -20,6 +24,7 @@ from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
+from tests.unit.cluster.console.support import request, stream
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 pytestmark = pytest.mark.interop
@@ -202,3 +207,32 @@ def test_our_clients_find_javas_broker(tmp_path: Path, server: NameServer, whose
         (one,) = listed
         assert (one["cluster"], one["broker"], one["address"]) == (CLUSTER, BROKER, f"127.0.0.1:{port}")
         assert (one["is_master"], one["version"], one["error"]) == (True, "V4_9_7", "")
+
+
+@pytest.mark.parametrize("whose", ["ours", "Java's"])
+def test_the_console_shows_javas_broker(tmp_path: Path, server: NameServer, whose: str) -> None:
+    """With what it tells, from either name server: version, rates, the queues of its topics; and no inside."""
+    with ExitStack() as stack:
+        address = server.address
+        if whose == "Java's":
+            address = stack.enter_context(rocketmq.name_server(tmp_path / "namesrv"))
+        process, _ = stack.enter_context(_registered(tmp_path / "broker", address))
+        target = GroupTarget(("127.0.0.1:1",), "", 5.0)
+        brokers = BrokerTarget(target.bootstrap, 5.0, name_servers=(address,))
+        url = stack.enter_context(ConsoleServer(target, brokers, place=ListenAddress(port=0))).url
+        stack.enter_context(stream(f"{url}api/events"))  # a page, for which everybody is asked often
+
+        def shown() -> dict[str, object]:
+            groups: Any = request(f"{url}api/state").json()["groups"]
+            return dict(groups[0]) if groups else {}
+
+        wait_until(lambda: shown().get("gets") is not None, "it has rates", START_TIMEOUT_S)
+        (member,) = cast("list[dict[str, object]]", shown()["members"])  # JSON
+        assert (shown()["verdict"], shown()["kind"], shown()["cluster"]) == ("serving", "rocketmq", CLUSTER)
+        assert (member["state"], member["version"], member["note"]) == ("master", "V4_9_7", "")
+        topic: Any = request(f"{url}api/topic?name=TBW102").json()
+        assert [(one["name"], one["error"], len(one["queues"])) for one in topic["groups"]] == [(BROKER, "", 8)]
+        assert request(f"{url}api/state?broker={BROKER}").status == 409
+
+        process.kill()
+        wait_until(lambda: shown()["level"] == "bad", "it is missed", START_TIMEOUT_S)

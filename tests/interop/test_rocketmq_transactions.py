@@ -12,7 +12,8 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
-from rocketstore.client import Admin
+from rocketstore.client import Admin, ClusterTransactionalProducer, PreparedMessage, TopicInfo, TransactionState
+from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.interop
 TOPIC: Final = "Transactions"
 LOAD_S: Final = 30
 KILLS: Final = 3
+PYTHONS: Final = 1_000_000
+"""The first number of what is sent in Python."""
 SETTINGS: Final = {"transactionCheckInterval": "1000", "transactionTimeOut": "500", "transactionCheckMax": "1000"}
 
 
@@ -44,12 +47,10 @@ def _stored(admin: Admin) -> int:
         return 0
 
 
-def _none_open(admin: Admin) -> bool:
-    try:
-        told = admin.status().runtime
-    except DLedgerError:
-        return False
-    return (told.get("transactionsReady"), told.get("transactionsOpen")) == ("true", "0")
+def _none_open(brokers: LocalBrokers) -> bool:
+    """Of the master: others do not know."""
+    told = (status.runtime for status in brokers.broker_statuses().values() if status.is_master)
+    return any((one.get("transactionsReady"), one.get("transactionsOpen")) == ("true", "0") for one in told)
 
 
 def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: NameServer) -> None:
@@ -78,7 +79,7 @@ def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: Na
                 brokers.start(killed)
                 wait_until(lambda: all(brokers.is_running(node) for node in brokers.nodes), "all run again", 60)
             wait_until(lambda: "done 0" in printed(), "the producer has sent everything", 120)
-            wait_until(lambda: _none_open(admin), "all transactions have ended", 120)
+            wait_until(lambda: _none_open(brokers), "all transactions have ended", 120)
             acknowledged = {int(line.split()[0]) for line in printed() if not line.startswith("done")}
         count = _stored(admin)
         found: Counter[int] = Counter()
@@ -89,3 +90,45 @@ def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: Na
     assert not [number for number in found if number % 2], "rolled back, and delivered"
     assert {number for number in acknowledged if number % 2 == 0} <= found.keys(), "committed, and lost"
     assert len(acknowledged) > 100
+
+
+def test_java_and_python_producers_answer_for_each_other(tmp_path: Path, name_server: NameServer) -> None:
+    """In one group they are asked in turn, about whatever either has left open, and each transaction ends once."""
+    asked: set[int] = set()
+
+    def check(prepared: PreparedMessage) -> TransactionState:
+        number = int(prepared.message.body)
+        asked.add(number)
+        return TransactionState.ROLLBACK if number % 2 else TransactionState.COMMIT
+
+    settings = {"namesrvAddr": name_server.address, **SETTINGS}
+    with (
+        LocalBrokers(tmp_path / "brokers", size=1, name="transactions", settings=settings) as brokers,
+        brokers.admin() as admin,
+    ):
+        brokers.master()
+        admin.put_topic(TopicInfo(TOPIC, 4, 4))
+        arguments = ("transact", name_server.address, TOPIC, "10")
+        with (
+            rocketmq.open_client(tmp_path / "client", *arguments) as printed,
+            ClusterTransactionalProducer(name_server.address, group="interop-transactions", check=check) as producer,
+        ):
+            wait_until(lambda: _stored(admin) > 0, "messages of the Java producer are committed", 60)
+            ours = range(PYTHONS, PYTHONS + 100)
+            for number in ours:
+                message = Message(TOPIC, b"%d" % number)
+                assert producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN).problem is None
+            wait_until(lambda: "done 0" in printed(), "the Java producer has sent everything", 120)
+            wait_until(lambda: _none_open(brokers), "all transactions have ended", 120)
+            theirs = {int(line.split()[0]) for line in printed() if not line.startswith("done")}
+        count = _stored(admin)
+        found: Counter[int] = Counter()
+        with brokers.consumer("check", TOPIC) as consumer:
+            while found.total() < count:
+                found.update(int(one.body) for one in consumer.poll())
+    assert found == Counter(number for number in {*theirs, *ours} if number % 2 == 0)
+    left_open = {number for number in theirs if number % 4 > 1}
+    assert left_open & asked, "Python answers for Java"
+    assert left_open - asked, "and Java for itself"
+    assert set(ours) & asked, "Python answers for itself"
+    assert set(ours) - asked, "and Java for Python"

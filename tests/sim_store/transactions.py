@@ -93,7 +93,7 @@ class Producers:
 
     def _end(self, service: TransactionService, made: Transaction, place: StoredPlace) -> None:
         try:
-            service.end(place.queue_offset, place.offset, PRODUCERS, commit=made.commit, done=lambda _problem: None)
+            service.end(place.queue_offset, place.offset, PRODUCERS, commit=made.commit, done=lambda _result: None)
             self.hits["end"] += 1
         except NotReadyError:
             self.hits["end of an unready master"] += 1

@@ -18,9 +18,12 @@ from dledger.errors import (
 )
 from dledger.store.bulk_reader import BulkReader
 from dledger.store.file_store import FileStore
+from dledger.store.log_files import LogFiles
 from dledger.types import Boundary, LogChunk, LogIndex, LogPlace, Magic, Position, Term
 from tests.store.support import SEGMENT_BYTES, fill, open_store, small_config
+from tests.support.page_cache import _all_in_memory as _all_in_memory
 
+pytestmark = pytest.mark.usefixtures("_all_in_memory")
 RECORD_BYTES = 248
 PER_SEGMENT = 16
 
@@ -314,6 +317,7 @@ def test_bodies_read_together_are_those_read_one_by_one(store: FileStore, places
 
     assert None not in found
     assert found == [store.read_body(*place) for place in places]
+    assert store.read_bodies_at_once(places) == found
 
 
 @pytest.mark.parametrize(
@@ -339,6 +343,7 @@ def test_what_is_no_committed_entry_is_not_read_with_those_around_it(store: File
 
     assert found[2] is None
     assert found[:2] + found[3:] == [store.read_body(*place) for place in before + after]
+    assert store.read_bodies_at_once([*before, wrong, *after]) == found
 
 
 @pytest.mark.parametrize("at", [4, 7, 24, 31, 40, 48, 100, RECORD_BYTES - 1])
@@ -354,6 +359,7 @@ def test_of_bodies_read_together_the_damaged_one_is_missing(store: FileStore, at
     found = store.read_bodies(places_of(*range(16, 26)))
 
     assert found == [*bodies[:4], None, *bodies[5:]]
+    assert store.read_bodies_at_once(places_of(*range(16, 26))) == found
 
 
 def test_bodies_that_retention_has_removed_are_missing(tmp_path: Path) -> None:
@@ -365,4 +371,34 @@ def test_bodies_that_retention_has_removed_are_missing(tmp_path: Path) -> None:
     begin = 2 * SEGMENT_BYTES + 100
 
     assert store.read_bodies([(48, 1), (begin + 48, 1), (begin + 97, 1)]) == [None, b"x", b"y"]
+    assert store.read_bodies_at_once([(48, 1), (begin + 48, 1), (begin + 97, 1)]) == [None, b"x", b"y"]
     store.close()
+
+
+def test_bodies_at_once_are_those_in_memory(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries 0 to 15 are in the first segment, of which nothing is in memory."""
+    places = places_of(0, 1, 15, 16, 17)
+    bodies, whole = store.read_bodies(places), LogFiles.read_at_once
+    monkeypatch.setattr(
+        LogFiles,
+        "read_at_once",
+        lambda files, position, length: b"" if position < SEGMENT_BYTES else whole(files, position, length),
+    )
+
+    assert store.read_bodies_at_once(places) == [None, None, None, *bodies[3:]]
+
+
+def test_bodies_at_once_are_none_of_a_log_that_changes_meanwhile(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their places may hold other entries by then."""
+    whole = LogFiles.read_at_once
+
+    def read(files: LogFiles, position: int, length: int) -> bytes:
+        found = whole(files, position, length)
+        store._state.generation += 1
+        return found
+
+    monkeypatch.setattr(LogFiles, "read_at_once", read)
+
+    assert store.read_bodies_at_once(places_of(0, 1)) == [None, None]

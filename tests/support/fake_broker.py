@@ -179,7 +179,8 @@ class FakeBroker:
         self.requests: list[pb.SendRequest] = []
         self.pulled: list[pb.PullRequest] = []
         self.calls: list[str] = []
-        self.gate = threading.Event()  # sends are answered while it is set
+        self.gate = threading.Event()  # sends, and the unary methods of ``gated``, are answered while it is set
+        self.gated: set[str] = set()
         self.gate.set()
         self.waiting = 0
         self.request_bytes_max = 0
@@ -249,6 +250,8 @@ class FakeBroker:
                 code, details, told = scripted.popleft()
                 context.set_trailing_metadata(tuple(told.items()))
                 context.abort(code, details)
+            if name in self.gated:
+                self.gate.wait()
             with self.group.changed:
                 return handler(request, context)
 

@@ -113,6 +113,8 @@ class FakeStore(MessageStore):
         self.deleted_topics: list[str] = []
         self.keepers: list[Callable[[int], int]] = []
         self.gets = 0
+        self.in_memory = False
+        """Whether ``get_at_once`` finds anything."""
         self._clock = clock or ManualClock()
         self._delay_levels = delay_levels
         self._kept: dict[tuple[str, int], FakeQueue] = {}
@@ -210,6 +212,14 @@ class FakeStore(MessageStore):
                 found = [record for record in found if matches_record is None or matches_record(record)]
                 status = GetMessageStatus.FOUND if found else GetMessageStatus.NO_MATCHED_MESSAGE
             return GetResult(status, next_offset, queue.min_offset, queue.max_offset, tuple(found))
+
+    def get_at_once(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int, max_bytes: int, group: str = ""
+    ) -> GetResult | None:
+        if not self.in_memory:
+            return None
+        result = self.get(topic, queue_id, offset, max_count=max_count, max_bytes=max_bytes, group=group)
+        return result if result.records or result.status is GetMessageStatus.OFFSET_OVERFLOW_ONE else None
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         with self.log.lock:

@@ -23,8 +23,9 @@ class RemotingSocket:
 
     key: tuple[str, str] | None = None
 
-    def __init__(self, port: int, form: HeaderForm = HeaderForm.JSON) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+    def __init__(self, port: int, form: HeaderForm = HeaderForm.JSON, host: str = "127.0.0.1") -> None:
+        """``host``: the address to come from, any of 127.0.0.0/8."""
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S, source_address=(host, 0))
         self.form = form
         self.others: list[Frame] = []
         self._opaque = 0

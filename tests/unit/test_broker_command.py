@@ -53,12 +53,12 @@ def test_settings_without_effect_are_warned_of(
 ) -> None:
     """By name and place; the broker starts all the same."""
     file = tmp_path / "broker.conf"
-    file.write_text("slaveTimeout=3000\n")
+    file.write_text("flushDelayOffsetInterval=3000\n")
 
     with caplog.at_level(logging.WARNING):
         assert run("-c", str(file)).exit_code == 0
 
-    assert f"slaveTimeout ({file}:1)" in caplog.text
+    assert f"flushDelayOffsetInterval ({file}:1)" in caplog.text
     assert len(started) == 1
 
 

@@ -18,7 +18,10 @@ from cluster.certs import make_authority, make_node
 from cluster.cli import main
 from cluster.commands.health import own_server
 from cluster.local.group import free_ports
+from dledger.config import SecurityConfig
+from rocketstore.nameserver.config import NameServerConfig
 from tests.support.fake_group import fake_group
+from tests.unit.rocketstore.nameserver.wire import running
 
 INSECURE = {"DLEDGER_INSECURE": "true"}
 MEMBERS = "n0-n0:20911;n1-n1:20911;n2-n2:20911"
@@ -133,3 +136,39 @@ def test_asking_loads_no_other_command() -> None:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout.splitlines() == [f"{group.addresses[0]}: serving", "[]"]
+
+
+def test_a_name_server_that_serves_is_healthy(tmp_path: Path) -> None:
+    """It has no gRPC; without an address, the environment that started it says where it is."""
+    environ = {"DLEDGER_LISTEN_PORT": "0", "DLEDGER_KV_CONFIG_PATH": str(tmp_path / "kv.json")}
+    with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
+        asked = CliRunner().invoke(main, ["health", "--nameserver", server.address])
+        environ["DLEDGER_LISTEN_PORT"] = server.address.rpartition(":")[2]
+        own = CliRunner().invoke(main, ["health", "--nameserver"], env=environ)
+    gone = CliRunner().invoke(main, ["health", "--nameserver"], env=environ)
+
+    assert (asked.output, asked.exit_code) == (f"{server.address}: serving\n", 0)
+    assert (own.output, own.exit_code) == (f"{server.address}: serving\n", 0)
+    assert gone.exit_code == 1
+    assert server.address in gone.output
+
+
+def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> None:
+    """Which names the machine, not the loopback address that is dialled."""
+    make_authority(tmp_path)
+    node = make_node(tmp_path, "namesrv", ["namesrv.example"])
+    ca = tmp_path / "ca.crt"
+    security = SecurityConfig(node.cert, node.key, ca)
+    environ = {
+        "DLEDGER_KV_CONFIG_PATH": str(tmp_path / "kv.json"),
+        "DLEDGER_TLS_CERT_PATH": str(node.cert),
+        "DLEDGER_TLS_KEY_PATH": str(node.key),
+        "DLEDGER_TLS_TRUST_CERT_PATH": str(ca),
+    }
+    with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json", security=security)) as server:
+        environ["DLEDGER_LISTEN_PORT"] = server.address.rpartition(":")[2]
+        own = CliRunner().invoke(main, ["health", "--nameserver"], env=environ)
+        plain = CliRunner().invoke(main, ["health", "--nameserver", server.address])
+
+    assert (own.output, own.exit_code) == (f"{server.address}: serving\n", 0)
+    assert plain.exit_code == 1

@@ -173,6 +173,17 @@ def test_messages_go_to_all_groups_and_are_read_from_all(known: Known) -> None:
     assert len(known.a.bodies("orders")) == len(known.b.bodies("orders"))
 
 
+def test_members_of_a_group_share_the_queues_of_all_groups(known: Known) -> None:
+    """Not those of one alone: other members would divide others."""
+    for brokers in (known.a, known.b):
+        brokers.put(Message("orders", b"x", 0))
+
+    assert known.run("message", "consume", "-t", "orders", "-g", "billing").stdout.split() == ["x", "x"]
+    assert (known.a.offsets["billing", "orders", 0], known.b.offsets["billing", "orders", 0]) == (1, 1)
+    one = known.run("message", "consume", "-t", "orders", "-g", "billing", "--broker-name", "b")
+    assert (one.exit_code, "omit --broker-name, or give --alone" in one.stderr) == (2, True)
+
+
 def test_an_id_names_its_broker(known: Known) -> None:
     """Only the group with this address is asked."""
     host, _, port = known.b.addresses[0].rpartition(":")
@@ -194,7 +205,6 @@ def test_an_id_names_its_broker(known: Known) -> None:
         ("message", "print", "-t", "orders", "--queue", "0"),
         ("message", "send", "-t", "orders", "--queue", "0", "x"),
         ("message", "consume", "-t", "orders", "--queue", "0"),
-        ("message", "consume", "-t", "orders", "-g", "billing"),
     ],
 )
 def test_what_concerns_one_group_needs_its_name(known: Known, words: tuple[str, ...]) -> None:

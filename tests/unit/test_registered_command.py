@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from cluster import cli
-from dledger.rpc.bridge import LoopThread
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
+from rocketstore.remoting.acl import is_signed
+from tests.support.runtime_broker import ours, runtime_broker
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
-
-RUNTIME = {"brokerVersionDesc": "V4_9_7", "putTps": "1.5 2.5 3.5", "getTransferedTps": "7.25 0.0 0.0"}
 
 
 @pytest.fixture
@@ -31,34 +23,6 @@ def server(tmp_path: Path) -> Iterator[NameServer]:
         yield started
 
 
-@contextmanager
-def broker(table: dict[str, str]) -> Iterator[str]:
-    """What answers as a broker, and nothing else; gives its address."""
-
-    def answer(connection: RemotingConnection, frame: Frame) -> None:
-        body = KVTable(table).encode()
-        connection.done(frame, frame.answer(body=body) if table else frame.answer(AnswerCode.SYSTEM_ERROR, "no"))
-
-    handlers = Handlers({RequestCode.GET_BROKER_RUNTIME_INFO: answer}, {}, lambda _: None, lambda _: None)
-    remoting = RemotingServer("broker", handlers, ServerLimits(9, 9, 9, 9, *[1 << 20] * 4))
-    loop = LoopThread("broker")
-    bridge = loop.start()
-
-    async def serve() -> asyncio.Server:
-        return await asyncio.get_running_loop().create_server(remoting.protocol, "127.0.0.1", 0)
-
-    async def end() -> None:
-        listening.close()
-        await remoting.close(0)
-
-    listening = bridge.run(serve())
-    try:
-        yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    finally:
-        bridge.run(end())
-        loop.stop()
-
-
 def run(*words: str, **environ: str) -> Result:
     """The command."""
     return CliRunner().invoke(cli.main, ["cluster", "list", *words], env=environ)
@@ -66,9 +30,9 @@ def run(*words: str, **environ: str) -> Result:
 
 def test_brokers_are_listed_with_what_they_say(server: NameServer) -> None:
     """As mqadmin's clusterList shows them; one that does not answer is listed all the same."""
-    with calling(server) as caller, broker(RUNTIME) as master, broker({}) as slave:
-        caller.register(0, master)
-        caller.register(1, slave)
+    with calling(server) as caller, runtime_broker() as master, runtime_broker({}) as slave:
+        caller.register(0, master.address)
+        caller.register(1, slave.address)
         caller.register(2, "127.0.0.1:1")
 
         listed = run("--namesrv", server.address)
@@ -76,16 +40,40 @@ def test_brokers_are_listed_with_what_they_say(server: NameServer) -> None:
 
     assert (listed.exit_code, told.exit_code) == (0, 0), listed.output
     lines = [line.split() for line in listed.output.splitlines()]
-    assert lines[0] == ["cluster", "broker", "id", "address", "role", "version", "in/s", "out/s", "notes"]
-    assert lines[1] == ["c", "g", "0", master, "master", "V4_9_7", "1.50", "7.25"]
-    assert lines[2] == ["c", "g", "1", slave, "slave", "no"]
+    assert lines[0] == ["cluster", "broker", "id", "address", "role", "term", "version", "in/s", "out/s", "notes"]
+    assert lines[1] == ["c", "g", "0", master.address, "master", "V4_9_7", "1.50", "7.25"]
+    assert lines[2] == ["c", "g", "1", slave.address, "slave", "no"]
     assert lines[3][:6] == ["c", "g", "2", "127.0.0.1:1", "slave", "cannot"]
     brokers = json.loads(told.output)["brokers"]
     assert [(one["address"], one["is_master"], one["version"]) for one in brokers] == [
-        (master, True, "V4_9_7"),
-        (slave, False, ""),
+        (master.address, True, "V4_9_7"),
+        (slave.address, False, ""),
         ("127.0.0.1:1", False, ""),
     ]
+
+
+def test_a_group_of_ours_tells_its_term_to_whoever_signs(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number, in JSON as in the table; the request has the account's signature, which access control asks for."""
+    monkeypatch.setenv("DLEDGER_SECRET_KEY", "a secret of some length")
+    with calling(server) as caller, runtime_broker(ours("n0", "LEADER", 7, {"n0": ""})) as master:
+        caller.register(0, master.address)
+
+        listed = run("--namesrv", server.address, "--access-key", "alice", "--json")
+
+    (found,) = json.loads(listed.output)["brokers"]
+    assert (found["term"], found["put_tps"], found["get_tps"]) == (7, 1.5, 7.25)
+    assert is_signed("a secret of some length", master.fields, b"")
+    assert master.fields["AccessKey"] == "alice"
+
+
+def test_brokers_elsewhere_are_not_asked_in_plaintext(server: NameServer) -> None:
+    """Though the name server that knows them is on this machine."""
+    with calling(server) as caller:
+        caller.register(0, "192.0.2.7:10911")
+
+        listed = run("--namesrv", server.address, "--timeout", "60")
+
+    assert "plaintext is for loopback addresses" in listed.output
 
 
 def test_no_master_is_exit_code_1(server: NameServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NODE_LABELS, NODE_SPECS, Spec
+from cluster.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
 from cluster.metrics.histogram import LATENCY_BOUNDS_S
 from dledger.core.outbox import RoleReason
 
@@ -14,7 +14,7 @@ _HEAD: Final = """\
 
 _Generated from the code by `make docs`: change `cluster/metrics/catalog.py` or `tools/docs_reference/metrics.py`._
 
-Off by default. Give a node or broker a port, and it serves metrics to Prometheus:
+Off by default. Give a node, broker or name server a port, and it serves metrics to Prometheus:
 
 ```
 dledger serve -c n0.conf --set metrics_port=5557
@@ -26,7 +26,7 @@ curl http://127.0.0.1:5557/metrics
 |---|---|
 | `/metrics` | everything below, in Prometheus's text format |
 | `/healthz` | 200 while the process is alive and has not failed (also during recovery) |
-| `/readyz` | 200 once it knows a leader; a broker must also know what is committed. Otherwise 503 |
+| `/readyz` | 200 once it knows a leader; a broker must also know what is committed; a name server answers. Else 503 |
 
 RocketMQ's names `metricsPromExporterPort` and `metricsPromExporterHost` also work; `metricsExporterType` has no
 effect here: setting the port enables metrics. The endpoint is read-only, has neither encryption nor access control, and
@@ -82,6 +82,10 @@ def text() -> str:
             f"All have the labels {_names(BROKER_LABELS)}. The last column is the name in RocketMQ 5 (4.9 has no "
             "Prometheus endpoint; where its runtime info contains the value, that is named).\n\n",
             _table(BROKER_SPECS),
+            "\n## Name servers\n\n",
+            "Java's have none. `request` is a name of [the table of requests](rocketmq.md#requests), or `unknown`; "
+            "`code` is RocketMQ's.\n\n",
+            _table(NAME_SERVER_SPECS),
         ]
     )
 

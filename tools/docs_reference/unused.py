@@ -16,7 +16,8 @@ REASONS: Final = (
         r"ha[A-Z].*|slaveTimeout|inSyncReplicas|minInSyncReplicas|allAckInSyncStateSet|totalReplicas|skipPreOnlineHA"
         r"|enableAutoInSyncReplicas|duplicationEnable|slaveReadEnable|enableSlaveActingMaster|enableControllerMode"
         r"|brokerIP2|offsetCheckInSlave|brokerRole|brokerId",
-        "Classic master-slave replication and RocketMQ 5's controller are not supported; the group replicates by Raft.",
+        "They belong to RocketMQ 5's controller, or to classic replication between plain brokers, while a group has "
+        "Raft.",
     ),
     (
         r".*ThreadPool.*|.*ThreadNums?|.*Threads|.*PoolNums|.*PoolQueueCapacity|.*AsyncSemaphoreValue"

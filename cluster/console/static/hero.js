@@ -3,6 +3,7 @@
 import { $, attribute, classes, text } from "./dom.js";
 import * as format from "./format.js";
 import { isAlive, now, state } from "./store.js";
+import { chosen } from "./stream.js";
 
 const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… connecting" };
 
@@ -13,7 +14,8 @@ export function render() {
   classes($("verdict-level"), `level ${level}`);
   text($("verdict-more"), more);
   const group = state.group;
-  text($("group-name"), group.name || "…");
+  text($("group-name"), group.name || chosen || "…");
+  $("main").classList.remove("bare");
   document.title = `${title} · dledger`;
   const last = state.points[state.points.length - 1];
   const leader = state.nodes.find((node) => node.node === group.leader) ?? state.nodes.find((node) => node.state === "plain");
@@ -58,6 +60,15 @@ function verdict() {
   }
   const words = nodes.length === 1 ? "Single node: no failover." : `All ${nodes.length} nodes respond. ${spare <= 0 ? "None may fail." : `Up to ${spare} may fail.`}`;
   return ["good", title, `${words} In term ${group.term} ${since}.`];
+}
+
+/** The console does not show this group. */
+export function renderRefusal(why) {
+  text($("verdict"), "Nothing to show");
+  text($("verdict-level"), "✕ not available");
+  classes($("verdict-level"), "level bad");
+  text($("verdict-more"), `${why}.`);
+  $("main").classList.toggle("bare", !state.loaded);
 }
 
 export function renderConnection(connection, words) {

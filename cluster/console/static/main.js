@@ -9,7 +9,7 @@ import * as events from "./events.js";
 import * as format from "./format.js";
 import * as hero from "./hero.js";
 import * as lanes from "./lanes.js";
-import { state } from "./store.js";
+import { state, takeSnapshot, takeUpdate } from "./store.js";
 import { connect } from "./stream.js";
 import * as tabs from "./tabs.js";
 import * as theme from "./theme.js";
@@ -73,6 +73,7 @@ function drawAll() {
   latencies.render();
 }
 
+$("all-groups").hidden = location.pathname !== "/group";
 lanes.start((action, node, button) => actions.perform(action, node, button));
 catalog.start((topic, queue) => {
   tabs.show("tab-messages");
@@ -86,8 +87,11 @@ theme.start(drawAll);
 for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);
 
 connect({
-  state: (connection, words) => {
+  snapshot: takeSnapshot,
+  update: takeUpdate,
+  state: (connection, words, why) => {
     hero.renderConnection(connection, words);
+    if (why) hero.renderRefusal(why);
     render();
   },
   data: (fresh, isSnapshot) => {
@@ -97,7 +101,8 @@ connect({
     drawAll();
     text($("foot"), `dledger ${state.session.version} · times are this console's, to within half a second · ${state.nodes.length} nodes`);
   },
-  catalog: () => {
+  catalog: (message) => {
+    state.catalog = message;
     catalog.render();
     browser.offerTopics();
   },

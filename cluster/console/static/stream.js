@@ -1,55 +1,68 @@
 // The connection to the console: its session, its events; comes back by itself, and says how it is.
 
-import { state, takeSnapshot, takeUpdate } from "./store.js";
+import { state } from "./store.js";
 
 const RETRY_MS = 1500;
 const BUSY_RETRY_MS = 5000;
 const SILENT_MS = 4000;
 const HIDDEN_MS = 60_000;
 
+// With name servers, the console shows many groups: this is what a page of one of them adds to every request.
+export const chosen = new URLSearchParams(location.pathname === "/group" ? location.search : "").get("broker");
+const scope = chosen === null ? {} : { broker: chosen };
+
 let source = null;
 let retry = 0;
 let hiddenTimer = 0;
 let heard = 0;
+let opened = 0;
 
-/** `on.state(words)` when the connection changes, `on.data(freshEvents, isSnapshot)`, `on.catalog()`. */
+/** A request's address. */
+function address(path, parameters = {}) {
+  const query = new URLSearchParams({ ...parameters, ...scope }).toString();
+  return query ? `${path}?${query}` : path;
+}
+
+/**
+ * `on.snapshot(message)` and `on.update(message)`, which gives new events, take what the console sends;
+ * `on.data(freshEvents, isSnapshot)` is called then. `on.catalog(message)`; `on.state(connection, words, why)` when that
+ * changes; `why` is a refusal's sentence.
+ */
 export function connect(on) {
-  const say = (connection, words) => {
+  const say = (connection, words, why = "") => {
     state.connection = connection;
-    on.state(connection, words);
+    on.state(connection, words, why);
   };
 
   async function open() {
     clearTimeout(retry);
     source?.close();
+    const mine = (opened += 1);
     try {
-      const answer = await fetch("/api/session", { cache: "no-store" });
-      if (answer.status === 401) {
-        location.assign("/login");
-        return;
-      }
-      if (!answer.ok) throw new Error(String(answer.status));
-      state.session = await answer.json();
-    } catch {
-      again("lost", "the console is not responding", RETRY_MS);
+      const session = await ask("/api/session");
+      if (mine !== opened) return; // the page was left, or opened once more, in the meantime
+      state.session = session;
+    } catch (error) {
+      if (mine !== opened) return;
+      if (error.isAnswer) again("lost", "not available", BUSY_RETRY_MS, error.message);
+      else again("lost", error.message, RETRY_MS);
       return;
     }
-    source = new EventSource("/api/events");
+    source = new EventSource(address("/api/events"));
     source.addEventListener("snapshot", (event) => {
       heard = Date.now();
-      takeSnapshot(JSON.parse(event.data));
+      on.snapshot(JSON.parse(event.data));
       say("live", "live");
       on.data([], true);
     });
     source.addEventListener("update", (event) => {
       heard = Date.now();
-      const fresh = takeUpdate(JSON.parse(event.data));
+      const fresh = on.update(JSON.parse(event.data));
       if (state.connection !== "live") say("live", "live");
       on.data(fresh, false);
     });
     source.addEventListener("catalog", (event) => {
-      state.catalog = JSON.parse(event.data);
-      on.catalog();
+      on.catalog(JSON.parse(event.data));
     });
     source.addEventListener("error", () => {
       const refused = source.readyState === EventSource.CLOSED;
@@ -59,8 +72,8 @@ export function connect(on) {
     });
   }
 
-  function again(connection, words, afterMs) {
-    say(connection, words);
+  function again(connection, words, afterMs, why = "") {
+    say(connection, words, why);
     clearTimeout(retry);
     retry = setTimeout(open, afterMs);
   }
@@ -87,18 +100,29 @@ export function connect(on) {
     }
   });
 
+  // A page that is left, which browsers keep for the way back, must not hold one of the few connections to a server.
+  window.addEventListener("pagehide", () => {
+    opened += 1;
+    source?.close();
+    source = null;
+    clearTimeout(retry);
+    clearTimeout(hiddenTimer);
+  });
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) open();
+  });
+
   open();
 }
 
 /** A request to the console. Gives the answer's JSON, or throws an Error whose message is for people. */
 export async function ask(path, parameters = {}) {
-  const query = new URLSearchParams(parameters).toString();
-  return answerOf(() => fetch(query ? `${path}?${query}` : path, { cache: "no-store" }));
+  return answerOf(() => fetch(address(path, parameters), { cache: "no-store" }));
 }
 
 export async function act(action, node) {
   return answerOf(() =>
-    fetch("/api/act", {
+    fetch(address("/api/act"), {
       method: "POST",
       headers: { "content-type": "application/json", "x-csrf-token": state.session.csrf },
       body: JSON.stringify(node === null ? { action } : { action, node }),
@@ -120,6 +144,8 @@ async function answerOf(request) {
   } catch {
     // told below
   }
-  if (!answer.ok || found === null) throw new Error(found?.error ?? `the console returned status ${answer.status}`);
+  if (!answer.ok || found === null) {
+    throw Object.assign(new Error(found?.error ?? `the console returned status ${answer.status}`), { isAnswer: true });
+  }
   return found;
 }

@@ -51,6 +51,19 @@ class Leases:
             )
         self._size = size
 
+    def take_at_once(self, size: int) -> bool:
+        """Take room if that needs no waiting; whether it did."""
+        taken = self._room.try_take(self._quota, size)
+        if taken:
+            self._size = size
+        return taken
+
+    def move(self) -> Leases:
+        """The room in the hands of another call, which returns it."""
+        moved = Leases(self._room, self._quota, self._connection)
+        moved._size, self._size = self._size, 0
+        return moved
+
     def resize(self, size: int) -> None:
         """Adjust the room to the answer's actual size."""
         more, self._size = size - self._size, size
@@ -77,9 +90,13 @@ class AnswerRoom:
         # The oldest waiter of each connection gets room first; connections take turns.
         self._waiting: dict[Quota, deque[tuple[int, asyncio.Future[None]]]] = {}
 
+    def try_take(self, quota: Quota, size: int) -> bool:
+        """Take room for an answer of ``size`` bytes, unless the quota's earlier calls wait for it or there is none."""
+        return quota not in self._waiting and quota.try_answer(size)
+
     async def wait(self, quota: Quota, size: int) -> None:
         """Return once room for an answer of ``size`` bytes is taken."""
-        if quota not in self._waiting and quota.try_answer(size):
+        if self.try_take(quota, size):
             return
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(quota, deque()).append((size, ready))

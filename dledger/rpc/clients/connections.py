@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from dledger.access.addresses import host_of, place_of, plain_host
+from dledger.access.addresses import counted_host, host_of, place_of, plain_host
 from dledger.access.quota import TooManyWaitsError
 from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
@@ -57,7 +57,7 @@ class Connection:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.host = host_of(peer)
+        self.host = counted_host(host_of(peer))
         self.place = place_of(peer)
         self.hung_up = False
         """Whether we have closed it: its calls end one by one, and none of them may start anything."""
@@ -232,7 +232,7 @@ class Connections:
             idle_before=now - GRACE_S,
         )
         if leaving:
-            (host, number), *_ = Counter(one.place[0] for one in leaving).most_common(1)
+            (host, number), *_ = Counter(counted_host(one.place[0]) for one in leaving).most_common(1)
             why = (
                 f"closing {len(leaving)} of {len(links)} connections, {number} of them from {host}: at most "
                 f"{total_max} may be open, {self._share}% of them from one address (connections_max, "
@@ -277,7 +277,7 @@ def surplus(quiet_since: Mapping[_Link, float], *, total_max: int, address_max: 
 
     by_host: dict[str, deque[_Link]] = {}
     for link in sorted(quiet_since, key=rank):
-        by_host.setdefault(link.place[0], deque()).append(link)
+        by_host.setdefault(counted_host(link.place[0]), deque()).append(link)
     leaving: list[_Link] = []
     left = len(quiet_since)
     while by_host:

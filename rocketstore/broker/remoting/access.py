@@ -21,13 +21,24 @@ from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.errors import AccessDeniedError
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientLink
+from rocketstore.broker.remoting.clients import ClientLink, StreamLink
+from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.forwarding import BORN_HOST, FORWARDED
-from rocketstore.broker.remoting.needs import PUB, RECORDS, RULES, SUB, Need, action_of, resource_of, topic_need
+from rocketstore.broker.remoting.needs import (
+    IN_BODY,
+    PUB,
+    RECORDS,
+    RULES,
+    SUB,
+    Need,
+    action_of,
+    resource_of,
+    topic_need,
+)
+from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
-from rocketstore.message.message import PROPERTY_REAL_TOPIC
-from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.message.record import decode_record
 from rocketstore.remoting.acl import ACCESS_KEY, is_signed
 from rocketstore.remoting.bodies.clients import ProducersByGroup
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
@@ -39,7 +50,7 @@ from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.server import Answer, Handler
-from rocketstore.types import HALF_TOPIC, BrokerRole, TlsServerMode
+from rocketstore.types import BrokerRole, TlsServerMode
 
 _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "
@@ -67,8 +78,13 @@ class RemotingAccess:
     """On the loop. Without a guard, everybody may do everything. ``groups_of`` a connection: in which it consumes."""
 
     def __init__(
-        self, parts: BrokerParts, origin_of: OriginOf, groups_of: Callable[[RemotingConnection], Iterable[str]]
+        self,
+        parts: BrokerParts,
+        origin_of: OriginOf,
+        groups_of: Callable[[RemotingConnection], Iterable[str]],
+        decoder: BodyDecoder,
     ) -> None:
+        self._decoder = decoder
         self._parts = parts
         self._guard = parts.guard
         self._origin_of = origin_of
@@ -89,7 +105,7 @@ class RemotingAccess:
     # -- before a request is handled -----------------------------------------------------------------------------------
 
     def admit(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Raises ``RequestError`` unless the caller may do this."""
+        """Raises ``RequestError`` unless the caller may do this, as far as the header says what it is."""
         guard = self._guard
         if guard is None:
             return
@@ -100,8 +116,9 @@ class RemotingAccess:
                 raise guard.denied(caller, action_of(frame), "", "has no rule")
             if rule.admin:
                 guard.require_admin(caller, action_of(frame), resource_of(frame), changes=rule.changes)
-            for need in rule.needs(frame):
-                _require(guard, caller, frame, need)
+            if frame.code not in IN_BODY:
+                for need in rule.needs(frame):
+                    _require(guard, caller, frame, need)
             self._stand(guard, connection, frame, caller)
         except AccessDeniedError as error:
             raise _refused(error) from None
@@ -173,6 +190,8 @@ class RemotingAccess:
 
     def may_send(self, connection: ClientLink, topic: str) -> bool:
         """Whether an account that uses this connection may send to a topic, and so be asked about its transactions."""
+        if isinstance(connection, StreamLink):
+            return connection.may_send(topic)
         callers = self._callers.get(connection, {}).values()
         return self._guard is None or any(one.may(ResourceKind.TOPIC, topic, PUB) for one in callers)
 
@@ -190,11 +209,25 @@ class RemotingAccess:
         guard = self._guard
         if guard is None:
             return handler
+        if code in IN_BODY:
+            return partial(self._named_in_body, guard, handler)
         if code in RECORDS:
             return partial(self._about_a_message, guard, handler)
         if code == RequestCode.VIEW_MESSAGE_BY_ID:
             return partial(self._readable_message, guard, handler)
         return partial(self._shown, guard, handler, _SHOWN[code]) if code in _SHOWN else handler
+
+    async def _named_in_body(
+        self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
+    ) -> Answer:
+        needs = await self._decoder.run(connection, frame, RULES[frame.code].needs, frame)
+        try:
+            caller = self._caller(guard, connection, frame)
+            for need in needs:
+                _require(guard, caller, frame, need)
+        except AccessDeniedError as error:
+            raise _refused(error) from None
+        return await handler(connection, frame)
 
     async def _about_a_message(
         self, guard: AccessGuard, handler: Handler, connection: RemotingConnection, frame: Frame
@@ -204,7 +237,7 @@ class RemotingAccess:
         if store.role is not BrokerRole.SLAVE:  # which does nothing itself, and may not have the message yet
             offset = offset_of(frame)
             record = await self._parts.readers.run(store.read_record, offset) if offset >= 0 else None
-            topic = None if record is None else _topic_of(record)
+            topic = None if record is None else real_topic(record)
             if topic is None:
                 raise RequestError(f"look message by offset failed, {offset}")
             try:
@@ -284,15 +317,6 @@ def _require_on_message(guard: AccessGuard, caller: Caller, frame: Frame, need: 
         raise AccessDeniedError(
             f"{caller.name} is not allowed to do this: {action_of(frame)} needs {wanted} on the topic of that message"
         ) from None
-
-
-def _topic_of(record: bytes) -> str | None:
-    """A message's topic, also while it is not committed; None for damage."""
-    try:
-        message = decode_record(record, check_crc=False)
-    except CorruptRecordError:
-        return None
-    return message.properties.get(PROPERTY_REAL_TOPIC, "") if message.topic == HALF_TOPIC else message.topic
 
 
 # -- answers without what the account may not use ----------------------------------------------------------------------

@@ -13,11 +13,17 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.server import LITTLE, Answer, Handler
+from rocketstore.remoting.shares import HostShares
 from rocketstore.types import BrokerRole, PutResult
 
 READS_WAITING_MAX: Final = 256
 """Maximum reads of administrators waiting for a thread."""
+REQUESTS_MAX: Final = 4 * READS_WAITING_MAX
+"""Maximum requests of administrators in progress; some wait for clients for up to 10 s."""
 QUEUES_MAX: Final = 20_000
 """Maximum queues in one response: each costs up to two reads, and about 150 bytes of the frame's 16 MiB."""
 _P = ParamSpec("_P")
@@ -32,6 +38,24 @@ class Administration:
         self._room = asyncio.Semaphore(max(1, parts.config.read_threads // 2))
         self.waiting = 0
         """Reads that wait for a thread."""
+        percent = parts.config.access.account_share_percent
+        self._shares = HostShares(REQUESTS_MAX, max(1, READS_WAITING_MAX * percent // 100))
+
+    def shared(self, handler: Handler) -> Handler:
+        """``handler``, for at most a host's share of these requests at once: other administrators also have some."""
+
+        async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
+            host = connection.counted_as
+            if not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+                reason = f"[OVERLOAD] {self._shares.of(host)} such requests of {host} are in progress, try again later"
+                raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
+            self._shares.change(host, 1)
+            try:
+                return await handler(connection, frame)
+            finally:
+                self._shares.change(host, -1)
+
+        return handle
 
     async def read(self, read: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """The result of ``read``, which may be slow or wait for a disk. Raises ``RequestError`` if too many are

@@ -6,6 +6,8 @@ group are those of its last heartbeat, as in RocketMQ: clients of one group must
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
@@ -19,7 +21,7 @@ from rocketstore.remoting.bodies.clients import (
     SubscriptionData,
 )
 from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import Place
+from rocketstore.remoting.connection import DisconnectedError, Place
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 
@@ -29,6 +31,8 @@ MEMBERS_MAX: Final = 200_000
 """Maximum memberships in groups, of all clients together."""
 CONNECTION_MEMBERS_MAX: Final = 4096
 """The maximum for one connection."""
+HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 10_000
+"""Maximum subscriptions in one heartbeat: those of all groups of a client."""
 SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024 * 1024
 """About what the subscriptions of all groups may take."""
 CLIENT_ID_CHARS_MAX: Final = 1024
@@ -56,6 +60,35 @@ class ClientLink(Protocol):
         """Hang up."""
 
 
+class StreamLink:
+    """A stream of ours. What it is told is noted until ``news`` is awaited."""
+
+    def __init__(self, place: Place, may_send: Callable[[str], bool] = lambda _topic: False) -> None:
+        self._place = place
+        self.may_send = may_send
+        """Whether its account may send to a topic, and so be asked about transactions there."""
+        self.news = asyncio.Event()
+        self.closed_because = ""
+
+    @property
+    def place(self) -> Place:
+        """The client's address."""
+        return self._place
+
+    def tell(self, request: Frame) -> bool:  # noqa: ARG002  # as for every client
+        """Returns whether the client will hear of it."""
+        return False
+
+    async def call(self, request: Frame, timeout_s: float) -> Frame:  # noqa: ARG002  # as for every client
+        """Raises ``DisconnectedError``: these clients answer no requests."""
+        raise DisconnectedError(f"the client at {self._place} uses gRPC and answers no requests of code {request.code}")
+
+    def close(self, reason: str) -> None:
+        """End the stream."""
+        self.closed_because = reason
+        self.news.set()
+
+
 class Client:
     """One member of a group."""
 
@@ -79,12 +112,15 @@ class ConsumerGroup:
         "consume_from_where",
         "consume_type",
         "message_model",
+        "owner",
         "subscription_bytes",
         "subscriptions",
     )
 
     def __init__(self) -> None:
         self._encoded_ids = b""
+        self.owner = ""
+        """Whose share the subscriptions take up."""
         self.subscription_bytes = 0
         """About how much memory the subscriptions take."""
         self.clients: dict[ClientLink, Client] = {}
@@ -107,43 +143,61 @@ class ConsumerGroup:
         self._encoded_ids = b""
         return self.clients.pop(connection, None) is not None
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The clients' ids. One that has connected again, and whose old connection has not ended yet, is one client:
+        counted twice, it would be given queues that it does not take.
+        """
+        return tuple(dict.fromkeys(one.client_id for one in self.clients.values()))
+
     def encoded_ids(self) -> bytes:
         """The clients' ids as the body of an answer: after each change, all of them ask for it."""
         if not self._encoded_ids:
-            self._encoded_ids = ConsumerIdList(tuple(one.client_id for one in self.clients.values())).encode()
+            self._encoded_ids = ConsumerIdList(self.ids).encode()
         return self._encoded_ids
+
+    def newest(self, data: ConsumerData) -> dict[str, SubscriptionData]:
+        """What the group subscribes to after a heartbeat, by topic."""
+        found: dict[str, SubscriptionData] = {}
+        for one in data.subscription_data_set:
+            known = self.subscriptions.get(one.topic)
+            found[one.topic] = known if known is not None and known.sub_version > one.sub_version else one
+        return found
 
     def subscribe(self, data: ConsumerData) -> bool:
         """Apply a heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
-        wanted = {one.topic: one for one in data.subscription_data_set}
+        wanted = self.newest(data)
         changed = wanted.keys() != self.subscriptions.keys()
-        for topic, one in wanted.items():
-            known = self.subscriptions.get(topic)
-            if known is not None and known.sub_version > one.sub_version:
-                wanted[topic] = known
         self.subscriptions = wanted
-        self.subscription_bytes = _bytes_of(data)
+        self.subscription_bytes = _bytes_of(wanted.values())
         return changed
 
 
 class ClientTables:
-    """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed."""
+    """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed.
 
-    def __init__(self, now: Callable[[], float], changed: Callable[[str], None]) -> None:
+    ``share_percent``: of the limits, what the clients of one owner may use, an account or an address.
+    """
+
+    def __init__(self, now: Callable[[], float], changed: Callable[[str], None], share_percent: int = 100) -> None:
         self._now = now
         self._changed = changed
+        self._share_percent = share_percent
+        self._owners: dict[ClientLink, str] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[ClientLink, Client]] = {}
         self._groups_of: dict[ClientLink, tuple[set[str], set[str]]] = {}  # as consumer, as producer
         self._producer_ids: dict[ClientLink, str] = {}
         self._producer_at: dict[str, ClientLink] = {}  # by id, the last that had it
-        self._members = 0
-        self._subscription_bytes = 0
+        self._members: Counter[str] = Counter()  # by owner
+        self._subscription_bytes: Counter[str] = Counter()  # by the owner of the last heartbeat
 
-    def heartbeat(self, connection: ClientLink, language: int, version: int, beat: HeartbeatData) -> None:
+    def heartbeat(
+        self, connection: ClientLink, language: int, version: int, beat: HeartbeatData, owner: str = ""
+    ) -> None:
         """Record the groups in a client's heartbeat. Raises ``RequestError`` if there are too many."""
         if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
             raise RequestError(
@@ -151,18 +205,28 @@ class ClientTables:
             )
         if any(len(one.group_name) > NAME_CHARS_MAX for one in beat.producer_data_set):
             raise RequestError(f"a producer group's name has more than {NAME_CHARS_MAX} characters")
+        subscriptions = sum(len(one.subscription_data_set) for one in beat.consumer_data_set)
+        if subscriptions > HEARTBEAT_SUBSCRIPTIONS_MAX:
+            raise RequestError(
+                f"{subscriptions} subscriptions of one client: at most {HEARTBEAT_SUBSCRIPTIONS_MAX} are allowed"
+            )
         as_consumer, as_producer = self._groups_of.setdefault(connection, (set(), set()))
+        owner = self._owners.setdefault(connection, owner)
         named = {one.group_name for one in beat.consumer_data_set} - as_consumer
         named_producers = {one.group_name for one in beat.producer_data_set} - as_producer
         new = len(named) + len(named_producers)
-        if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX or self._members + new > MEMBERS_MAX:
-            raise RequestError("too many groups for one connection, or for this broker", AnswerCode.SYSTEM_BUSY)
-        more = sum(_bytes_of(data) - self._bytes_known(data.group_name) for data in beat.consumer_data_set)
-        if more > 0 and self._subscription_bytes + more > SUBSCRIPTION_BYTES_MAX:
-            raise RequestError("too many subscriptions for this broker", AnswerCode.SYSTEM_BUSY)
+        if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX:
+            raise RequestError("too many groups for one connection", AnswerCode.SYSTEM_BUSY)
+        self._check_room("groups", self._members, owner, new, new, MEMBERS_MAX)
+        groups = {data.group_name: data for data in beat.consumer_data_set}
+        known = {name: self._consumers.get(name) or ConsumerGroup() for name in groups}
+        total = sum(_bytes_of(known[name].newest(data).values()) for name, data in groups.items())
+        more = total - sum(one.subscription_bytes for one in known.values())
+        of_owner = total - sum(one.subscription_bytes for one in known.values() if one.owner == owner)
+        self._check_room("subscriptions", self._subscription_bytes, owner, more, of_owner, SUBSCRIPTION_BYTES_MAX)
         now = self._now()
-        for data in beat.consumer_data_set:
-            self._consumer_beat(Client(beat.client_id, connection, language, version, now), data)
+        for data in groups.values():
+            self._consumer_beat(Client(beat.client_id, connection, language, version, now), data, owner)
             as_consumer.add(data.group_name)
         if beat.producer_data_set and self._producer_ids.get(connection) != beat.client_id:
             self._forget_id(connection)
@@ -173,18 +237,23 @@ class ClientTables:
             clients = self._producers.setdefault(producer.group_name, {})
             clients[connection] = Client(beat.client_id, connection, language, version, now)
             as_producer.add(producer.group_name)
-        self._members += new
+        self._members[owner] += new
 
-    def _bytes_known(self, name: str) -> int:
-        group = self._consumers.get(name)
-        return 0 if group is None else group.subscription_bytes
+    def _check_room(self, what: str, used: Counter[str], owner: str, more: int, of_owner: int, limit: int) -> None:
+        """Raises ``RequestError`` if there is no room for ``more`` in all, or for ``of_owner`` of the owner."""
+        if more > 0 and used.total() + more > limit:
+            raise RequestError(f"too many {what} for this broker", AnswerCode.SYSTEM_BUSY)
+        if of_owner > 0 and used[owner] + of_owner > limit * self._share_percent // 100:
+            reason = f"too many {what} of this client's account or address (account_share_percent)"
+            raise RequestError(reason, AnswerCode.SYSTEM_BUSY)
 
-    def _consumer_beat(self, client: Client, data: ConsumerData) -> None:
+    def _consumer_beat(self, client: Client, data: ConsumerData, owner: str) -> None:
         group = self._consumers.setdefault(data.group_name, ConsumerGroup())
-        self._subscription_bytes -= group.subscription_bytes
+        _take(self._subscription_bytes, group.owner, group.subscription_bytes)
         is_new = group.put(client)
         is_changed = group.subscribe(data)
-        self._subscription_bytes += group.subscription_bytes
+        group.owner = owner
+        self._subscription_bytes[owner] += group.subscription_bytes
         if is_new or is_changed:
             self._changed(data.group_name)
 
@@ -203,7 +272,7 @@ class ClientTables:
             self._leave_producers(connection, name)
         for name in tuple(as_consumer):
             self._leave_consumers(connection, name)
-        self._members -= len(as_consumer) + len(as_producer)
+        _take(self._members, self._owners.pop(connection, ""), len(as_consumer) + len(as_producer))
 
     def silent(self) -> list[ClientLink]:
         """Connections of clients whose last heartbeat is too old."""
@@ -224,11 +293,11 @@ class ClientTables:
         return self._producers.get(group, {}).values()
 
     def consumer(self, group: str, client_id: str) -> Client | None:
-        """One consumer by its id."""
+        """One consumer by its id, at its newest connection."""
         found = self._consumers.get(group)
         if found is None:
             return None
-        return next((one for one in found.clients.values() if one.client_id == client_id), None)
+        return next((one for one in reversed(found.clients.values()) if one.client_id == client_id), None)
 
     def producer_by_id(self, client_id: str) -> Client | None:
         """Any producer with this id."""
@@ -265,7 +334,7 @@ class ClientTables:
             del self._producers[name]
         if connection in self._groups_of:
             self._groups_of[connection][1].discard(name)
-            self._members -= 1
+            _take(self._members, self._owners[connection], 1)
 
     def _leave_consumers(self, connection: ClientLink, name: str) -> None:
         group = self._consumers.get(name)
@@ -273,19 +342,25 @@ class ClientTables:
             return
         if not group.clients:
             del self._consumers[name]
-            self._subscription_bytes -= group.subscription_bytes
+            _take(self._subscription_bytes, group.owner, group.subscription_bytes)
         if connection in self._groups_of:
             self._groups_of[connection][0].discard(name)
-            self._members -= 1
+            _take(self._members, self._owners[connection], 1)
         self._changed(name)
 
 
-def _bytes_of(data: ConsumerData) -> int:
+def _take(counts: Counter[str], owner: str, number: int) -> None:
+    counts[owner] -= number
+    if not counts[owner]:
+        del counts[owner]
+
+
+def _bytes_of(subscriptions: Iterable[SubscriptionData]) -> int:
     return sum(
         _SUBSCRIPTION_BYTES
         + len(one.topic)
         + len(one.sub_string)
         + sum(map(len, one.tags_set))
         + _TAG_BYTES * max(len(one.tags_set), len(one.code_set))
-        for one in data.subscription_data_set
+        for one in subscriptions
     )

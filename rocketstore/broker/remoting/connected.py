@@ -80,7 +80,7 @@ class Connected:
 
     async def check_client(self, _: RemotingConnection, frame: Frame) -> Frame:
         """CHECK_CLIENT_CONFIG: whether a subscription can be served."""
-        asked = CheckClientBody.decode(frame.body).subscription_data
+        asked = (await self._admin.read(CheckClientBody.decode, frame.body)).subscription_data
         if asked.expression_type not in ("", TAG):
             raise RequestError(f"The broker does not support consumer to filter message by {asked.expression_type}")
         try:

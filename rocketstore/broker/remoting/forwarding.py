@@ -20,7 +20,8 @@ from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.remoting.server import Answer, Direct, Handler
+from rocketstore.remoting.server import LITTLE, Answer, Direct, Handler
+from rocketstore.remoting.shares import HostShares
 from rocketstore.types import BrokerRole
 
 FORWARDED: Final = frozenset(
@@ -45,6 +46,7 @@ BORN_HOST: Final = "_bornHost"
 TIMEOUT_S: Final = 2.8
 """Clients give up after 3 s."""
 UNDER_WAY_MAX: Final = 4096
+"""Of all clients together; one host may have ``account_share_percent`` of them."""
 MEMBERS_INTERVAL_S: Final = 10.0
 """How often the members' names are looked up."""
 
@@ -56,6 +58,7 @@ class Forwarding:
         self._parts = parts
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shares = HostShares(UNDER_WAY_MAX, UNDER_WAY_MAX * parts.config.access.account_share_percent // 100)
         self._member_hosts: frozenset[str] = frozenset()
         if parts.store.log.is_replicated:
             self._tasks.add(asyncio.get_running_loop().create_task(self._look_up_members()))
@@ -134,9 +137,21 @@ class Forwarding:
             connection.done(frame, answer)
 
     async def _forward(self, connection: RemotingConnection, frame: Frame) -> Answer:
-        master = self._master_for(frame)
-        if not master or len(self._tasks) > UNDER_WAY_MAX:
-            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, "this broker is a slave, and the master is unknown")
+        master, host = self._master_for(frame), connection.counted_as
+        refusal = ""
+        if not master:
+            refusal = "the master is unknown"
+        elif not self._shares.has_room(host, little=connection.under_way <= LITTLE):
+            refusal = "too many requests to the master are in progress, or too many of your host"
+        if refusal:
+            return frame.answer(AnswerCode.SERVICE_NOT_AVAILABLE, f"this broker is a slave, and {refusal}")
+        self._shares.change(host, 1)
+        try:
+            return await self._ask_master(master, connection, frame)
+        finally:
+            self._shares.change(host, -1)
+
+    async def _ask_master(self, master: str, connection: RemotingConnection, frame: Frame) -> Answer:
         fields: Mapping[str, str] = {**frame.fields, BORN_HOST: str(connection.place)}
         request = frame._replace(fields=fields)
         try:

@@ -1,12 +1,15 @@
 """Locks that give a client of a group exclusive use of a queue, for ordered consumption. In memory, on masters.
 
 A new master knows no locks, as in RocketMQ: clients keep theirs for 30 s without a renewal, so during that time two of
-them may receive messages of one queue.
+them may receive messages of one queue. A master that is cut off from its group grants locks until it steps down, after
+an election timeout without a quorum, like sends that it takes and cannot store.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -16,23 +19,34 @@ from rocketstore.remoting.errors import RequestError
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""
 LOCKS_MAX: Final = 500_000
+FORGOTTEN: Final = 2
+"""Expired locks that go for each one that is asked for, of the same owner and of all: faster than new ones come."""
 NAME_CHARS_MAX: Final = 1024
-"""They stay until there are too many locks."""
 
 
 class _Lock(NamedTuple):
     client_id: str
     renewed_at: float
+    owner: str
+    """Whose share of the locks it takes up: an account, or an address."""
+
+
+_Key = tuple[str, str, int]
+"""Group, topic and queue, whatever broker a client names."""
 
 
 class QueueLocks:
-    """On the loop. ``now`` in seconds."""
+    """On the loop. ``now`` in seconds; ``share_percent``: of all locks, what one owner may have."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], share_percent: int = 100) -> None:
         self._now = now
-        self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._share_max = max(1, LOCKS_MAX * share_percent // 100)
+        self._locks: OrderedDict[_Key, _Lock] = OrderedDict()  # the one renewed last is the last
+        self._owned: dict[str, OrderedDict[_Key, None]] = {}  # in the same order
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], owner: str = ""
+    ) -> tuple[MessageQueue, ...]:
         """Lock or renew; returns the queues that the client now has locked. Raises ``RequestError`` if there are too
         many.
         """
@@ -42,22 +56,49 @@ class QueueLocks:
             raise RequestError(f"a name has more than {NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
-            held = self._locks.get((group, queue))
-            if held is None and len(self._locks) >= LOCKS_MAX:
-                self._forget_expired(now)
-                if len(self._locks) >= LOCKS_MAX:
-                    raise RequestError(f"{LOCKS_MAX} queues are locked, the most there may be", AnswerCode.SYSTEM_BUSY)
-            if held is None or held.client_id == client_id or now - held.renewed_at > LOCK_S:
-                self._locks[group, queue] = _Lock(client_id, now)
-                got.append(queue)
+            self._forget(now, self._locks)
+            self._forget(now, self._owned.get(owner, ()))
+            key = group, queue.topic, queue.queue_id
+            held = self._locks.get(key)
+            if held is not None and held.client_id != client_id and now - held.renewed_at <= LOCK_S:
+                continue
+            if held is None or held.owner != owner:
+                self._check_room(owner)
+            self._put(key, _Lock(client_id, now, owner))
+            got.append(queue)
         return tuple(got)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Unlock the client's queues."""
         for queue in queues:
-            held = self._locks.get((group, queue))
+            key = group, queue.topic, queue.queue_id
+            held = self._locks.get(key)
             if held is not None and held.client_id == client_id:
-                del self._locks[group, queue]
+                self._drop(key)
 
-    def _forget_expired(self, now: float) -> None:
-        self._locks = {key: one for key, one in self._locks.items() if now - one.renewed_at <= LOCK_S}
+    def _check_room(self, owner: str) -> None:
+        """Raises ``RequestError``."""
+        if len(self._locks) >= LOCKS_MAX:
+            raise RequestError(f"{LOCKS_MAX} queues are locked, the most there may be", AnswerCode.SYSTEM_BUSY)
+        if len(self._owned.get(owner, ())) >= self._share_max:
+            reason = f"{self._share_max} queues are locked by this client's account or address, the most it may"
+            raise RequestError(f"{reason} (account_share_percent)", AnswerCode.SYSTEM_BUSY)
+
+    def _forget(self, now: float, oldest: Iterable[_Key]) -> None:
+        for key in tuple(islice(oldest, FORGOTTEN)):
+            if now - self._locks[key].renewed_at <= LOCK_S:
+                return
+            self._drop(key)
+
+    def _put(self, key: _Key, lock: _Lock) -> None:
+        if key in self._locks:
+            self._drop(key)
+        self._locks[key] = lock
+        self._owned.setdefault(lock.owner, OrderedDict())[key] = None
+
+    def _drop(self, key: _Key) -> None:
+        owner = self._locks.pop(key).owner
+        owned = self._owned[owner]
+        del owned[key]
+        if not owned:
+            del self._owned[owner]

@@ -206,6 +206,9 @@ RULES: Final[Mapping[int, Rule]] = {
 }
 """By request code. A broker never gets the codes that only name servers or clients serve."""
 
+IN_BODY: Final = frozenset({_CODE.HEART_BEAT, _CODE.LOCK_BATCH_MQ, _CODE.UNLOCK_BATCH_MQ, _CODE.CHECK_CLIENT_CONFIG})
+"""Requests whose needs are in their bodies, which may be large."""
+
 RECORDS: Final[Mapping[int, tuple[Callable[[Frame], int], Permission]]] = {
     _CODE.CONSUMER_SEND_MSG_BACK: (lambda frame: read_header(SendBackHeader, frame.fields).offset, SUB),
     _CODE.END_TRANSACTION: (lambda frame: read_header(EndTransactionHeader, frame.fields).commit_log_offset, PUB),

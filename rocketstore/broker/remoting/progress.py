@@ -83,11 +83,7 @@ class Progress:
         if not 0 < header.count <= UNITS_MAX:
             raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
         group = self._clients.consumers(header.consumer_group) if header.consumer_group else None
-        if header.consumer_group and group is None:
-            raise RequestError(f"the consumer group {header.consumer_group} is not online")
         subscription = None if group is None else group.subscriptions.get(header.topic)
-        if header.consumer_group and subscription is None:
-            raise RequestError(f"{header.consumer_group} does not subscribe {header.topic}")
         return frame.answer(body=await self._admin.read(self._units, header, subscription))
 
     def _units(self, header: ConsumeQueueHeader, subscription: SubscriptionData | None) -> bytes:
@@ -101,6 +97,9 @@ class Progress:
         for offset in range(first, min(first + header.count, high)):
             unit = parts.store.unit(header.topic, header.queue_id, offset)
             if unit is not None:
-                wanted = tags is None or tags.matches_code(unit.tags_code)
+                wanted = tags is not None and tags.matches_code(unit.tags_code)
                 found.append(ConsumeQueueData(unit.offset, unit.size, unit.tags_code, eval=wanted))
-        return ConsumeQueueBody(tuple(found), high, low, subscription).encode()
+        no_filter = "" if not header.consumer_group else "null"  # RocketMQ's: that of SQL92
+        if header.consumer_group and subscription is None:
+            no_filter = f"{header.consumer_group}@{header.topic} is not online!"
+        return ConsumeQueueBody(tuple(found), high, low, subscription, no_filter).encode()

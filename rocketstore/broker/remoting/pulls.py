@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Final, NamedTuple
 
+from dledger.access.quota import Quota
+from dledger.access.rules import AccessRules
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.parts import BrokerParts
@@ -19,7 +23,9 @@ from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame, head_of
-from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
+from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
+from rocketstore.remoting.pull_frames import found_head, read_pull
+from rocketstore.remoting.server import Handler
 from rocketstore.state.changes import GroupConfig
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult
 
@@ -47,6 +53,14 @@ _CODES: Final = {
 _EMPTY: Final = frozenset({GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE})
 
 
+class _Admitted(NamedTuple):
+    """A pull that may be answered: what its sender may occupy, and the rules that admitted it."""
+
+    pull: Pull
+    quota: Quota
+    rules: AccessRules | None
+
+
 class RemotingPulls:
     """On the loop."""
 
@@ -60,35 +74,38 @@ class RemotingPulls:
         self._offsets = offsets
         self._waiting: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
 
-    async def pull(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Answer with messages, possibly after waiting for them. Raises ``RequestError`` and the broker's refusals."""
-        task = asyncio.current_task()
-        assert task is not None
-        waiting = self._waiting.setdefault(connection, set())
-        waiting.add(task)
-        try:
-            await self._pull(connection, frame)
-        finally:
-            waiting.discard(task)
-            if not waiting:
-                self._waiting.pop(connection, None)
+    def pull(self, connection: RemotingConnection, frame: Frame) -> Handler | None:
+        """Answer at once with messages that are in memory; otherwise returns the handler that may wait for some.
+
+        Raises ``RequestError`` and the broker's refusals, like that handler.
+        """
+        admitted = self._admitted(connection, frame)
+        with Leases(self._parts.room, admitted.quota) as leases:
+            if not connection.is_full:
+                with _refusals(admitted.pull.topic):
+                    result = self._parts.pulls.pull_at_once(admitted.pull, leases)
+                if result is not None:
+                    answer = PullAnswer(0, result.next_offset, result.min_offset, result.max_offset)
+                    head = found_head(frame, answer, sum(map(len, result.records)))
+                    connection.send(head, *result.records)
+                    connection.flush()
+                    return partial(self._taken, leases.move()) if connection.is_full else None
+        return partial(self._answer, admitted)
 
     def closed(self, connection: RemotingConnection) -> None:
         """Drop the waiting pulls of a closed connection."""
         for task in tuple(self._waiting.get(connection, ())):
             task.cancel()
 
-    async def _pull(self, connection: RemotingConnection, frame: Frame) -> None:
+    def _admitted(self, connection: RemotingConnection, frame: Frame) -> _Admitted:
         parts = self._parts
-        header = read_header(PullHeader, frame.fields)
+        header = read_pull(frame.fields)
         parts.check_caught_up()
         group = self._retries.group(header.consumer_group)
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
             raise RequestError(reason, AnswerCode.NO_PERMISSION)
         expression = self._expression(header, group)
-        rules, quota = self._access.rules, self._access.quota_of(connection, frame)
-        wait_ms = max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0
         pull = Pull(
             header.consumer_group,
             header.topic,
@@ -97,38 +114,50 @@ class RemotingPulls:
             min(max(header.max_msg_nums, 1), MESSAGES_MAX),
             0,
             expression,
-            wait_ms,
+            max(header.suspend_timeout_millis, 0) if header.sys_flag & SUSPEND else 0,
         )
+        quota = self._access.quota_of(connection, frame)
         if header.sys_flag & COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        may_wait = quota.wait("pulls_waiting_max") if wait_ms else nullcontext()
-        with Leases(parts.room, quota) as leases:
-            with may_wait:
-                result = await self._result(pull, leases)
+        return _Admitted(pull, quota, self._access.rules)
+
+    async def _answer(self, admitted: _Admitted, connection: RemotingConnection, frame: Frame) -> None:
+        if connection.is_closed:  # before this task began; nothing would cancel it
+            return
+        parts, pull, quota, rules = self._parts, *admitted
+        may_wait = quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext()
+        with self._cancelled_with(connection), Leases(parts.room, quota) as leases:
+            with may_wait, _refusals(pull.topic):
+                result = await parts.pulls.pull(pull, leases)
             self._access.admit_again(connection, frame, rules)
             code, next_offset = _code(result, pull.offset), result.next_offset
             if code == AnswerCode.PULL_OFFSET_MOVED and parts.store.role is BrokerRole.SLAVE:
-                await asyncio.sleep(min(wait_ms / 1000, SLAVE_PAUSE_S))
+                await asyncio.sleep(min(pull.wait_ms / 1000, SLAVE_PAUSE_S))
                 code, next_offset = AnswerCode.PULL_NOT_FOUND, pull.offset
             fields = write_header(PullAnswer(0, next_offset, result.min_offset, result.max_offset))
             answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
             del result  # the connection has its own copy of what it cannot send at once
-            try:
-                await connection.drained()
-            except asyncio.CancelledError:  # also if it took too long
-                connection.close("it does not take its answer")
-                raise
+            await _drained(connection)
 
-    async def _result(self, pull: Pull, leases: Leases) -> GetResult:
+    async def _taken(self, leases: Leases, connection: RemotingConnection, _frame: Frame) -> None:
+        """Keep the room of an answer until the client has read it."""
+        with self._cancelled_with(connection), leases:
+            await _drained(connection)
+
+    @contextmanager
+    def _cancelled_with(self, connection: RemotingConnection) -> Iterator[None]:
+        """While this runs, the end of the connection cancels the current task."""
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._waiting.setdefault(connection, set())
+        waiting.add(task)
         try:
-            return await self._parts.pulls.pull(pull, leases)
-        except NotFoundRefusalError as error:
-            raise RequestError(f"topic[{pull.topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
-        except NotPermittedError as error:
-            raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
-        except OutOfRangeError as error:
-            raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
+            yield
+        finally:
+            waiting.discard(task)
+            if not waiting:
+                self._waiting.pop(connection, None)
 
     def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
         """The tag expression to use. Raises ``RequestError`` with the code that tells clients how to react."""
@@ -154,6 +183,27 @@ class RemotingPulls:
         if found.expression_type not in ("", TAG):
             raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")
         return found.sub_string
+
+
+async def _drained(connection: RemotingConnection) -> None:
+    try:
+        await connection.drained()
+    except asyncio.CancelledError:  # also if it took too long
+        connection.close("it does not take its answer")
+        raise
+
+
+@contextmanager
+def _refusals(topic: str) -> Iterator[None]:
+    """Turn the refusals of a pull into answers that tell clients how to react."""
+    try:
+        yield
+    except NotFoundRefusalError as error:
+        raise RequestError(f"topic[{topic}] not exist: {error}", AnswerCode.TOPIC_NOT_EXIST) from error
+    except NotPermittedError as error:
+        raise RequestError(str(error), AnswerCode.NO_PERMISSION) from error
+    except OutOfRangeError as error:
+        raise RequestError(str(error), AnswerCode.SYSTEM_ERROR) from error
 
 
 def _code(result: GetResult, asked: int) -> AnswerCode:

@@ -1,5 +1,7 @@
 """Tells the name servers about this broker: at the start, every half a minute, and at once when something changes.
 
+A name server that ends the connection has forgotten us, or restarts: it is told again soon.
+
 A master registers as broker id 0 only once it takes writes, and with the Raft term in which it does: a name server of
 ours then knows a deposed one from its successor. RocketMQ's own ignores the term.
 """
@@ -10,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from random import uniform
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
@@ -21,7 +24,13 @@ from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
 from rocketstore.remoting.errors import FrameError, RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import BrokerHeader, RegisterBrokerHeader, write_header
+from rocketstore.remoting.headers import (
+    BrokerHeader,
+    RegisterBrokerAnswer,
+    RegisterBrokerHeader,
+    read_header,
+    write_header,
+)
 from rocketstore.types import BrokerRole
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -33,13 +42,12 @@ ANNOUNCE_S_MAX: Final = 1.0
 UNREGISTER_TIMEOUT_S: Final = 2.0
 TOPICS_INTERVAL_S: Final = 1.0
 """How often it is looked whether a topic has changed."""
-RETRY_S: Final = 1.0
-"""After a registration that failed somewhere."""
+RETRY_S: Final = 0.25
+"""After a first registration that failed, or a connection that ended; doubled each time until one lasts."""
+RETRY_S_MAX: Final = 2.0
 REMARK_CHARS_MAX: Final = 256
 """Of what a name server answers, in logs."""
 MASTER_ID: Final = 0
-HA_PORT_OFFSET: Final = 1
-"""From ``listenPort`` to the port of classic replication."""
 
 
 class _NameServer:
@@ -47,9 +55,15 @@ class _NameServer:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.wanted = asyncio.Event()
+        self.news = asyncio.Event()  # set when one of the next two changes
+        self.is_wanted = False
+        """Whether it must be told at once."""
         self.announced: list[asyncio.Future[None]] = []  # wait for a round that begins after they did
         self.topic_changes = -1
+        self.is_lost = False
+        """Whether the connection has ended since the last round began."""
+        self.setbacks = 0
+        """Rounds in succession that failed, or were followed by the end of the connection."""
         self.failure: str | None = None
         """The last one; empty if there was none, None before the first round."""
 
@@ -66,6 +80,10 @@ class NameServerRegistration:
         self._topics = TopicTable(parts)
         self._encoded: tuple[TopicConfigTable, bytes] | None = None  # the last table and its body
         self._rounds: tuple[asyncio.Task[None], ...] = ()
+        self.master = ""
+        """On a slave: the master's address, as a name server has said last; empty if none knows it."""
+        self.master_for_slaves = ""
+        """On a slave: the master's address for slaves."""
 
     def start(self) -> None:
         """Begin, if there are name servers."""
@@ -77,7 +95,15 @@ class NameServerRegistration:
     def wake(self) -> None:
         """Register at once."""
         for one in self._name_servers:
-            one.wanted.set()
+            one.is_wanted = True
+            one.news.set()
+
+    def lost(self, address: str) -> None:
+        """The connection to a name server has ended."""
+        for one in self._name_servers:
+            if one.address == address:
+                one.is_lost = True
+                one.news.set()
 
     async def announce(self) -> None:
         """Register at once. Returns when all name servers have been told, or have failed, or after a second."""
@@ -106,9 +132,8 @@ class NameServerRegistration:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _run(self, server: _NameServer) -> None:
-        config = self._parts.config
         while True:
-            server.wanted.clear()
+            server.is_wanted = server.is_lost = False
             waiting, server.announced = server.announced, []
             try:
                 is_told = await self._tell(server)
@@ -116,17 +141,26 @@ class NameServerRegistration:
                 for told in waiting:
                     if not told.done():  # else nobody waits any more
                         told.set_result(None)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(config.register_name_server_period / 1000 if is_told else RETRY_S):
-                    await self._changed(server)
+            if is_told:
+                await self._changed(server, self._parts.config.register_name_server_period / 1000, until_lost=True)
+            if is_told and not server.is_lost:
+                server.setbacks = 0
+            else:
+                await self._changed(server, _pause_s(server.setbacks))
+                server.setbacks += 1
 
-    async def _changed(self, server: _NameServer) -> None:
-        """Return once somebody wants it, or a topic has changed."""
-        state = self._parts.state
-        while state.topic_changes == server.topic_changes and not server.wanted.is_set():
+    async def _changed(self, server: _NameServer, timeout_s: float, *, until_lost: bool = False) -> None:
+        """Return once somebody wants it, or a topic has changed; or if the connection is lost."""
+        state, loop = self._parts.state, asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while state.topic_changes == server.topic_changes and not server.is_wanted:
+            rest_s = deadline - loop.time()
+            if rest_s <= 0 or (until_lost and server.is_lost):
+                return
+            server.news.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(TOPICS_INTERVAL_S):
-                    await server.wanted.wait()
+                async with asyncio.timeout(min(rest_s, TOPICS_INTERVAL_S)):
+                    await server.news.wait()
 
     async def _tell(self, server: _NameServer) -> bool:
         """Register at one. Whether it knows now."""
@@ -136,6 +170,8 @@ class NameServerRegistration:
             body = await self._parts.readers.run(self._body)
             answer = await self._client.call(server.address, self._request(body), timeout_s)
             failure = f"it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}" if answer.code else ""
+            if not failure:
+                self._learn(read_header(RegisterBrokerAnswer, answer.fields))
         except FAILURES as error:
             failure = str(error) or f"no answer within {timeout_s:g} s"
         except Exception as error:  # noqa: BLE001  # whatever it is, it must not end all registrations
@@ -146,6 +182,11 @@ class NameServerRegistration:
             _LOG.info("registered with the name server %s", server.address)
         server.failure = failure
         return not failure
+
+    def _learn(self, answer: RegisterBrokerAnswer) -> None:
+        """Where the master is: of several name servers, the last that knows one is believed."""
+        if answer.master_addr:
+            self.master, self.master_for_slaves = answer.master_addr, answer.ha_server_addr
 
     def _body(self) -> bytes:
         """All topics. On a read thread: there may be thousands."""
@@ -165,6 +206,7 @@ class NameServerRegistration:
             self._ha_address,
             MASTER_ID if leads and store.role is not BrokerRole.SLAVE else config.slave_id,
             body_crc32=body_crc32(body),
+            dledger_all_topics=True,
         )
         fields = write_header(header)
         if store.log.is_replicated:
@@ -186,6 +228,12 @@ class NameServerRegistration:
                 await self._client.call(name_server, leaving, UNREGISTER_TIMEOUT_S)
         except (*FAILURES, FrameError) as error:
             _LOG.info("cannot unregister from the name server %s, it forgets us in 2 minutes: %s", name_server, error)
+
+
+def _pause_s(setbacks: int) -> float:
+    """Before the next attempt. Random: all brokers of a name server lose their connections at the same time."""
+    longest_s = min(RETRY_S_MAX, RETRY_S * 2 ** min(setbacks, 16))
+    return uniform(longest_s / 2, longest_s)
 
 
 def _places_of(address: str, places: Mapping[int, str]) -> list[int]:

@@ -36,7 +36,7 @@ from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
 from rocketstore.store.stats import OTHERS
-from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutResult
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutResult
 
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 FIRST_DELAY_LEVEL: Final = 3
@@ -45,6 +45,8 @@ DEAD_QUEUES: Final = 1
 SENT_BACK_MAX: Final = 4096
 """Pairs of group and topic that are counted by themselves."""
 _READ_WRITE: Final = 6
+_NEVER_CONSUMED: Final = HIDDEN_TOPICS | {HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC}
+"""A message of these has not been delivered, and may never be."""
 
 
 class NoSuchMessageError(RequestError):
@@ -139,7 +141,7 @@ class Retries:
             message = None if record is None else decode_record(record)
         except CorruptRecordError:
             message = None
-        if message is None or message.topic in HIDDEN_TOPICS:
+        if message is None or message.topic in _NEVER_CONSUMED:
             raise NoSuchMessageError(f"look message by offset failed, {offset}")
         return message
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from typing import Final
 
 from dledger import properties
@@ -13,8 +15,9 @@ from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
-from rocketstore.broker.status import broker_id
+from rocketstore.broker.status import broker_id, release
 from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.codes import VERSION, AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -29,6 +32,7 @@ CONFIG_BYTES_MAX: Final = 64 * 1024
 _OF_TOPICS: Final = frozenset({"auto_create_topic_enable", "broker_permission", "default_topic_queue_nums"})
 """Settings that name servers see in the topics."""
 _FIXED: Final[Mapping[str, str]] = {
+    "clientCallbackExecutorThreads": str(os.cpu_count()),  # exportMetrics takes it for the number of processors
     "filterServerNums": "0",
     "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
     "slaveReadEnable": "false",
@@ -49,6 +53,7 @@ class RunningBroker:
         self._announce = announce
         self._admin = admin
         self._statistics = statistics
+        self._release = release()
 
     async def info(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_RUNTIME_INFO."""
@@ -78,10 +83,12 @@ class RunningBroker:
         return frame.answer(body=await self._admin.read(self._info, here))
 
     def _info(self, here: dict[str, str]) -> bytes:
-        """The file system is asked how full it is: on a read thread."""
+        """Waits for the file system and for the node's lock: on a read thread."""
         parts = self._parts
         told = parts.store.runtime_info() | parts.state.runtime_info() | parts.transactions.runtime_info()
-        return KVTable(told | here).encode()
+        view, conditions = parts.view(), [one.kind for one in parts.conditions.now()]
+        own = own_table(self._release, parts.config.node_id, view.role, view.term, view.members, conditions)
+        return KVTable(told | here | own).encode()
 
     async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONFIG."""
@@ -90,6 +97,7 @@ class RunningBroker:
         now = {
             "brokerRole": str(role),
             "brokerId": str(broker_id(config, role, parts.view())),
+            "brokerIP1": str(ip_address(parts.store_host.ip)),
             "useTLS": str(config.effective_security.has_tls).lower(),
         }
         settings = {**_FIXED, **properties_of(config), **now}

@@ -1,13 +1,16 @@
 """Sends over remoting: those of one turn of the event loop, of all connections, reach the store together.
 
-A request of one message is refused by itself. A batch is stored entirely or not at all, for it has one answer.
+While others are being stored, they wait for more, but not long: a request that is stored alone costs ten times as much
+as one of fifty, on every member.
+
+A request of one message is refused by itself. A batch is stored entirely or not at all, for it has one answer. So
+several of them are, too; if one is refused for what it holds, each is stored by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
@@ -18,12 +21,14 @@ from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import OriginOf, QuotaOf
 from rocketstore.broker.remoting.retries import Retries
-from rocketstore.broker.transactions.messages import PROPERTY_PRODUCER_GROUP, make_half
+from rocketstore.broker.remoting.topic_table import sendable_system_topic
+from rocketstore.broker.transactions.begins import Begun, HalfRefusedError
+from rocketstore.config import KIB
 from rocketstore.message.batch import expand_batch
-from rocketstore.message.checks import check_client_topic, check_keys, check_message
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
+    PROPERTY_PRODUCER_GROUP,
     PROPERTY_TRANSACTION,
     PROPERTY_WAIT,
     SYS_FLAG_BORN_HOST_V6,
@@ -46,6 +51,12 @@ ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
 CREATE_S_MAX: Final = 1.2
 """How much of that a message may wait for its topic."""
+FLIGHTS_MAX: Final = 2
+"""While as many groups of requests are being stored, the next ones gather,"""
+GATHER_S_MAX: Final = 0.005
+"""at most for this long,"""
+GATHER_BYTES_MAX: Final = 64 * KIB
+"""and only up to this size: more would hardly make each cheaper."""
 REGION: Final = "DefaultRegion"
 PROPERTY_CLUSTER: Final = "CLUSTER"
 
@@ -69,6 +80,9 @@ _REFUSED: Final = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: AnswerCode.SERVICE_NOT_AVAILABLE,
     PutMessageStatus.NO_PERMISSION: AnswerCode.NO_PERMISSION,
 }
+_NOT_BEGUN: Final = _REFUSED | {PutMessageStatus.OS_PAGECACHE_BUSY: AnswerCode.SYSTEM_BUSY}
+_BAD: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
+"""Of messages that can never be stored."""
 _OTHERS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 _PUT_OK: Final = PutMessageStatus.PUT_OK
 _LATE: Final = (
@@ -87,9 +101,10 @@ class _Send(NamedTuple):
     is_batch: bool
     quota: Quota
     size: int
-    is_half: bool
-    asked_queue_id: int = -1
-    """Where the transaction would end, if it begins one."""
+    half_of: str
+    """The producer group whose transaction it begins; empty: it is an ordinary message."""
+    begun: Begun | None = None
+    """Set once it has begun."""
 
 
 class _Flight:
@@ -114,6 +129,10 @@ class RemotingSends:
         self._cluster = f"{PROPERTY_CLUSTER}\x01{parts.config.cluster_name}"
         self._stored_answers = StoredAnswers(_OTHERS)
         self._gathered: list[_Send] = []
+        self._gathered_bytes = 0
+        self._planned: asyncio.Handle | None = None
+        """The storing of what is gathered."""
+        self._flights = 0
         self._creating: dict[str, list[_Send]] = {}
 
     def take(self, connection: RemotingConnection, frame: Frame) -> None:
@@ -125,10 +144,8 @@ class RemotingSends:
         waiting = self._creating.get(topic)
         if waiting is not None:
             waiting.append(send)
-        elif self._parts.topics.find(topic) is None and (target is not None or self._parts.sender.may_create(topic)):
-            self._creating[topic] = [send]
-            task = asyncio.get_running_loop().create_task(self._create(topic, target, header, send.quota.owner))
-            task.add_done_callback(partial(self._created, topic))
+        elif self._parts.topics.find(topic) is None:
+            self._begin_to_create(send, header, target or sendable_system_topic(self._parts.config, topic))
         else:
             self._gather(send)
 
@@ -151,9 +168,12 @@ class RemotingSends:
         given = text.split("\x02")
         segments = [one for one in given if one and not one.startswith(_DROPPED)]
         segments.append(self._cluster)
-        is_half = _TRANSACTION in segments
-        if is_half:
-            segments += self._begin_transaction(header, text, is_batch)
+        half_of = ""
+        if _TRANSACTION in segments:
+            segments = [one for one in segments if not one.startswith(_GROUP)]
+            half_of = self._check_begin(header, given, is_plain=not (is_batch or _DELAY in text))
+            segments += [one for one in given if one.startswith(_WAIT)]
+            segments.append(f"{_GROUP}{half_of}")
         elif header.sys_flag & SYS_FLAG_TRANSACTION:
             raise RequestError(f"a message of a transaction without {_TRANSACTION!r}", AnswerCode.MESSAGE_ILLEGAL)
         message = Message(
@@ -180,27 +200,17 @@ class RemotingSends:
         if not messages:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
         wait = _NOT_WAITING not in given
-        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), is_half)
+        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), half_of)
 
-    def _begin_transaction(self, header: SendHeader, text: str, is_batch: bool) -> list[str]:
-        """What else a half message says. Raises ``RequestError``: there may be no such transaction, or none now."""
-        parts = self._parts
-        if parts.config.reject_transaction_message:
-            reason = "this broker takes no transactional messages (rejectTransactionMessage)"
-            raise RequestError(reason, AnswerCode.NO_PERMISSION)
-        if is_batch or _DELAY in text:
-            raise RequestError("a transaction is of one message, without delay", AnswerCode.MESSAGE_ILLEGAL)
-        added = [one for one in text.split("\x02") if one.startswith(_WAIT)]
-        group = next((one.removeprefix(_GROUP) for one in text.split("\x02") if one.startswith(_GROUP)), "")
-        if not group:
-            group = header.producer_group
-            added.append(f"{_GROUP}{group}")
-        if not parts.transactions.is_running:
-            raise RequestError("this broker is not quite the master yet", AnswerCode.SERVICE_NOT_AVAILABLE)
-        problem = parts.transactions.refusal(group)
-        if problem:
-            raise RequestError(problem, AnswerCode.SYSTEM_BUSY)
-        return added
+    def _check_begin(self, header: SendHeader, given: Sequence[str], *, is_plain: bool) -> str:
+        """The producer group of a half message. Raises ``RequestError``: it may begin no transaction, or not now."""
+        named = (one.removeprefix(_GROUP) for one in given if one.startswith(_GROUP))
+        group = next(filter(None, named), header.producer_group)
+        try:
+            self._parts.halves.check_begin(group, is_plain=is_plain)
+        except HalfRefusedError as error:
+            raise RequestError(str(error), _NOT_BEGUN[error.status]) from None
+        return group
 
     def _refusal(self, send: _Send) -> tuple[AnswerCode, str] | None:
         """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
@@ -215,8 +225,8 @@ class RemotingSends:
         problem = topics.write_problem(topic, max(first.queue_id, -1))
         if problem:
             return AnswerCode.SYSTEM_ERROR, problem
-        if send.is_half:
-            problem = self._half_problem(first)
+        if send.half_of:
+            problem = self._parts.halves.problem(first)
             if problem:
                 return AnswerCode.MESSAGE_ILLEGAL, problem
         if first.queue_id < 0:
@@ -225,17 +235,16 @@ class RemotingSends:
                 one.queue_id = queue_id
         return None
 
-    def _half_problem(self, message: Message) -> str:
-        """Why a half message does not do. Its commit must fit into a record, too, and the real topic may be longer."""
-        config = self._parts.config.store
-        probe = replace(message, queue_id=max(message.queue_id, 0))
-        make_half(probe)
-        probe.topic = message.topic
-        refusal = check_message(probe, config)
-        problem = check_client_topic(message.topic) or check_keys(message, config.message_keys_max)
-        return problem or ("" if refusal is None else refusal.reason)
-
     # -- storing -------------------------------------------------------------------------------------------------------
+
+    def _begin_to_create(self, send: _Send, header: SendHeader, target: TopicConfig | None) -> None:
+        topic = send.messages[0].topic
+        if target is None and not self._parts.sender.may_create(topic):
+            self._gather(send)
+            return
+        self._creating[topic] = [send]
+        task = asyncio.get_running_loop().create_task(self._create(topic, target, header, send.quota.owner))
+        task.add_done_callback(partial(self._created, topic))
 
     async def _create(self, topic: str, target: TopicConfig | None, header: SendHeader, owner: str) -> None:
         async with asyncio.timeout(CREATE_S_MAX):
@@ -265,17 +274,27 @@ class RemotingSends:
         if refusal is not None:
             self._refuse(send, *refusal)
             return
-        if not self._gathered:
-            asyncio.get_running_loop().call_soon(self._store_gathered)
         send.quota.take(len(send.messages), send.size)
-        if send.is_half:
-            queue_id = send.messages[0].queue_id
-            make_half(send.messages[0])
-            send = send._replace(asked_queue_id=queue_id)
+        if send.half_of:
+            send = send._replace(begun=self._parts.halves.begin(send.messages[0], send.half_of))
         self._gathered.append(send)
+        self._gathered_bytes += send.size
+        if self._flights < FLIGHTS_MAX or self._gathered_bytes >= GATHER_BYTES_MAX or send.half_of:
+            self._store_soon()
+        elif self._planned is None:
+            self._planned = asyncio.get_running_loop().call_later(GATHER_S_MAX, self._store_gathered)
+
+    def _store_soon(self) -> None:
+        """At the end of this turn of the loop."""
+        planned = self._planned
+        if isinstance(planned, asyncio.TimerHandle):
+            planned.cancel()
+        elif planned is not None:
+            return
+        self._planned = asyncio.get_running_loop().call_soon(self._store_gathered)
 
     def _store_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered, self._gathered_bytes, self._planned = self._gathered, [], 0, None
         together: list[_Send] = []
         for send in gathered:
             if together and not _fit(together[0], send):
@@ -288,8 +307,9 @@ class RemotingSends:
         messages = [message for send in sends for message in send.messages]
         first = sends[0]
         size = sum(send.size for send in sends)
-        call = SendCall(0, messages, first.wait, size, together=first.is_batch, own=first.is_half)
+        call = SendCall(0, messages, first.wait, size, together=first.is_batch, own=bool(first.half_of))
         flight = _Flight(sends)
+        self._flights += 1
         flight.timer = asyncio.get_running_loop().call_later(ANSWER_S_MAX, self._late, flight)
         self._parts.sender.submit(call, partial(self._stored, flight))
 
@@ -299,12 +319,21 @@ class RemotingSends:
             self._refuse(send, AnswerCode.SYSTEM_ERROR, _LATE)
 
     def _stored(self, flight: _Flight, results: Sequence[PutResult]) -> None:
+        self._flights -= 1
+        if self._gathered:
+            self._store_soon()
         timer, at = flight.timer, 0
         if timer is not None:
             timer.cancel()
+            if len(flight.sends) > 1 and flight.sends[0].is_batch and any(one.status in _BAD for one in results):
+                for send in flight.sends:
+                    self._store([send])
+                return
         for send in flight.sends:
             count = len(send.messages)
             send.quota.give(count, send.size)
+            if send.begun is not None:
+                self._parts.halves.stored(send.begun)
             if timer is not None:
                 self._answer(send, results[at : at + count])
             at += count
@@ -319,13 +348,13 @@ class RemotingSends:
             return
         first = results[0].stored
         assert first is not None
-        queue_id = send.asked_queue_id if send.is_half else first.queue_id
+        queue_id = first.queue_id if send.begun is None else send.begun.queue_id
         if len(results) == 1 and results[0].status is _PUT_OK:
             message_id = f"{self._id_prefix}{first.offset:016X}"
+            send.connection.let_go(send.frame)
             if not send.frame.is_oneway:
                 answer = self._stored_answers.encode(send.frame, message_id, queue_id, first.queue_offset)
                 send.connection.send(answer)
-            send.connection.let_go(send.frame)
             return
         ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
         fields = write_header(SendAnswer(ids, queue_id, first.queue_offset))
@@ -339,7 +368,7 @@ class RemotingSends:
 
 def _fit(one: _Send, other: _Send) -> bool:
     """Whether they may be stored together."""
-    return not (one.is_batch or other.is_batch) and (one.wait, one.is_half) == (other.wait, other.is_half)
+    return (one.is_batch, one.wait, bool(one.half_of)) == (other.is_batch, other.wait, bool(other.half_of))
 
 
 @lru_cache(maxsize=1024)

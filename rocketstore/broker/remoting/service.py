@@ -14,6 +14,7 @@ from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.calls import ClientCalls
 from rocketstore.broker.remoting.connected import Connected
+from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.forwarding import FORWARDED, Forwarding
 from rocketstore.broker.remoting.groups import Groups
 from rocketstore.broker.remoting.members import Members
@@ -44,6 +45,13 @@ UNSENT_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 REQUESTS_MAX: Final = 4096
 """Under way, besides sends and pulls that wait."""
 EXPIRY_INTERVAL_S: Final = 10.0
+_IN_TURN: Final = (
+    RequestCode.HEART_BEAT,
+    RequestCode.UNREGISTER_CLIENT,
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.UNLOCK_BATCH_MQ,
+)
+"""Requests of which a later one takes back what an earlier one did."""
 
 
 async def tell_nobody() -> None:
@@ -61,9 +69,10 @@ class RemotingService:
     ) -> None:
         config, percent = parts.config, parts.config.access.account_share_percent
         self._forwarding = forwarding = Forwarding(parts, client)
-        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of)
+        decoder = BodyDecoder(parts.readers)
+        self.access: Final = RemotingAccess(parts, forwarding.origin_of, self._groups_of, decoder)
         self.retries: Final = Retries(parts, self.access.quota_of)
-        self.members: Final = Members(parts, self.retries, self.access.quota_of)
+        self.members: Final = Members(parts, self.retries, self.access.quota_of, decoder)
         """These two also serve the members of groups that use gRPC."""
         access, retries, members = self.access, self.retries, self.members
         self._offsets = offsets = Offsets(parts)
@@ -72,12 +81,12 @@ class RemotingService:
         self._pulls = RemotingPulls(parts, members.clients, offsets, retries, access)
         self._transactions = RemotingTransactions(parts, members.clients, access.may_send)
         unsent = UNSENT_BYTES_MAX + config.effective_limits.answer_bytes_max
+        requests = REQUESTS_MAX + config.pulls_waiting_max
         code = RequestCode
         direct: dict[int, Direct] = dict.fromkeys(
             (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE), sends.take
         )
         awaited: dict[int, Handler] = {
-            code.PULL_MESSAGE: self._pulls.pull,
             code.QUERY_CONSUMER_OFFSET: offsets.query,
             code.UPDATE_CONSUMER_OFFSET: offsets.update,
             code.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
@@ -93,22 +102,25 @@ class RemotingService:
             code.END_TRANSACTION: self._transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
         } | _administration(parts, members, offsets, self._statistics, announce)
+        allowed = {
+            number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
+            for number, handler in awaited.items()
+        }
         self.server = RemotingServer(
             f"broker {config.name}",
             Handlers(
                 direct={number: forwarding.direct(take) for number, take in direct.items()},
-                awaited={
-                    number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
-                    for number, handler in awaited.items()
-                },
+                awaited=allowed | {number: decoder.in_turn(allowed[number]) for number in _IN_TURN},
                 closed=self._closed,
                 code_of=code_of,
                 admit=access.admit,
+                prompt={code.PULL_MESSAGE: self._pulls.pull},
             ),
             ServerLimits(
                 connections_max=config.effective_limits.connections_max,
                 host_connections_max=max(1, config.effective_limits.connections_max * percent // 100),
-                requests_max=REQUESTS_MAX + config.pulls_waiting_max,
+                requests_max=requests,
+                host_requests_max=requests * percent // 100,
                 request_s_max=(config.effective_limits.call_ms_max + config.pull_wait_ms_max) / 1000,
                 receive_bytes_max=RECEIVE_BYTES_MAX,
                 host_receive_bytes_max=RECEIVE_BYTES_MAX * percent // 100,
@@ -162,7 +174,7 @@ def _administration(
     slaves = SlaveSource(parts, admin)
     running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
-    return {
+    asked: dict[int, Handler] = {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
         code.DELETE_TOPIC_IN_BROKER: topics.delete,
         code.GET_ALL_TOPIC_CONFIG: topics.all,
@@ -201,9 +213,10 @@ def _administration(
         code.DELETE_ACL_CONFIG: running.no_acl_changes,
         code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: running.no_acl_changes,
         code.VIEW_BROKER_STATS_DATA: statistics.view,
-        code.SEND_REPLY_MESSAGE: replies.send,
-        code.SEND_REPLY_MESSAGE_V2: replies.send,
     }
+    return {number: admin.shared(handler) for number, handler in asked.items()} | dict.fromkeys(
+        (code.SEND_REPLY_MESSAGE, code.SEND_REPLY_MESSAGE_V2), replies.send
+    )
 
 
 def code_of(error: Exception) -> AnswerCode | None:

@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 
 class BrokerTotals(NamedTuple):
-    """Messages stored, and given out, since the start."""
+    """Messages that arrived, also on a slave, and were given out, since the start; without the broker's own state."""
 
     puts: int
     gets: int
@@ -80,7 +80,7 @@ class Statistics:
     def now(self) -> BrokerTotals:
         """Of the whole broker."""
         stats = self._parts.store.stats
-        return BrokerTotals(stats.puts, stats.transferred)
+        return BrokerTotals(stats.arrived, stats.transferred)
 
     async def view(self, _: RemotingConnection, frame: Frame) -> Frame:
         """VIEW_BROKER_STATS_DATA."""

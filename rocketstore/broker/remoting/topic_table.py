@@ -7,6 +7,7 @@ from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.message.checks import check_client_topic
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.topics import DataVersion, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import AnswerCode
@@ -40,6 +41,12 @@ def system_topics(config: BrokerConfig) -> dict[str, TopicConfigData]:
     if config.auto_create_topic_enable:
         found.append(_topic(DEFAULT_TOPIC, config.default_topic_queue_nums, _READ_WRITE | INHERIT))
     return {one.topic_name: one for one in found}
+
+
+def sendable_system_topic(config: BrokerConfig, name: str) -> TopicConfig | None:
+    """Such a topic as it is stored once a message is sent to it; None if it is none, or not for clients."""
+    one = None if check_client_topic(name) else system_topics(config).get(name)
+    return None if one is None else TopicConfig(name, one.read_queue_nums, one.write_queue_nums, one.perm)
 
 
 def topic_table(config: BrokerConfig, stored: list[TopicConfig]) -> dict[str, TopicConfigData]:

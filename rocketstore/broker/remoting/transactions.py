@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count, islice
 from typing import Final
 
-from dledger.errors import CorruptLogError, ShutdownError
+from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.clients import ClientLink, ClientTables
@@ -20,7 +19,7 @@ from rocketstore.broker.transactions.messages import check_record, resumed
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY
-from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
@@ -37,8 +36,6 @@ from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, BrokerRole, PutResult
 COMMIT: Final = 8
 ROLLBACK: Final = 12
 UNKNOWN: Final = 0
-READY_S_MAX: Final = 2.0
-"""How long an end waits for a new master to read which transactions are open."""
 RESUMED_MAX: Final = 10_000
 TRIES: Final = 8
 """How many producers of a group to try, if the first does not take what it has been sent."""
@@ -55,10 +52,8 @@ class RemotingTransactions:
         self._clients = clients
         self._turns = count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready = asyncio.Event()
         self._resumed: OrderedDict[int, None] = OrderedDict()
         parts.transactions.ask_with(self._ask_soon)
-        parts.transactions.add_ready_listener(lambda: parts.bridge.post(self._ready.set))
 
     async def close(self) -> None:
         """Ask nobody any more."""
@@ -77,39 +72,18 @@ class RemotingTransactions:
             return frame.answer()
         if header.commit_or_rollback not in (COMMIT, ROLLBACK):
             raise RequestError(f"a transaction cannot end with {header.commit_or_rollback}")
-        await self._wait_ready()
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def done(problem: str) -> None:
-            parts.bridge.post(lambda: None if ended.done() else ended.set_result(problem))
-
         try:
-            await parts.readers.run(
-                parts.transactions.end,
+            await parts.ends.end(
                 header.tran_state_table_offset,
                 header.commit_log_offset,
                 header.producer_group,
                 commit=header.commit_or_rollback == COMMIT,
-                done=done,
             )
         except EndRefusedError as error:
             raise RequestError(str(error)) from error
         except NotReadyError as error:
             raise RequestError(str(error), AnswerCode.SERVICE_NOT_AVAILABLE) from error
-        problem = await ended
-        if problem:
-            raise RequestError(problem)
         return frame.answer()
-
-    async def _wait_ready(self) -> None:
-        """A new master soon knows which transactions are open."""
-        transactions = self._parts.transactions
-        if not transactions.is_ready:
-            self._ready.clear()
-            if not transactions.is_ready:  # else it was told just before
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(READY_S_MAX):
-                        await self._ready.wait()
 
     async def resume(self, _: RemotingConnection, frame: Frame) -> Frame:
         """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up, once for each master."""
@@ -169,7 +143,7 @@ class RemotingTransactions:
                 continue
             try:
                 request = await self._parts.readers.run(self._request, check)
-            except (CorruptLogError, CorruptRecordError, ShutdownError) as error:
+            except (CorruptLogError, InvalidRequestError, ShutdownError) as error:
                 _LOG.error("transactions: half message %d cannot be read: %s", check.queue_offset, error)
                 continue
             if request is not None:

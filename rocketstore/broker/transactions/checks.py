@@ -17,7 +17,7 @@ from rocketstore.message.message import Message
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, TRANSACTION_CHECKS_TOPIC
+from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, TRANSACTION_CHECKS_TOPIC, PutResult
 
 CHECKS_AT_ONCE: Final = 256
 ASKED_MS_MAX: Final = 30_000
@@ -91,7 +91,7 @@ class Checks:
         self._left: deque[tuple[Half, int]] = deque()  # of this round, with how often each was asked before
         self._asking = 0
         self._asked_until_ms = 0
-        self._topic_made = False
+        self._making_topic = False
 
     def begin(self, rounds: Rounds) -> None:
         """Go on from what the last master has stored; the first round is in an interval, as in RocketMQ."""
@@ -115,8 +115,13 @@ class Checks:
 
     def _begin_round(self, scanned: int) -> None:
         config, wall_ms = self._config, self._clock.wall_ms()
-        before, time_out_ms = self._rounds.times, config.transaction_time_out
-        due = self._opened.open_before(lambda one: due_at(one, time_out_ms) <= wall_ms)
+        before, time_out_ms = self._rounds.until(wall_ms).times, config.transaction_time_out
+
+        def is_due(half: Half) -> bool:
+            half.stored_ms = min(half.stored_ms, wall_ms)  # it may be from a master whose clock is ahead of ours
+            return due_at(half, time_out_ms) <= wall_ms
+
+        due = self._opened.open_before(is_due)
         if not due:
             return
         self._left.extend((one, times_checked(one, before, time_out_ms)) for one in due)
@@ -149,11 +154,15 @@ class Checks:
             self._asked_until_ms = 0
             self._opened.wake()
 
+    def _topic_put(self, _result: PutResult) -> None:
+        """On any thread. If it failed, the next message that is given up tries again."""
+        self._making_topic = False
+
     def _give_up(self, half: Half, times: int) -> None:
-        if not self._topic_made and self._state.topic(CHECKED_TOO_OFTEN_TOPIC) is None:
-            self._topic_made = True
+        if not self._making_topic and self._state.topic(CHECKED_TOO_OFTEN_TOPIC) is None:
+            self._making_topic = True
             topic = TopicConfig(CHECKED_TOO_OFTEN_TOPIC, 1, 1, _READ_WRITE)
-            self._state.put_topic(topic, lambda _result: None)
+            self._state.put_topic(topic, self._topic_put)
         try:
             self._opened.give_up(half, times)
         except CorruptLogError as error:

@@ -11,11 +11,8 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Final
 
-from rocketstore.broker.transactions.messages import (
-    PROPERTY_CHECK_IMMUNITY,
-    PROPERTY_CHECK_TIMES,
-    PROPERTY_PRODUCER_GROUP,
-)
+from rocketstore.broker.transactions.messages import PROPERTY_CHECK_IMMUNITY
+from rocketstore.message.message import PROPERTY_CHECK_TIMES, PROPERTY_PRODUCER_GROUP
 from rocketstore.message.properties import decode_properties
 
 IMMUNITY_S_MAX: Final = 30 * 24 * 3600

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from rocketstore.message.message import (
+    PROPERTY_CHECK_TIMES,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     SYS_FLAG_BORN_HOST_V6,
@@ -24,8 +25,6 @@ from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import CorruptRecordError, body_at, decode_record, encode_record
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC, OP_TOPIC
 
-PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
-PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d"
 _HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
@@ -63,6 +62,15 @@ def committed(record: bytes) -> Message:
         half.offset,
         property_string=_property_string(record, half),
     )
+
+
+def real_topic(record: bytes) -> str | None:
+    """A message's topic, also while it is not committed; None for damage."""
+    try:
+        message = decode_record(record, check_crc=False)
+    except CorruptRecordError:
+        return None
+    return message.properties.get(PROPERTY_REAL_TOPIC, "") if message.topic == HALF_TOPIC else message.topic
 
 
 def op_message(queue_offset: int, host: HostAddress, now_ms: int) -> Message:

@@ -29,6 +29,10 @@ class Rounds:
         """As stored."""
         return json.dumps({"version": VERSION, "rounds": self.times, "scanned": self.scanned}).encode()
 
+    def until(self, now_ms: int) -> Rounds:
+        """Without those of a clock that was ahead of ours: in no time from now on was anybody asked."""
+        return Rounds(tuple(one for one in self.times if one <= now_ms), self.scanned)
+
     def then(self, now_ms: int, most: int) -> Rounds:
         """With another round, now."""
         return Rounds((*self.times, now_ms)[-most:], self.scanned)

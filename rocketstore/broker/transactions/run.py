@@ -46,12 +46,20 @@ _IDLE_MS: Final = 10_000
 
 _log = logging.getLogger("rocketstore")
 
-EndDone = Callable[[str], None]
-"""Called once, on any thread, with why a transaction did not end; empty: it did."""
+EndDone = Callable[[PutResult], None]
+"""Called once, on any thread, with what became of a transaction's end."""
 
 
 class EndRefusedError(Exception):
     """Raised when a transaction is not ended by a request, and why."""
+
+
+class EndedBeforeError(EndRefusedError):
+    """Raised when a transaction has ended already, or there is none."""
+
+
+class EndingError(EndRefusedError):
+    """Raised when an earlier request's end is on its way."""
 
 
 class NotReadyError(Exception):
@@ -121,14 +129,14 @@ class Run:
         if self._worker is not None:
             self._worker.stop(STOP_TIMEOUT_S)
 
-    def refusal(self, group: str) -> str:
+    def refusal(self, group: str, coming: int = 0, coming_of_group: int = 0) -> str:
         """See ``TransactionService.refusal``."""
         most = self._config.transactions_open_max
         share = max(1, most * self._config.access.account_share_percent // 100)
-        waiting = len(self._arrivals)
+        waiting = len(self._arrivals) + coming
         if len(self.halves) + waiting >= most:
             return f"{most} transactions are open: end some first (transactions_open_max)"
-        if self.halves.of_group(group) >= share:
+        if self.halves.of_group(group) + coming_of_group >= share:
             return (
                 f"producer group {group} has {share} open transactions: end some first (transactions_open_max, "
                 "account_share_percent)"
@@ -196,7 +204,7 @@ class Run:
                     half.group,
                     times,
                 )
-                self._submit(half, [message, self._op(half)], lambda _problem: None, commit=False)
+                self._submit(half, [message, self._op(half)], lambda _result: None, commit=False)
 
     def _mark(self, queue_offset: int, offset: int, group: str) -> Half:
         with self._lock:
@@ -208,13 +216,13 @@ class Run:
                 self.halves.add_early(early)
             half = self.halves.find(queue_offset)
             if half is None:
-                raise EndRefusedError(f"transaction {queue_offset} has ended already, or there is none")
+                raise EndedBeforeError(f"transaction {queue_offset} has ended already, or there is none")
             if half.offset != offset:
                 raise EndRefusedError(f"the commit log offset wrong: {offset} instead of {half.offset}")
             if half.group != group:
                 raise EndRefusedError(f"the producer group wrong: {group}")
             if half.phase is not Phase.OPEN:
-                raise EndRefusedError(f"transaction {queue_offset} is being ended already")
+                raise EndingError(f"transaction {queue_offset} is being ended already")
             half.phase = Phase.ENDING
         return half
 
@@ -252,10 +260,10 @@ class Run:
         begin = log.end_offset
 
         def answered(results: Sequence[PutResult]) -> None:  # on any thread, perhaps under the lock
-            self._results.append(_Result(half, results[0 if commit else -1].outcome, begin, log.end_offset))
+            decisive = results[0 if commit else -1]  # a commit without its op is finished later
+            self._results.append(_Result(half, decisive.outcome, begin, log.end_offset))
             self.wake()
-            bad = next((one for one in results if not one.ok), None)
-            done("" if bad is None else bad.reason or str(bad.status))
+            done(decisive)
 
         self._store.submit(messages, answered, own=True)
 

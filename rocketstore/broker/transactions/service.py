@@ -55,7 +55,13 @@ class TransactionService:
         with self._lifecycle:
             if self._run is None:
                 self._run = run = Run(
-                    self._config, self._store, self._state, self._clock, lambda: self.host, self._askers
+                    self._config,
+                    self._store,
+                    self._state,
+                    self._clock,
+                    lambda: self.host,
+                    self._askers,
+                    self._tell_ready,
                 )
                 run.start(self._supervisor)
 
@@ -95,10 +101,13 @@ class TransactionService:
             return {}
         return {"transactionsOpen": str(len(run.halves)), "transactionsReady": str(run.is_ready).lower()}
 
-    def refusal(self, group: str) -> str:
-        """Why a producer group has too many open transactions to begin another; empty if it may. On a master only."""
+    def refusal(self, group: str, coming: int = 0, coming_of_group: int = 0) -> str:
+        """Why a producer group has too many open transactions to begin another; empty if it may. On a master only.
+
+        ``coming``: half messages that the log does not show yet, of all groups and of this one.
+        """
         run = self._run
-        problem = "" if run is None else run.refusal(group)
+        problem = "" if run is None else run.refusal(group, coming, coming_of_group)
         if problem:
             self._conditions.limit(problem)
         return problem

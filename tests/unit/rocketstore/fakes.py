@@ -104,6 +104,10 @@ class RecordLog(PlainCommitLog):
     def read_together(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
         return [self.read(offset, size) for offset, size in places]
 
+    def read_at_once(self, places: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """Also what may not be read yet."""
+        return [self.records.get(offset) for offset, _ in places]
+
     def read_record(self, offset: int) -> bytes | None:
         return self.records.get(offset) if offset >= self.min_offset else None
 
@@ -139,6 +143,9 @@ class UnitQueue(ConsumeQueue):
         if self.broken_at is not None and offset >= self.broken_at:
             return []
         return self.all[offset : offset + count]
+
+    def units_at_once(self, offset: int, count: int) -> list[QueueUnit]:
+        return self.units(offset, count)
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         times = [store_time_of(unit.offset, unit.size) for unit in self.all]

@@ -123,7 +123,8 @@ def test_a_line_sets_its_field_of_the_store(tmp_path: Path, line: str, name: str
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
-        ("brokerId=2", "node_id", "2"),
+        ("brokerId=2\nbrokerRole=SLAVE\nhaMasterAddress=h:1", "node_id", "2"),
+        ("brokerId=2", "broker_id", 0),
         ("brokerIP1=10.0.0.7\ninsecure=true", "bind_host", "0.0.0.0"),
         ("listenHost=::1", "bind_host", "::1"),
         ("autoCreateTopicEnable=false", "auto_create_topic_enable", False),
@@ -205,7 +206,12 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
         ("listenPort=70000", "between 0 and 65535"),
         ("defaultTopicQueueNums=0", "default_topic_queue_nums=0 must be at least 1"),
         ("brokerPermission=9", "broker_permission=9 must be between 0 and 7"),
-        ("brokerRole=SLAVE", "classic master-slave"),
+        ("brokerRole=SLAVE\nhaMasterAddress=h:1", "requires a broker_id"),
+        ("brokerRole=SLAVE\nbrokerId=1", "requires ha_master_address"),
+        ("haMasterAddress=nowhere", "ha_master_address"),
+        ("minInSyncReplicas=3", "min_in_sync_replicas=3 is more than in_sync_replicas=2"),
+        ("haTls=true", "requires a certificate"),
+        ("haHandshake=perhaps", "use one of auto, required, off"),
         ("dLegerPeers=n0-h:1", "but enableDLegerCommitLog is not"),
         ("brokerRole=BOSS", "use one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
     ],
@@ -247,12 +253,15 @@ def test_members_left_in_a_file_with_the_switch_off_are_a_warning(tmp_path: Path
     assert warnings == (f"settings that have no effect without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
 
 
-def test_a_sync_master_without_slaves_is_told_that_it_does_not_wait(tmp_path: Path) -> None:
-    """Nobody shall think that a second copy exists."""
+def test_a_master_with_a_slaves_number_gets_zero_and_is_told(tmp_path: Path) -> None:
+    """RocketMQ does the same without a word."""
     file = tmp_path / "broker.conf"
-    file.write_text("brokerRole=SYNC_MASTER\n")
+    file.write_text("brokerRole=SYNC_MASTER\nbrokerId=3\n")
 
-    assert "does not wait" in load_broker_settings(file, {}, {})[1][0]
+    config, warnings = load_broker_settings(file, {}, {})
+
+    assert config.broker_id == 0
+    assert warnings == (f"brokerId ({file}:2): a master has 0; set brokerRole=SLAVE for a slave",)
 
 
 def test_a_plain_broker_is_not_told_that_its_tls_settings_change_nothing() -> None:

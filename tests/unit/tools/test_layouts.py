@@ -16,6 +16,7 @@ HOMES: Final = {
     "dledger/store/hard_state.py": "the hard state",
     "dledger/store/slots.py": "slots around checkpoint and hard state",
     "dledger_spark/decode/slices.py": "Arrow's views; nothing stored",
+    "rocketstore/ha/wire.py": "numbers and frames between masters and slaves; nothing stored",
     "rocketstore/index/chains.py": "index files: header, entry, slot, and keys on their way there",
     "rocketstore/index/sums.py": "the files of sums beside index files",
     "rocketstore/message/batch.py": "batches, as clients send them",

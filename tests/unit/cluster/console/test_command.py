@@ -5,13 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import cluster.console
+from cluster import process
 from cluster.cli import main
+from cluster.console.server import ConsoleServer
 from tests.unit.cluster.console.support import request
 
 
@@ -37,6 +41,37 @@ def test_words_that_are_wrong_or_unsafe_are_refused(words: tuple[str, ...], told
 
     assert shown.exit_code == 2
     assert told in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "shown"),
+    [
+        (("--namesrv", "127.0.0.1:2;127.0.0.1:3"), {}, "127.0.0.1:2"),
+        (("--namesrv", "127.0.0.1:2"), {"DLEDGER_CONSOLE_NODES": "127.0.0.1:1"}, "127.0.0.1:2"),
+        ((), {"DLEDGER_NAMESRV": "127.0.0.1:2"}, "127.0.0.1:2"),
+        ((), {"DLEDGER_NAMESRV": "127.0.0.1:2", "DLEDGER_BOOTSTRAP": "127.0.0.1:1"}, ""),
+        (("--nodes", "127.0.0.1:1"), {"DLEDGER_NAMESRV": "127.0.0.1:2"}, ""),
+        (("--nodes", "127.0.0.1:1", "--namesrv", "127.0.0.1:2"), {}, ""),
+        ((), {}, ""),
+    ],
+)
+def test_name_servers_show_all_groups_unless_nodes_are_given(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], environment: dict[str, str], shown: str
+) -> None:
+    """Options precede the environment; in both, nodes precede name servers, as for other commands."""
+    found: list[tuple[str, ...]] = []
+
+    def stop(make: Callable[[], ConsoleServer], *_: object, **__: object) -> int:
+        made = make()
+        state: Any = made._shown.state()
+        found.append(tuple(one["address"] for one in state.get("name_servers", ())))
+        made.stop()
+        return 0
+
+    monkeypatch.setattr(process, "run", stop)
+    CliRunner().invoke(main, ["console", *words], env=environment)
+
+    assert [one[:1] for one in found] == [(shown,) if shown else ()]
 
 
 def test_a_short_token_is_refused() -> None:

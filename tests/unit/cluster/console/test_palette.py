@@ -11,7 +11,7 @@ import pytest
 from cluster.console import app
 
 FILES = app.load_files(Path(app.__file__).parent / "static")
-CSS = FILES["base.css"][0].decode() + FILES["parts.css"][0].decode()
+CSS = "".join(FILES[name][0].decode() for name in ("base.css", "parts.css", "cluster.css"))
 TOKENS = {
     name: {"light": light, "dark": dark}
     for name, light, dark in re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", CSS)

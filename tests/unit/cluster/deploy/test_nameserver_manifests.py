@@ -45,9 +45,12 @@ def test_every_pod_has_settings_that_a_name_server_takes(manifests: dict[str, Ma
     config = _config({one["name"]: one["value"] for one in container["env"]})
 
     assert container["args"] == ["nameserver"]
-    assert [one["containerPort"] for one in container["ports"]] == [config.listen_port]
+    ports = {"remoting": config.listen_port, "metrics": config.metrics_port}
+    assert {one["name"]: one["containerPort"] for one in container["ports"]} == ports
     service = manifests["Service"]
-    assert [one["port"] for one in service["spec"]["ports"]] == [config.listen_port]
+    assert {one["name"]: one["port"] for one in service["spec"]["ports"]} == ports
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "metrics"
     assert manifests["StatefulSet"]["spec"]["serviceName"] == service["metadata"]["name"]
     claims = {one["metadata"]["name"] for one in manifests["StatefulSet"]["spec"]["volumeClaimTemplates"]}
     mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
@@ -81,5 +84,8 @@ def test_the_composed_one_has_settings_that_a_name_server_takes() -> None:
 
     assert service["command"] == ["nameserver"]
     assert service["profiles"] == ["nameserver"]
-    assert service["ports"][0].endswith(f":{config.listen_port}")
+    inside = [one.rpartition(":")[2] for one in service["ports"]]
+    assert inside == [str(config.listen_port), str(config.metrics_port)]
+    assert all(one.startswith("${DLEDGER_PUBLISH:-127.0.0.1}:") for one in service["ports"])
+    assert service["healthcheck"]["test"] == ["CMD", "dledger", "health", "--nameserver"]
     assert service["volumes"][0].partition(":")[0] in composed["volumes"]

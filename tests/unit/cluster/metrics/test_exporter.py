@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.local.group import free_ports
 from cluster.metrics import metered
-from cluster.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS
+from cluster.metrics.catalog import BROKER_SPECS, NAME_SERVER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
@@ -26,6 +26,12 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
+from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.blocking import BlockingRemotingClient
+from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.frame import Frame
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")
@@ -267,3 +273,77 @@ def test_the_port_is_closed_after_whatever_happened() -> None:
         raise RuntimeError("the store is damaged")
 
     assert not [one for one in threading.enumerate() if one.name == "dledger-metrics"]
+
+
+def test_a_name_server_tells_what_it_knows_and_was_asked(exporter: Exporter, tmp_path: Path) -> None:
+    """Every request counts once, whatever its answer; one that nobody knows under a name of its own."""
+    server = NameServer(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json"))
+    exporter.watch_name_server(server)
+    assert page(exporter, "/readyz")[0] == 503
+    server.start()
+    try:
+        with closing(BlockingRemotingClient()) as frames:
+
+            def ask(code: int, fields: dict[str, str], body: bytes = b"") -> int:
+                return frames.call(server.address, Frame(code, 0, fields, body), 30).code
+
+            body = RegisterBrokerBody(TopicConfigTable(DataVersion(1, 1), {"T": TopicConfigData("T", 4, 4)})).encode()
+            for term, broker_id in ((2, 0), (1, 0), (2, 1)):
+                header = {
+                    "brokerName": "b",
+                    "brokerAddr": f"10.0.0.{term}{broker_id}:1",
+                    "clusterName": "c",
+                    "haServerAddr": "",
+                    "brokerId": str(broker_id),
+                    "compressed": "false",
+                    "bodyCrc32": "0",
+                    "dledgerTerm": str(term),
+                }
+                assert ask(RequestCode.REGISTER_BROKER, header, body) == 0
+            assert ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}) == 0
+            assert ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "U"}) == AnswerCode.TOPIC_NOT_EXIST
+            assert ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {}) == AnswerCode.SYSTEM_ERROR
+            assert ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"}) == 0
+            assert ask(12345, {}) == AnswerCode.REQUEST_CODE_NOT_SUPPORTED
+            assert page(exporter, "/readyz") == (200, "ready\n")
+            assert page(exporter, "/healthz") == (200, "alive\n")
+            found = samples(exporter)
+        prefix = "rocketmq_namesrv_"
+        told = {name.removeprefix(prefix): amount for (name, labels), amount in found.items() if not labels}
+        assert (
+            told
+            | {
+                "brokers": 1,
+                "brokers_without_master": 0,
+                "broker_addresses": 2,
+                "topics": 1,
+                "routes": 1,
+                "values": 1,
+                "connections": 1,
+                "requests_under_way": 0,
+                "outdated_registrations_total": 1,
+                "expired_addresses_total": 0,
+                "master_changes_total": 1,
+            }
+            == told
+        )
+        requests = {
+            (labels["request"], int(labels["code"])): amount
+            for (name, pairs), amount in found.items()
+            if name == f"{prefix}requests_total"
+            for labels in [dict(pairs)]
+        }
+        assert requests == {
+            ("REGISTER_BROKER", 0): 3,
+            ("GET_ROUTEINFO_BY_TOPIC", 0): 1,
+            ("GET_ROUTEINFO_BY_TOPIC", AnswerCode.TOPIC_NOT_EXIST): 1,
+            ("GET_ROUTEINFO_BY_TOPIC", AnswerCode.SYSTEM_ERROR): 1,
+            ("PUT_KV_CONFIG", 0): 1,
+            ("unknown", AnswerCode.REQUEST_CODE_NOT_SUPPORTED): 1,
+        }
+        names = {name for name, _ in found if name.startswith(prefix)}
+        assert names == {spec.name for spec in NAME_SERVER_SPECS}
+    finally:
+        server.stop()
+    assert page(exporter, "/readyz")[0] == 503
+    assert page(exporter, "/metrics")[0] == 503

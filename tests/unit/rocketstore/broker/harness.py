@@ -21,6 +21,7 @@ from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.ports import GroupView, StateDone
+from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.service import BrokerService
@@ -271,9 +272,11 @@ class Harness:
             guard=self.guard,
             conditions=self.conditions,
         )
-        quotas = self.service.parts.quotas
-        retries = Retries(self.service.parts, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
-        members = Members(self.service.parts, retries, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        parts = self.service.parts
+        quotas = parts.quotas
+        retries = Retries(parts, lambda one, _: quota_at(one.place.host, str(one.place), quotas))
+        decoder = BodyDecoder(parts.readers)
+        members = Members(parts, retries, lambda one, _: quota_at(one.place.host, str(one.place), quotas), decoder)
         self.service.memberships.serve(members, retries)
         add_methods(self.server, SERVICE, self.service.methods())
         self.port = self.server.add_insecure_port("127.0.0.1:0")

@@ -15,6 +15,7 @@ from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.unit.rocketstore.broker.harness import Harness, failing
+from tests.unit.rocketstore.fakes import head
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_a_change_of_unknown_outcome_says_so(broker: Harness) -> None:
 
 def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) -> None:
     """What clients need to find the master, and people to see that all is well."""
-    broker.store.stats.put_done([PutResult(PutMessageStatus.PUT_OK)] * 3, 0.001)
+    broker.store.stats.dispatched([head(number) for number in range(3)], 0)
 
     status = broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
 

@@ -88,16 +88,17 @@ def test_a_refused_message_does_not_take_its_neighbours_along(broker: Harness) -
     assert "permission 4" in results[2].reason
 
 
-def test_a_half_message_is_refused_however_it_says_so(broker: Harness) -> None:
+def test_a_half_message_is_never_an_ordinary_one_however_it_says_so(broker: Harness) -> None:
     """RocketMQ's clients say it by a property: stored as an ordinary message it would be delivered at once."""
     results = broker.send(
         message(properties={"TRAN_MSG": "true"}),
-        message(property_string=b"KEYS\x01k\x02TRAN_MSG\x01TRUE"),
+        message(property_string=b"KEYS\x01k\x02TRAN_MSG\x01TRUE\x02PGROUP\x01g"),
         message(property_string=b"TRAN_MSG\x01false"),
     )
 
-    assert [one.status for one in results] == ["MESSAGE_ILLEGAL", "MESSAGE_ILLEGAL", "PUT_OK"]
-    assert "transactions" in results[0].reason
+    assert [one.status for one in results] == ["MESSAGE_ILLEGAL", "SERVICE_NOT_AVAILABLE", "PUT_OK"]
+    assert ["producer group" in results[0].reason, "not quite the master" in results[1].reason] == [True, True]
+    assert len(broker.store.log.records) == 1
 
 
 def test_what_the_store_finds_illegal_is_left_out_and_the_rest_stored() -> None:

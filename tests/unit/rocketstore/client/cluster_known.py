@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketstore.remoting.codes import AnswerCode, RequestCode
 from tests.support.fake_broker import FakeBrokers, fake_brokers
 from tests.unit.rocketstore.nameserver.wire import Caller, calling, config_in, running
 
@@ -26,6 +27,17 @@ class TwoGroups:
         """What both store."""
         return sorted(self.a.bodies(TOPIC) + self.b.bodies(TOPIC))
 
+    def join(self, name: str) -> None:
+        """A group's master registers."""
+        group, queues = (self.a, 2) if name == "a" else (self.b, 1)
+        self.caller.register(0, group.addresses[0], name=name, topics=(TOPIC,), queues=queues)
+
+    def leave(self, name: str) -> None:
+        """The name server does not know it any more."""
+        address = (self.a if name == "a" else self.b).addresses[0]
+        where = {"brokerName": name, "brokerAddr": address, "clusterName": "c", "brokerId": "0"}
+        assert self.caller.ask(RequestCode.UNREGISTER_BROKER, **where).code == AnswerCode.SUCCESS
+
 
 @contextmanager
 def two_groups(directory: Path) -> Iterator[TwoGroups]:
@@ -33,6 +45,7 @@ def two_groups(directory: Path) -> Iterator[TwoGroups]:
     with fake_brokers(1) as a, fake_brokers(1) as b, running(config_in(directory)) as server, calling(server) as caller:
         a.add_topic(TOPIC, 2)
         b.add_topic(TOPIC, 1)
-        caller.register(0, a.addresses[0], name="a", topics=(TOPIC,), queues=2)
-        caller.register(0, b.addresses[0], name="b", topics=(TOPIC,), queues=1)
-        yield TwoGroups(server.address, caller, a, b)
+        known = TwoGroups(server.address, caller, a, b)
+        for name in ("a", "b"):
+            known.join(name)
+        yield known

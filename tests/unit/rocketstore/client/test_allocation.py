@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.client.allocation import allocate, in_java_order
+from rocketstore.client.allocation import allocate, in_java_order, queues_in_java_order
+from rocketstore.client.shares import QueueName
 
 
 def rocketmqs_rule(queues: int, members: int, index: int) -> list[int]:
@@ -40,6 +41,13 @@ def test_the_order_of_the_list_does_not_matter(names: list[str], queues: int) ->
 def test_members_are_sorted_as_java_sorts_them() -> None:
     """By UTF-16 code units: a character beyond the first 65,536 comes before U+E000."""
     assert in_java_order(["\ue000", "\U00010000", "b", "a"]) == ["a", "b", "\U00010000", "\ue000"]
+
+
+def test_queues_are_sorted_as_java_sorts_them() -> None:
+    """RocketMQ's ``MessageQueue``: by topic, then by the name of the brokers, then by number."""
+    java = [("a", "x", 1), ("a", "x", 10), ("a", "\U00010000", 0), ("a", "\ue000", 0), ("b", "a", 0)]
+    queues = [QueueName(topic, queue_id, name) for topic, name, queue_id in java]
+    assert queues_in_java_order([*reversed(queues), queues[0]]) == queues
 
 
 def test_who_is_no_member_gets_nothing() -> None:

@@ -100,6 +100,22 @@ def test_a_dead_group_delays_no_other(known: TwoGroups, caplog: pytest.LogCaptur
         assert read(consumer, 1) == {b"a0"}
 
 
+def test_a_commit_that_fails_in_one_group_is_made_in_the_others(known: TwoGroups) -> None:
+    """And the failure is told."""
+    put(known.a, b"a0")
+    put(known.b, b"b0")
+    consumer = ClusterConsumer(known.server, group="g", topic=TOPIC, start="first", timeout_s=1, auto_commit_s=None)
+    try:
+        assert read(consumer, 2) == {b"a0", b"b0"}
+        known.a.nodes[0].stop()
+        with pytest.raises(UnavailableError):
+            consumer.commit()
+        assert committed(known.b) == {0: 1}
+    finally:
+        with pytest.raises(UnavailableError):
+            consumer.close()
+
+
 def test_closing_does_not_wait_for_the_dead(known: TwoGroups) -> None:
     """What was never read needs no commit."""
     known.a.nodes[0].stop()

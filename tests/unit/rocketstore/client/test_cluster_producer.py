@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import ConfigError, DLedgerError, InvalidRequestError, UnavailableError
+from dledger.errors import ConfigError, DLedgerError, InvalidRequestError, TlsError, UnavailableError
 from rocketstore.client import AsyncClusterProducer, ClusterProducer
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, PartlySentError, SendOutcomeUnknownError
 from rocketstore.client.outgoing import queue_of_key
@@ -98,6 +98,21 @@ def test_a_dead_group_is_passed_over(known: TwoGroups) -> None:
 
     assert known.b.bodies(TOPIC) == [b"%04d" % number for number in range(13)]
     assert set(seen) <= {known.a.addresses[0]}
+
+
+def test_brokers_that_only_rocketmqs_clients_can_speak_to_are_passed_over(known: TwoGroups) -> None:
+    """They may have the topic, too; here the name server stands for one: it does not speak gRPC either."""
+    known.caller.register(0, known.server, name="c", topics=(TOPIC,), queues=4)
+    with ClusterProducer(known.server, timeout_s=3) as producer:
+        for number in range(12):
+            producer.send(letter(number))
+        with producer.sender() as sender:
+            futures = [sender.send(letter(number)) for number in range(12, 18)]
+        assert all(one.result().queue_offset >= 0 for one in futures)
+        with pytest.raises(TlsError, match="RocketMQ's own"):
+            producer.send(letter(18), queue_id=0, broker_name="c")
+
+    assert known.bodies() == [b"%04d" % number for number in range(18)]
 
 
 def test_a_key_waits_for_its_group(known: TwoGroups) -> None:
@@ -205,6 +220,41 @@ def test_brokers_that_moved_are_found(known: TwoGroups, monkeypatch: pytest.Monk
                 break
 
             assert elsewhere.bodies(TOPIC)
+
+
+def test_a_restarted_name_server_changes_no_route(
+    known: TwoGroups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows nothing until the brokers have registered again, one after the other: keys keep their queues."""
+    monkeypatch.setattr("rocketstore.client.routes.REFRESH_S", 0.0)
+    monkeypatch.setattr("rocketstore.client.routes.DOUBTED_REFRESH_S", 0.0)
+
+    def places(producer: ClusterProducer) -> list[set[bytes]]:
+        """Which messages are in which queue."""
+        before = len(known.bodies())
+        for number in range(20):
+            producer.send(letter(number), key=str(number))
+        assert len(known.bodies()) == before + 20
+        return [set(known.a.bodies(TOPIC, 0)), set(known.a.bodies(TOPIC, 1)), set(known.b.bodies(TOPIC))]
+
+    with ClusterProducer(known.server) as producer:
+        first = places(producer)
+        for name in ("a", "b", ""):
+            assert places(producer) == first
+            if name:
+                known.leave(name)
+        for name in ("b", "a"):
+            known.join(name)
+            assert places(producer) == first
+        known.leave("a")
+        monkeypatch.setattr("rocketstore.client.routes.MISSING_S", 0.0)
+        before = known.a.bodies(TOPIC)
+        for number in range(5):
+            producer.send(letter(number))
+        assert known.a.bodies(TOPIC) == before
+        known.leave("b")
+        with pytest.raises(NotFoundError):
+            producer.send(letter(0))
 
 
 def test_without_name_servers(known: TwoGroups) -> None:

@@ -65,6 +65,19 @@ def test_a_silent_master_does_not_hold_up_who_looks_for_another_one(brokers: Fak
         assert time.monotonic() - began < 30
 
 
+def test_a_silent_master_is_left_for_another_one(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Long before the deadline, by those that may ask again: it may be frozen, and its successor answers."""
+    frozen = brokers.nodes[0]
+    frozen.gated = {"ListTopics", "Status"}
+    frozen.gate.clear()
+    brokers.elect(2)
+    connection.directory.set_leader(frozen.address)
+    deadline = connection.deadline(60.0)
+
+    assert connection.ask_master(LIST_TOPICS, pb.ListTopicsRequest(), deadline, attempt_s=0.3).topics
+    assert deadline.remaining_s > 20
+
+
 def test_one_brokers_word_does_not_end_the_look_around(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """It may be the old master's: without a majority that agrees, all are heard."""
     _, new = make_two_masters(brokers)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn, cast
 
 import grpc
 import pytest
@@ -13,7 +14,10 @@ import pytest
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
 from rocketstore.broker.remoting.locks import LOCK_S
 from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName, group_consumer
+from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.group_branch import Assignment, Branch
+from rocketstore.client.group_offsets import Beginnings
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
@@ -188,6 +192,24 @@ def test_a_queue_that_is_new_begins_with_its_first_message(broker: RemotingHarne
         wait_until(lambda: seen.bodies == [b"new"], "the message of the new queue")
 
 
+def test_a_topic_that_is_made_anew_is_consumed_again(broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was gone: the brokers whose addresses were given are never left."""
+    monkeypatch.setattr("rocketstore.client.topic_cache.REFRESH_S", 0.05)
+    monkeypatch.setattr("rocketstore.client.group_branch.REBALANCE_S", 0.2)
+    for name, seconds in (("LOOK_S", 0.05), ("MISSING_TOPIC_S", 0.05), ("RETIRE_S", -1.0)):
+        monkeypatch.setattr(f"rocketstore.client.group_division.{name}", seconds)
+    seen = Seen()
+    with member(broker, seen) as one:
+        division = one._division
+        assert division is not None
+        topic = broker.state.table.pop("T")
+        wait_until(lambda: "T" in division._missing, "it is gone")
+        broker.state.table["T"] = topic
+        wait_until(lambda: "T" not in division._missing, "it is found again")
+        sent = put(broker, 4)
+        wait_until(lambda: sorted(seen.bodies) == sorted(sent), "its messages come")
+
+
 def test_tags_are_chosen(broker: RemotingHarness) -> None:
     """And the others count as done."""
     put(broker, 8, tags="A")
@@ -233,7 +255,7 @@ def test_a_message_that_is_not_taken_back_is_tried_again_here(
     broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost because its repetition was refused."""
-    monkeypatch.setattr(group_consumer, "LOOK_S", 0.05)
+    monkeypatch.setattr("rocketstore.client.group_consumer.LOOK_S", 0.05)
     put(broker, 1)
     with member(broker) as one:
         delivery = one.receive(15.0)
@@ -330,6 +352,165 @@ def test_a_lock_of_another_member_is_respected(broker: RemotingHarness) -> None:
         assert queues_of(one) == [[0, 1, 3]]
         locks._now = lambda: 1e9 + 2 * LOCK_S
         wait_until(lambda: queues_of(one) == [[0, 1, 2, 3]], "the lock has expired")
+
+
+def test_a_message_that_fails_while_its_brokers_are_left_is_not_done(broker: RemotingHarness) -> None:
+    """Nobody takes it back any more, so it must come again: it is not committed."""
+    put(broker, 4)
+    with member(broker, commit_s=3600.0) as one:
+        delivery = one.receive(15.0)
+        assert delivery is not None
+        division = one._division
+        assert division is not None
+        branches, division._branches = division._branches, {}
+        one.send_back(delivery)
+        division._branches = branches
+        assert delivery.progress.done == 0
+        assert len(stored(broker)) == 4
+
+
+def branch_of(one: GroupConsumer) -> Branch:
+    """The only one, whose thread commits nothing if that is an hour away."""
+    assert one._division is not None
+    (branch,) = one._division.branches()
+    return branch
+
+
+def unavailable(*_args: object, **_settings: object) -> NoReturn:
+    raise UnavailableError("scripted")
+
+
+def test_a_message_that_is_not_taken_back_before_the_end_is_not_done(
+    broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else closing would commit it, and nobody would ever see it again."""
+    put(broker, 4)
+    with member(broker, commit_s=3600.0) as one:
+        delivery = one.receive(15.0)
+        assert delivery is not None
+
+        def fails(_request: pb.SendBackRequest) -> NoReturn:
+            one._closing.set()
+            unavailable()
+
+        monkeypatch.setattr(branch_of(one), "put_back", fails)
+        one.send_back(delivery)
+        assert delivery.progress.done == 0
+        one._closing.clear()
+
+
+def test_a_queue_that_moved_back_is_not_sent_forward_by_its_old_offset(
+    broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers lost the queue's end, and the group's offset is behind it: messages up to there are to come."""
+    with member(broker, commit_s=3600.0) as one:
+        branch, name = branch_of(one), QueueName("T", 0)
+        share = branch._held()[name]
+        share.rewind, share.committed = True, 7
+        commits: list[tuple[int | None, bool]] = []
+        monkeypatch.setattr(branch._store, "fetch", lambda _topics: {name: 9})
+        monkeypatch.setattr(
+            branch._store, "commit", lambda places, *, rewind: commits.append((places.get(name), rewind))
+        )
+        branch._adopt_and_commit()
+        assert (share.progress.next, share.rewind) == (0, False)
+        assert (0, True) in commits
+
+
+def test_queues_that_could_not_be_taken_are_unlocked(broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would wait for them for a minute."""
+    with member(broker, ordered=True, commit_s=3600.0) as one:
+        branch = branch_of(one)
+        monkeypatch.setattr(branch.beginnings, "of", unavailable)
+        with pytest.raises(UnavailableError):
+            branch._gain(Assignment(), [QueueName("U", 0)])
+        assert not [key for key in broker.remoting.members._locks._locks if key[1] == "U"]
+
+
+def test_a_renewal_keeps_what_it_got_and_what_is_being_left(broker: RemotingHarness) -> None:
+    """A queue that another member has locked meanwhile is given up; one whose message is in use stays locked."""
+    put(broker, 4)
+    with member(broker, ordered=True, commit_s=3600.0) as one:
+        branch, locks = branch_of(one), broker.remoting.members._locks
+        held = {found.message.queue_id: found for found in (one.receive(15.0) for _ in range(4)) if found is not None}
+        branch._release([held[1].share])
+        theirs = (MessageQueue("T", broker.config.name, 2),)
+
+        async def lock() -> None:
+            locks.unlock("g", one.client_id, theirs)
+            locks.lock("g", "other", theirs)
+
+        broker.bridge.run(lock())
+        for share in branch._held().values():
+            share.usable_until = 0.0
+        renewed_at = locks._locks["g", "T", 1].renewed_at
+        branch._renew()
+        assert [held[number].share.usable_until > 0 for number in (0, 2, 3)] == [True, False, True]
+        assert QueueName("T", 2) not in branch._held()
+        assert locks._locks["g", "T", 1].renewed_at > renewed_at
+        for each in held.values():
+            one.ack(each)
+
+
+def test_a_queue_is_left_only_once_its_offset_is_committed(
+    broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, the next member would begin with messages that are done."""
+    with member(broker, ordered=True, commit_s=3600.0) as one:
+        branch = branch_of(one)
+        share = branch._held()[QueueName("T", 0)]
+        share.committed, commit = 7, branch._store.commit
+        monkeypatch.setattr(branch._store, "commit", unavailable)
+        with pytest.raises(UnavailableError):
+            branch._release([share])
+        assert (branch._leaving, share.progress.abandoned) == ([share], False)
+        monkeypatch.setattr(branch._store, "commit", commit)
+        branch._finish_leaving()
+        assert branch._leaving == []
+
+
+def test_a_member_that_is_slower_moves_no_offset() -> None:
+    """Another one began, and messages were sent, while it looked: the group has to see them."""
+
+    class Store:
+        def fetch(self, topics: Collection[str]) -> dict[QueueName, int]:
+            return {QueueName("T", 1, "b"): 5} if "T" in topics else {}
+
+        def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
+            kept.append((dict(offsets), rewind))
+
+    kept: list[tuple[dict[QueueName, int], bool]] = []
+    beginnings = Beginnings(cast("BrokerConnection", None), Store(), "b")
+    beginnings.begin({QueueName("T", 0, "b"): 9, QueueName("T", 1, "b"): 9, QueueName("U", 0, "b"): 3})
+    assert kept == [({QueueName("U", 0, "b"): 3}, False)]
+
+
+def test_a_commit_meanwhile_is_not_taken_for_a_reset(broker: RemotingHarness) -> None:
+    """What the brokers said before it is older: the queue would go back to there."""
+    put(broker, 8)
+    with member(broker, commit_s=3600.0) as one:
+        held = [found for _ in range(8) if (found := one.receive(15.0)) is not None]
+        assert len(held) == 8
+        for each in held[:4]:
+            one.ack(each)
+        one.commit()
+        assert one._division is not None
+        (branch,) = one._division.branches()
+        store, fetch = branch._store, branch._store.fetch
+
+        def fetch_slowly(topics: Collection[str]) -> dict[QueueName, int]:
+            found = fetch(topics)
+            for each in held[4:]:
+                one.ack(each)
+            if branch._committing.acquire(blocking=False):
+                branch._committing.release()
+                one.commit()
+            return found
+
+        store.fetch = fetch_slowly  # type: ignore[method-assign]  # on this object alone
+        branch._adopt_and_commit()
+        assert {share.progress.done for name, share in branch._held().items() if name.topic == "T"} == {2}
+        assert committed(broker) == dict.fromkeys(range(4), 2)
 
 
 def test_a_broadcast_reaches_every_member_and_each_keeps_its_own_place(broker: RemotingHarness, tmp_path: Path) -> None:

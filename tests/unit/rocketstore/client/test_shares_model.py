@@ -28,7 +28,6 @@ class Pulled:
     def __init__(self, begin: int) -> None:
         self.offset = begin
         self.chunks: deque[Chunk] = deque()
-        self.rewound = False
         self.max_offset = -1
         self.skipped = 0
 
@@ -95,7 +94,10 @@ class Members(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def it_is_done_with_one(self, data: st.DataObject) -> None:
-        delivery = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.it_is_done_with_one_of(data.draw(st.integers(0, len(self.held) - 1)))
+
+    def it_is_done_with_one_of(self, place: int) -> None:
+        delivery = self.held.pop(place)
         if self.shares.claim(delivery):
             self.shares.finish(delivery)
         self.acked.add(delivery.message.queue_offset)
@@ -174,3 +176,67 @@ def test_after_a_reset_nothing_is_handed_out_that_was_pulled_before() -> None:
     one.shares.go_to(one.share, 0)
     assert one.shares.receive(0.0) is None
     assert one.share.progress.done == 0
+
+
+def test_what_was_pulled_before_the_broker_lost_its_end_does_not_count_as_done() -> None:
+    """The queue ended at 1, and grows again: what comes now has the offsets of messages that are still in use."""
+    one = Members()
+    for _ in range(5):
+        one.somebody_sends("A")
+    one.a_response_comes(1, filtered=False)
+    one.it_takes_a_message()
+    one.it_is_done_with_one_of(0)
+    one.a_response_comes(2, filtered=False)
+    one.source.chunks.append(Chunk(b"", 1, rewinds=True))
+    one.it_takes_a_message()
+    one.it_takes_a_message()
+    assert [one.share.progress.done, one.share.rewind] == [1, False]
+    one.source.offset = 1
+    one.a_response_comes(4, filtered=False)
+    one.it_takes_a_message()
+    assert [one.share.progress.done, one.share.rewind] == [1, True]
+    one.it_is_done_with_one_of(0)
+    one.it_is_done_with_one_of(0)
+    assert one.share.progress.done == 1
+    one.it_is_done_with_one_of(0)
+    assert one.share.progress.done == 2
+
+
+def test_what_fails_after_a_reset_or_waits_meanwhile_holds_up_nothing() -> None:
+    """In order, a message that counted as handed out for ever would be the queue's last one."""
+    one = Members()
+    one.another_takes_over(last_commit=False, ordered=True)
+    for _ in range(2):
+        one.somebody_sends("A")
+    for wait_s in (0.0, 1000.0):
+        one.a_response_comes(2, filtered=False)
+        delivery = one.shares.receive(0.0)
+        assert delivery is not None
+        assert one.shares.claim(delivery)
+        if wait_s:
+            one.shares.deliver_again(delivery, wait_s)
+            one.shares.go_to(one.share, 0)
+        else:
+            one.shares.go_to(one.share, 0)
+            one.shares.deliver_again(delivery, wait_s)
+        assert (one.share.out, len(one.share.progress)) == (0, 0)
+
+
+def test_what_is_in_use_is_limited_by_bytes() -> None:
+    """However many messages it is; one is always handed out."""
+    one = Members()
+    for _ in range(3):
+        one.somebody_sends("A")
+    size = len(one.records[0][1])
+    for room, count in ((1, 1), (size + 1, 2)):
+        one.shares = Shares(ordered=False, pending_max=9, pending_bytes_max=room, failed=one._failed)
+        share = Share(QueueName("T", 0), 0, 0, None)
+        one.source = share.source = Pulled(0)
+        one.shares.add(share)
+        one.a_response_comes(3, filtered=False)
+        held = [found for _ in range(4) if (found := one.shares.receive(0.0)) is not None]
+        assert len(held) == count
+        assert one.shares.claim(held[0])
+        one.shares.finish(held[0])
+        assert one.shares.receive(0.0) is not None
+        assert one.shares.receive(0.0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
 from rocketstore.index.chains import IndexHeader
-from rocketstore.index.file import IndexFile, IndexShape
+from rocketstore.index.file import IndexFile, IndexShape, NewEntry
 from rocketstore.index.keys import key_hash
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import STORE_MS
@@ -40,7 +41,7 @@ def reopen(file: IndexFile) -> IndexFile:
     return IndexFile(FileSystem(), file.path, file.shape)
 
 
-def fill(file: IndexFile, rows: list[tuple[int, int, int]]) -> None:
+def fill(file: IndexFile, rows: Sequence[tuple[int, int, int]]) -> None:
     """Put (hash, offset, store ms) all at once."""
     keys, offsets, times = (np.array(column) for column in zip(*rows, strict=True))
     file.put_all(keys.astype(np.int32), offsets.astype(np.int64), times.astype(np.int64))
@@ -66,6 +67,35 @@ def test_puts_of_a_batch_give_the_same_bytes_as_one_by_one(tmp_path: Path) -> No
     batch = create(tmp_path / "batch")
     fill(batch, [(key_hash("TopicTest", key), offset, STORE_MS + ms) for key, offset, ms in GOLDEN_PUTS])
     assert batch.path.read_bytes() == one_by_one
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, (1 << 31) - 1), st.integers(0, 3), st.integers(-2000, 2000)), min_size=1, max_size=40
+    ),
+    few=st.integers(1, 8),
+    slots=st.sampled_from([1, 3, 2000]),
+)
+def test_a_few_entries_at_a_time_give_the_same_bytes_and_sums(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]], few: int, slots: int
+) -> None:
+    """Also where several of them share a slot."""
+    directory, shape = tmp_path_factory.mktemp("index"), IndexShape(slots, 100)
+    ends = itertools.accumulate((step for _, step, _ in rows), initial=1024)
+    entries = [NewEntry(key, end, STORE_MS + ms) for (key, _, ms), end in zip(rows, ends, strict=False)]
+    (directory / "together").mkdir()
+    together, by_few = create(directory / "together", shape), create(directory, shape)
+    fill(together, entries)
+    for first in range(0, len(entries), few):
+        by_few.put_few(entries[first : first + few])
+
+    assert by_few.path.read_bytes() == together.path.read_bytes()
+    assert by_few.header == together.header
+    kept, expected = by_few.sums, together.sums
+    assert kept is not None
+    assert expected is not None
+    assert kept.encode() == expected.encode()
 
 
 def test_a_file_of_rocketmq_is_read_and_continued(tmp_path: Path) -> None:

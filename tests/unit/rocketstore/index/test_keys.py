@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.config import KEYS_INDEXED_MAX
-from rocketstore.index.keys import TopicHashes, key_hash, key_hashes
+from rocketstore.index.keys import TopicHashes, hashes_of, key_hash, key_hashes
 from rocketstore.message.message import SYS_FLAG_COMMITTED, SYS_FLAG_PREPARED, SYS_FLAG_ROLLED_BACK
 from rocketstore.types import RecordHead
 from tests.unit.rocketstore.heads import head, keyed
@@ -39,8 +39,12 @@ def expected(records: list[RecordHead]) -> list[tuple[int, int]]:
 
 
 def computed(records: list[RecordHead]) -> list[tuple[int, int]]:
+    """Of all together, and the same one by one."""
     hashes, owners = key_hashes(records, TopicHashes())
-    return list(zip(hashes.tolist(), owners.tolist(), strict=True))
+    found = list(zip(hashes.tolist(), owners.tolist(), strict=True))
+    topics = TopicHashes()
+    assert found == [(key, number) for number, record in enumerate(records) for key in hashes_of(record, topics)]
+    return found
 
 
 def test_hashes_are_javas() -> None:

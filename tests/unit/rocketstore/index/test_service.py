@@ -367,7 +367,7 @@ def test_a_file_is_small_on_disk_until_it_is_filled(tmp_path: Path) -> None:
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), st.integers(0, 12)),
+        st.tuples(st.just("append"), st.integers(0, 24)),
         st.tuples(st.just("replay"), st.integers(0, 12)),
         st.tuples(st.just("truncate"), st.integers(0, 40)),
         st.tuples(st.just("expire"), st.integers(0, 40)),

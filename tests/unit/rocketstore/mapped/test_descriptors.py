@@ -13,6 +13,7 @@ from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.mapped.descriptors import CachedFile, Descriptor, DescriptorCache
+from tests.support.page_cache import _all_in_memory as _all_in_memory
 from tests.unit.rocketstore.heads import heads
 
 FILE_BYTES = 40
@@ -215,3 +216,17 @@ def test_an_append_without_a_descriptor_may_be_repeated(tmp_path: Path) -> None:
     table.append(heads(0, 1))
 
     assert table.all()[0].max_offset == 1
+
+
+@pytest.mark.usefixtures("_all_in_memory")
+def test_a_file_that_is_not_open_is_not_read_at_once(tmp_path: Path) -> None:
+    """Opening it may need a disk. What is read that way counts as used."""
+    cache = DescriptorCache(CountingFs(), 1)
+    first, second = files(cache, tmp_path, 2)
+
+    assert first.read_at_once(0, 2) is None
+    assert first.read(0, 2) == b"00"
+    assert first.read_at_once(0, 2) == b"00"
+    assert first.recent
+    second.close()
+    assert second.read_at_once(0, 2) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dledger.errors import DiskError
 from rocketstore.mapped.file import PAGE_BYTES, StoreFile, create_file, create_sparse_file
 from rocketstore.mapped.transient_pool import TransientStorePool
 from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.support.page_cache import _all_in_memory as _all_in_memory
 
 SIZE = 4 * PAGE_BYTES
 
@@ -31,6 +33,29 @@ def test_a_slice_is_what_was_appended_there(tmp_path: Path) -> None:
     assert file.read(6, 8) is None
     assert file.read(-1, 1) is None
     assert file.read(0, -1) is None
+
+
+@pytest.mark.usefixtures("_all_in_memory")
+def test_a_slice_in_memory_is_read_at_once(tmp_path: Path) -> None:
+    """And nothing outside of what is readable."""
+    file = new_file(tmp_path)
+    file.append(b"Never forget!")
+
+    assert file.read_at_once(6, 7) == b"forget!"
+    assert file.read_at_once(6, 8) is None
+    assert file.read_at_once(-1, 1) is None
+    assert file.read_at_once(0, -1) is None
+
+
+def test_a_slice_of_which_only_a_part_is_in_memory_is_not_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Properties of messages in a plain log have no CRC: zeros in their place would be delivered."""
+    file = new_file(tmp_path)
+    file.append(b"Never forget!")
+    monkeypatch.setattr(os, "preadv", lambda _fd, buffers, _offset, _flags: len(buffers[0]) - 1)
+
+    assert file.read_at_once(0, 13) is None
 
 
 def test_an_append_fits_or_does_nothing(tmp_path: Path) -> None:

@@ -19,10 +19,14 @@ def registration(
     version: int = 1,
     topics: tuple[str, ...] = ("T",),
     queues: int = 4,
+    complete: bool = False,
 ) -> BrokerRegistration:
     """Of one broker."""
     found = {topic: QueueData(name, queues, queues, 6) for topic in topics}
-    return BrokerRegistration(cluster, name, broker_id, address, f"ha-{address}", DataVersion(version, 7), found, term)
+    seen = DataVersion(version, 7)
+    return BrokerRegistration(
+        cluster, name, broker_id, address, f"ha-{address}", seen, found, term, is_complete=complete
+    )
 
 
 def new_tables(limits: TableLimits = LIMITS) -> RouteTables:

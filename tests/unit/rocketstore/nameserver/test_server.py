@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.values import parse_address
+from rocketstore.nameserver import server as server_module
+from rocketstore.nameserver import service as service_module
 from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX
+from rocketstore.nameserver.tables import SILENCE_MS
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.fastjson import loads
@@ -109,6 +113,15 @@ def test_a_broker_that_hangs_up_is_dropped(server: NameServer, caller: Caller) -
 
     assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
     assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == AnswerCode.TOPIC_NOT_EXIST
+
+
+def test_a_topic_that_was_deleted_at_its_broker_is_forgotten(caller: Caller) -> None:
+    """Unless the broker is one of Java's, whose registration may contain changed topics only."""
+    for version, complete, topics in ((1, True, ["T", "U"]), (1, True, ["T", "U"]), (2, False, ["T", "U"])):
+        caller.register(0, "a:1", topics=("T", "U") if version == 1 else ("T",), version=version, complete=complete)
+        assert caller.json(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"] == topics
+    caller.register(0, "a:1", topics=("T",), version=3, complete=True)
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="U").code == AnswerCode.TOPIC_NOT_EXIST
 
 
 def test_a_broker_may_ask_whether_it_must_register(caller: Caller) -> None:
@@ -275,8 +288,65 @@ def test_a_large_registration_holds_nobody_up(
         assert [broker.receive().code, broker.receive().code] == [AnswerCode.SUCCESS] * 2
         found = caller.json(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"]
 
+        assert (
+            caller.register(0, "b:1", name="h", version=2, topics=many).code == AnswerCode.SUCCESS
+        )  # after all others
         assert found == sorted(("T", "last", *many))
         assert list(caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"]) == ["g", "h"]
+
+
+def test_the_large_registrations_of_one_host_hold_no_others_up(
+    server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may send sixteen megabytes on each of its connections, and anybody may register by default."""
+    begun, go = threading.Event(), threading.Event()
+    of_request = RegisterBrokerBody.of_request
+    decoded: list[int] = []
+
+    def slow(body: bytes, *, compressed: bool, version: int, crc32: int) -> RegisterBrokerBody:
+        found = of_request(body, compressed=compressed, version=version, crc32=crc32)
+        decoded.append(found.topics.data_version.counter)
+        begun.set()
+        assert go.wait(TIMEOUT_S)
+        return found
+
+    monkeypatch.setattr(RegisterBrokerBody, "of_request", staticmethod(slow))
+    many = tuple(f"topic-{number}" for number in range(1000))
+    with ExitStack() as stack:
+        hosts = ["127.0.0.1"] * 3 + ["127.0.0.2"]
+        brokers = [stack.enter_context(calling(server, host)) for host in hosts]
+        for number, broker in enumerate(brokers):
+            broker.send_registration(0, f"a:{number + 1}", name=f"b{number}", topics=many, version=number)
+            assert begun.wait(TIMEOUT_S)
+        for _ in range(20):  # turns of the loop in which all of them find that they must wait
+            assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
+        go.set()
+        assert [one.receive().code for one in brokers] == [AnswerCode.SUCCESS] * 4
+    assert decoded[:2] == [0, 3]
+    assert sorted(decoded) == [0, 1, 2, 3]
+
+
+def test_what_was_registered_by_a_slave_is_decoded_again_for_the_master(caller: Caller) -> None:
+    """Its topics count from then on only."""
+    assert caller.register(1, "a:1", topics=("T",)).code == AnswerCode.SUCCESS
+    assert caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").code == AnswerCode.TOPIC_NOT_EXIST
+    assert caller.register(0, "a:1", topics=("T",)).code == AnswerCode.SUCCESS
+    assert caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")["queueDatas"][0]["brokerName"] == "g"
+
+
+def test_whoever_is_silent_is_removed_and_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first time."""
+    now_ms = 0
+    monkeypatch.setattr(server_module, "SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service_module, "_now_ms", lambda: now_ms)
+    with running(config_in(tmp_path)) as server, calling(server) as caller:
+        for name in ("g", "h"):
+            with calling(server) as broker:
+                broker.register(0, "a:1", name=name)
+                now_ms += SILENCE_MS + 1
+                with pytest.raises((EOFError, ConnectionError)):
+                    broker.receive()
+            assert caller.json(RequestCode.GET_BROKER_CLUSTER_INFO)["brokerAddrTable"] == {}
 
 
 def test_what_is_missing_unknown_or_too_long_is_answered(caller: Caller) -> None:

@@ -43,6 +43,24 @@ def test_topics_change_with_the_version_and_are_never_taken_away() -> None:
     assert (queues_of(tables), queues_of(tables, "U")) == ({"g": 4}, {"g": 2})
 
 
+def test_topics_that_a_complete_registration_lacks_are_taken_away() -> None:
+    """Otherwise the tables fill up with topics that were deleted at the brokers, until no new master is accepted."""
+    tables = new_tables(TableLimits(brokers_max=10, addresses_max=20, topics_max=3, places_max=4))
+    tables.register(registration(0, "x:1", name="h", topics=("T", "U")), "l", 0)
+    tables.register(registration(0, "a:1", version=1, topics=("T", "V"), complete=True), "m", 0)
+    tables.delete_topic("V")
+    tables.register(registration(0, "a:1", version=1, topics=(), complete=True), "m", 0)  # says nothing new
+    assert tables.topics() == ("T", "U")
+    tables.register(registration(1, "b:1", version=5, topics=(), complete=True), "n", 0)
+    assert queues_of(tables) == {"g": 4, "h": 4}
+    tables.register(registration(0, "a:1", version=2, topics=("U", "W"), complete=True), "m", 0)
+    assert tables.topics() == ("T", "U", "W")
+    assert (queues_of(tables), queues_of(tables, "U")) == ({"h": 4}, {"g": 4, "h": 4})
+    tables.register(registration(0, "b:1", version=2, topics=("T",), complete=True), "n", 0)
+    assert (queues_of(tables), queues_of(tables, "U"), tables.topics()) == ({"g": 4, "h": 4}, {"h": 4}, ("T", "U"))
+    assert tables.sizes() == (2, 2, 2, 3)
+
+
 def test_a_topic_whose_registration_was_lost_comes_with_the_next_full_one() -> None:
     """In Java it stays away until something else changes: the version is known."""
     tables = new_tables()

@@ -23,8 +23,9 @@ TIMEOUT_S = 30
 class Caller:
     """One connection."""
 
-    def __init__(self, address: str) -> None:
-        self.socket = socket.create_connection(parse_address(address), TIMEOUT_S)
+    def __init__(self, address: str, host: str = "127.0.0.1") -> None:
+        """``host``: the address to come from, any of 127.0.0.0/8."""
+        self.socket = socket.create_connection(parse_address(address), TIMEOUT_S, source_address=(host, 0))
 
     def send(self, data: bytes) -> Frame:
         """The answer to some bytes."""
@@ -67,11 +68,21 @@ class Caller:
         topics: tuple[str, ...] = ("T",),
         queues: int = 4,
         compressed: bool = False,
+        complete: bool = False,
     ) -> None:
         """Register a broker."""
         table = {topic: TopicConfigData(topic, queues, queues) for topic in topics}
         body = RegisterBrokerBody(TopicConfigTable(DataVersion(version), table))
-        header = RegisterBrokerHeader(name, address, cluster, f"ha-{address}", broker_id, compressed, dledger_term=term)
+        header = RegisterBrokerHeader(
+            name,
+            address,
+            cluster,
+            f"ha-{address}",
+            broker_id,
+            compressed,
+            dledger_term=term,
+            dledger_all_topics=complete,
+        )
         data = body.encode_compressed() if compressed else body.encode()
         self.socket.sendall(encode(Frame(RequestCode.REGISTER_BROKER, 7, write_header(header), data)))
 
@@ -96,9 +107,9 @@ def running(config: NameServerConfig) -> Iterator[NameServer]:
 
 
 @contextmanager
-def calling(server: NameServer) -> Iterator[Caller]:
-    """A connection meanwhile."""
-    caller = Caller(server.address)
+def calling(server: NameServer, host: str = "127.0.0.1") -> Iterator[Caller]:
+    """A connection meanwhile, from this address."""
+    caller = Caller(server.address, host)
     with caller.socket:
         yield caller
 

@@ -19,7 +19,7 @@ from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 MIB = 1 << 20
 
 
-class _Transport:
+class Transport:
     """Takes nothing to send, and remembers whether it is read from."""
 
     def __init__(self, host: str) -> None:
@@ -71,8 +71,8 @@ class _Side:
         self.unsent = ByteRoom(bytes_max, host_bytes_max)
         self.owner = Owner(lambda _: None, lambda _, frame: self.asked.append(frame), lambda _: None)
 
-    def accept(self, host: str = "192.0.2.1") -> tuple[RemotingConnection, _Transport]:
-        connection, transport = RemotingConnection(self.owner, self.room, self.unsent), _Transport(host)
+    def accept(self, host: str = "192.0.2.1") -> tuple[RemotingConnection, Transport]:
+        connection, transport = RemotingConnection(self.owner, self.room, self.unsent), Transport(host)
         transport.protocol = connection
         connection.connection_made(cast("asyncio.Transport", transport))
         return connection, transport
@@ -90,7 +90,7 @@ def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -
             connection.done(frame, frame.answer(body=bytes(4 * MIB)))
 
         handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
-        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9.0, *[256 * MIB] * 4))
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4))
         listening = await asyncio.get_running_loop().create_server(server.protocol, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
         writer.write(encode(Frame(1, 7)))
@@ -104,6 +104,39 @@ def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -
         assert len(rest) == int.from_bytes(head, "big")
         writer.close()
         listening.close()
+
+    _on_a_loop(test)
+
+
+def test_the_last_answer_goes_at_once_and_others_together() -> None:
+    """Nothing could join the last one, and the next turn of the loop may come late."""
+
+    async def test() -> None:
+        side = _Side()
+        connection, transport = side.accept()
+        connection.data_received(b"".join(encode(Frame(1, number)) for number in range(3)))
+        first, second, last = side.asked
+        connection.done(first, first.answer())
+        connection.done(second, second.answer())
+        assert not transport.written, "they wait for each other until the end of the turn"
+        connection.done(last, last.answer())
+        frames, _ = cut(transport.written)
+        assert [frame.opaque for frame in frames] == [0, 1, 2]
+
+    _on_a_loop(test)
+
+
+def test_answers_to_what_was_received_together_go_together() -> None:
+    """Also if each is given before the next request is looked at."""
+
+    async def test() -> None:
+        side = _Side()
+        side.owner = side.owner._replace(request=lambda its, frame: its.done(frame, frame.answer()))
+        connection, transport = side.accept()
+        connection.data_received(b"".join(encode(Frame(1, number)) for number in range(3)))
+        assert not transport.written
+        await asyncio.sleep(0)
+        assert len(cut(transport.written)[0]) == 3
 
     _on_a_loop(test)
 
@@ -261,8 +294,8 @@ def test_a_server_that_stops_answers_what_it_has_taken() -> None:
     async def test() -> None:
         taken: list[Frame] = []
         handlers = Handlers({1: lambda _, frame: taken.append(frame)}, {}, lambda _: None, lambda _: None)
-        server = RemotingServer("server", handlers, ServerLimits(9, 9, 9, 9, *[MIB] * 4))
-        connection, transport = server.protocol(), _Transport("192.0.2.1")
+        server = RemotingServer("server", handlers, ServerLimits(9, 9, 9, 9, 9, *[MIB] * 4))
+        connection, transport = server.protocol(), Transport("192.0.2.1")
         connection.connection_made(cast("asyncio.Transport", transport))
         connection.data_received(encode(Frame(1, 7)))
         stopping = asyncio.create_task(server.close(grace_s=30))

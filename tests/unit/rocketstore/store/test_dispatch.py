@@ -92,6 +92,20 @@ def test_a_sleeping_thread_does_not_scan(log: FakeLog, service: DispatchService)
     assert len(log.scans) == scans
 
 
+@pytest.mark.parametrize(
+    ("nap_s_min", "count", "nap_s"),
+    [(0.0, 1, 0.0), (0.0, 2, 0.001), (0.0, 65, 0.016), (0.01, 1, 0.01), (0.01, 65, 0.016), (0.05, 65, 0.05)],
+)
+def test_a_single_message_is_dispatched_at_once_and_more_are_gathered(
+    log: FakeLog, sink: FakeSink, nap_s_min: float, count: int, nap_s: float
+) -> None:
+    """While nobody waits for them, also single ones: they cost as much as many."""
+    service = DispatchService(log, [sink], nap_s_min=lambda: nap_s_min)
+    log.max_offset = count * 100
+    assert service._step_patiently() == nap_s
+    assert len(sink.heads) == count
+
+
 def test_it_jumps_to_the_logs_begin(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:
     """store.md 4.3: behind the minimum there is nothing any more."""
     log.min_offset, log.max_offset = 500, 700

@@ -23,6 +23,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import SYS_FLAG_PREPARED, HostAddress, Message
 from rocketstore.message.record import decode_record
 from rocketstore.store.checkpoint import decode_checkpoint
+from rocketstore.store.dispatch import CALM_NAP_S, SLAVE_NAP_S
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
@@ -80,6 +81,20 @@ def test_what_is_put_is_got(config: MessageStoreConfig, ip: bytes) -> None:
         assert store.read_record(result.stored.offset) == found.records[0]
         assert store.query("T", "b", 10, 0, FOREVER_MS) == [found.records[0]]
         assert store.queues() == [("T", 3)]
+
+
+def test_messages_gather_on_slaves_and_while_nobody_waits_for_them(config: MessageStoreConfig) -> None:
+    """By itself a store cannot know who waits: then everything is dispatched at once."""
+    store = make_store(config)
+    assert store._nap_s_min() == 0
+    awaited = True
+    store.let_messages_gather(unless=lambda: awaited)
+    assert store._nap_s_min() == 0
+    awaited = False
+    assert store._nap_s_min() == CALM_NAP_S
+    awaited = True
+    store.become_slave()
+    assert store._nap_s_min() == SLAVE_NAP_S
 
 
 def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rocketstore.store.stats import StoreStats
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.store.stats import StoreStats, bytes_text
+from rocketstore.types import BROKER_STATE_TOPIC, TERM_START_TOPIC, PutMessageStatus, PutResult
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.fakes import head
 
@@ -38,7 +38,7 @@ def test_rates_are_of_the_last_seconds() -> None:
     clock = ManualClock()
     stats = StoreStats(clock)
     for second in range(60):
-        stats.put_done([OK] * (100 if second >= 50 else 10), 0.001)
+        stats.dispatched([head(number) for number in range(100 if second >= 50 else 10)], 0)
         stats.got(second % 2, 1)
         clock.now_ms += 1000
         stats.sample()
@@ -55,7 +55,7 @@ def test_samples_are_kept_for_ten_minutes_only() -> None:
     stats = StoreStats(clock)
     for _ in range(700):
         clock.now_ms += 1000
-        stats.put_done([OK], 0)
+        stats.dispatched([head(0)], 0)
         stats.sample()
 
     assert stats.put_tps(600) == 1
@@ -83,6 +83,23 @@ def test_topics_count_what_arrived_in_the_log() -> None:
     assert stats.dispatch_ms_max == 3
 
 
+def test_the_brokers_hidden_topics_are_in_no_total() -> None:
+    """Users are told of messages that they know of, by master and slaves alike: these count what arrives."""
+    clock = ManualClock()
+    stats = StoreStats(clock)
+    stats.dispatched([head(0, topic=BROKER_STATE_TOPIC), head(100, size=50), head(150, topic=TERM_START_TOPIC)], 1)
+    stats.got(2, 1, size_bytes=200, topic=BROKER_STATE_TOPIC)
+    stats.got(1, 1, size_bytes=50, group="g", topic="T")
+    clock.now_ms += 1000
+    stats.sample()
+
+    info = stats.runtime_info()
+    assert (stats.arrived, stats.transferred, stats.gets_found) == (1, 1, 1)
+    assert (info["putMessageTimesTotal"], info["putMessageSizeTotal"]) == ("1", "50")
+    assert (info["putMessageAverageSize"], info["putTps"]) == ("50.0", "1.00 1.00 1.00")
+    assert stats.groups().keys() == {("g", "T")}
+
+
 def test_runtime_info_has_rocketmqs_keys() -> None:
     """store.md 6.5."""
     clock = ManualClock()
@@ -97,6 +114,14 @@ def test_runtime_info_has_rocketmqs_keys() -> None:
     assert info["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
     assert {"getFoundTps", "getMissTps", "getTotalTps", "getTransferedTps", "putMessageDistributeTime"} <= set(info)
     assert {"putMessageTimesTotal", "putMessageSizeTotal", "dispatchMaxBuffer", "bootTimestamp"} <= set(info)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (1 << 62, "4.0 EiB")],
+)
+def test_bytes_are_told_as_rocketmq_does(count: int, text: str) -> None:
+    assert bytes_text(count) == text
 
 
 def test_threads_lose_no_count() -> None:

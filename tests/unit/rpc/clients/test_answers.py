@@ -108,3 +108,26 @@ def test_room_that_a_lost_connections_calls_give_back_goes_to_others() -> None:
         await clients.leases("a").take(500)
 
     asyncio.run(check())
+
+
+def test_room_at_once_is_there_or_not() -> None:
+    """Never before those that wait; it may be handed on."""
+
+    async def check() -> None:
+        clients = Clients()
+        first, second, third = clients.leases("a"), clients.leases("a"), clients.leases("a")
+        assert first.take_at_once(300)
+        assert not second.take_at_once(300)
+        second.end()
+        waiting = asyncio.create_task(second.take(300))
+        await settle()
+        assert not third.take_at_once(10), "another one waits"
+
+        with first:
+            moved = first.move()
+        await settle()
+        assert not waiting.done(), "it is still taken"
+        moved.end()
+        await waiting
+
+    asyncio.run(check())

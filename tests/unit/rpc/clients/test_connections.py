@@ -137,6 +137,16 @@ def test_who_works_outlives_newcomers_whatever_the_numbers_of_their_sockets() ->
     assert places(gone) == [("a", 1), ("a", 2)]
 
 
+def test_the_addresses_of_one_ipv6_network_are_one_address() -> None:
+    """A machine usually has a /64, and could use an address per connection."""
+    network = {link(f"2001:db8::{number}", number): float(number) for number in range(1, 5)}
+    other: dict[connections._Link, float] = {link("2001:db8:0:1::1", 9): 0.0}
+
+    gone = surplus(network | other, total_max=100, address_max=2, idle_before=50)
+
+    assert places(gone) == [("2001:db8::1", 1), ("2001:db8::2", 2)]
+
+
 def places(links: list[connections._Link]) -> list[Place]:
     return [one.place for one in links]
 

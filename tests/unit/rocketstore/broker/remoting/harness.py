@@ -44,9 +44,9 @@ class RemotingHarness(Harness):
         self.service.parts.transactions.stop()
         await super()._end(grace_s)
 
-    def dial(self, key: tuple[str, str] | None = None) -> RemotingSocket:
-        """A client; with a key it signs what it asks."""
-        client = RemotingSocket(self.remoting_port)
+    def dial(self, key: tuple[str, str] | None = None, host: str = "127.0.0.1") -> RemotingSocket:
+        """A client at this address; with a key it signs what it asks."""
+        client = RemotingSocket(self.remoting_port, host=host)
         client.key = key
         return client
 

@@ -363,7 +363,7 @@ def test_nobody_has_others_messages_sent_back_to_himself(
     broker: RemotingHarness, alice: RemotingSocket, root: RemotingSocket
 ) -> None:
     """The offset is the client's word, in whatever form."""
-    assert root.send("hidden").code == root.send("T").code == 0
+    assert root.send("hidden", properties="REAL_TOPIC\x01T").code == root.send("T").code == 0
     hidden, own = (one.head.offset for one in broker.store.log.records)
     for offset in (f"{hidden}", f"+{hidden}", f"0{hidden}"):
         back = {"offset": offset, "group": "g", "delayLevel": 0, "originTopic": "T"}
@@ -373,6 +373,14 @@ def test_nobody_has_others_messages_sent_back_to_himself(
     assert len(broker.store.log.records) == 2
     assert alice.ask(CODE.CONSUMER_SEND_MSG_BACK, {"offset": own, "group": "g", "delayLevel": 0}).code == 0
     assert len(broker.store.log.records) == 3
+
+
+def test_nobody_is_remembered_who_has_hung_up(broker: RemotingHarness) -> None:
+    for _ in range(3):
+        with broker.dial(ALICE) as client:
+            assert client.send("T").code == 0
+    access = broker.remoting.access
+    wait_until(lambda: not access._known and not access._callers, "all have been forgotten")
 
 
 def test_nobody_ends_the_transactions_of_others_or_is_asked_about_them() -> None:

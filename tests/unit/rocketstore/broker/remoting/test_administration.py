@@ -110,3 +110,17 @@ def test_an_answer_about_too_many_queues_is_not_made() -> None:
     administration.check_queues(administration.QUEUES_MAX)
     with pytest.raises(RequestError, match="20001 queues"):
         administration.check_queues(administration.QUEUES_MAX + 1)
+
+
+def test_one_host_cannot_use_up_what_administrators_may_ask(
+    broker: RemotingHarness, disk: _SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three quarters of the waiting reads at most are of one host."""
+    with broker.dial() as greedy, broker.dial(host="127.0.0.2") as other:
+        greedy.send()
+        asked = [greedy.begin(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}) for _ in range(300)]
+        refused = greedy.answer_to(asked[-1])
+        assert (refused.code, "127.0.0.1" in refused.remark) == (AnswerCode.SYSTEM_BUSY, True)
+        waiting = other.begin(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
+        disk.let_go()
+        assert other.answer_to(waiting).code == 0

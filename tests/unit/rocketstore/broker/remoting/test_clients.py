@@ -80,7 +80,59 @@ def test_subscriptions_take_no_more_memory_than_they_may(monkeypatch: pytest.Mon
     for _ in range(5):
         beat("c")
     tables.closed(connection)
-    assert tables._subscription_bytes == 0
+    assert tables._subscription_bytes == {}
+
+
+def test_a_group_named_twice_or_with_older_subscriptions_counts_with_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group keeps the newest subscription of each topic, and of one heartbeat the last that names it."""
+    monkeypatch.setattr(module, "SUBSCRIPTION_BYTES_MAX", 10_000)
+    tables = _Tables().tables
+    connection = cast("RemotingConnection", "first")
+
+    def group(name: str, *subscriptions: tuple[str, int, int]) -> ConsumerData:
+        data = tuple(SubscriptionData(topic, "x" * size, sub_version=version) for topic, size, version in subscriptions)
+        return ConsumerData(name, subscription_data_set=data)
+
+    def beat(*groups: ConsumerData) -> None:
+        tables.heartbeat(connection, 0, 0, HeartbeatData("id", (), groups))
+
+    beat(group("a", ("T0", 3000, 9)))
+    beat(group("a", ("T0", 1, 1), ("T1", 3000, 9)))
+    with pytest.raises(RequestError, match="too many subscriptions"):
+        beat(group("a", ("T0", 1, 1), ("T1", 1, 1), ("T2", 3000, 9)))
+    with pytest.raises(RequestError, match="too many subscriptions"):
+        beat(group("b", ("T", 3000, 1)))
+    with pytest.raises(RequestError, match="too many subscriptions"):
+        beat(*[group("a", ("T0", 1, 1))] * 20, group("a", ("T0", 3000, 9), ("T1", 3000, 9)), group("b", ("T", 3000, 1)))
+    tables.closed(connection)
+    assert tables._subscription_bytes == {}
+
+
+def test_one_owner_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many connections and groups it has; a group's subscriptions count for whoever named it last."""
+    monkeypatch.setattr(module, "SUBSCRIPTION_BYTES_MAX", 10_000)
+    monkeypatch.setattr(module, "MEMBERS_MAX", 8)
+    tables = ClientTables(lambda: 0.0, lambda _name: None, 50)
+
+    def beat(connection: str, group: str, size: int = 0, owner: str = "") -> None:
+        data = (SubscriptionData("T", "x" * size),) if size else ()
+        consumer = ConsumerData(group, subscription_data_set=data)
+        tables.heartbeat(cast("RemotingConnection", connection), 0, 0, HeartbeatData("id", (), (consumer,)), owner)
+
+    for number in range(4):
+        beat(f"bad{number}", f"g{number}", owner="bad")
+    with pytest.raises(RequestError, match="too many groups of this client's account or address"):
+        beat("bad4", "g4", owner="bad")
+    beat("good", "g0", 4000, owner="good")
+    with pytest.raises(RequestError, match="too many subscriptions of this client's account or address"):
+        beat("good", "h", 1000, owner="good")
+    beat("bad0", "g0", 4000, owner="bad")
+    beat("good", "h", 1000, owner="good")
+    for one in ("bad0", "bad1", "bad2", "bad3", "bad4", "good"):
+        tables.closed(cast("RemotingConnection", one))
+    assert (tables._members, tables._subscription_bytes, tables._owners) == ({}, {}, {})
 
 
 def test_the_list_of_consumers_follows_every_change() -> None:
@@ -94,6 +146,20 @@ def test_the_list_of_consumers_follows_every_change() -> None:
     tables.closed(cast("RemotingConnection", "first"))
     assert group is not None
     assert ConsumerIdList.decode(group.encoded_ids()).consumer_id_list == ("id of second",)
+
+
+def test_a_consumer_that_connects_again_is_one_consumer() -> None:
+    """Its old connection may last for two minutes: every member would leave queues to a second one of that name."""
+    tables = _Tables().tables
+    for name, client_id in (("old", "one"), ("other", "two"), ("new", "one")):
+        tables.heartbeat(cast("RemotingConnection", name), 0, 0, HeartbeatData(client_id, (), (ConsumerData("g"),)))
+    group, found = tables.consumers("g"), tables.consumer("g", "one")
+    assert group is not None
+    assert found is not None
+    assert (group.ids, str(found.connection)) == (("one", "two"), "new")
+    assert ConsumerIdList.decode(group.encoded_ids()).consumer_id_list == group.ids
+    tables.closed(cast("RemotingConnection", "old"))
+    assert set(group.ids) == {"one", "two"}
 
 
 @pytest.mark.parametrize("beat", [HeartbeatData("i" * 2000), HeartbeatData("i", (ProducerData("g" * 300),))])

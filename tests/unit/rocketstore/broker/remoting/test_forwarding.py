@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,6 +13,8 @@ from rocketstore.broker.remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.frame import cut
+from rocketstore.remoting.shares import HostShares
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
@@ -42,6 +46,35 @@ def test_a_message_sent_to_a_slave_is_stored_by_the_master(master: RemotingHarne
     answers = [client.send(body=b"%d" % number) for number in range(3)]
     assert [(one.code, one.fields["queueOffset"]) for one in answers] == [(0, "0"), (0, "1"), (0, "2")]
     assert [decode_record(one.record).body for one in master.store.log.records] == [b"0", b"1", b"2"]
+
+
+def test_the_messages_of_a_client_stay_in_order_also_while_the_master_is_being_reached(
+    master: RemotingHarness, client: RemotingSocket
+) -> None:
+    """Those of an ordered queue are sent one after the other, but some clients do not wait."""
+    opaques = [client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"%d" % number) for number in range(300)]
+    assert {client.answer_to(one).code for one in opaques} == {0}
+    assert [int(decode_record(one.record).body) for one in master.store.log.records] == list(range(300))
+
+
+def test_one_host_cannot_use_up_what_is_passed_on(slave: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that does not answer makes requests wait at its slaves."""
+    monkeypatch.setattr(slave.remoting._forwarding, "_shares", HostShares(8, 6))
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+        host, port = silent.getsockname()
+        address = f"{host}:{port}"
+        slave.view = GroupView("FOLLOWER", 3, "n1", address, {"n0": "", "n1": address})
+        greedy, other = (stack.enter_context(slave.dial(host=one)) for one in ("127.0.0.1", "127.0.0.2"))
+        opaques = [greedy.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"%d" % number) for number in range(7)]
+        refused = greedy.answer_to(opaques[-1])
+        assert (refused.code, "too many" in refused.remark) == (AnswerCode.SERVICE_NOT_AVAILABLE, True)
+        other.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"other")
+        link = stack.enter_context(silent.accept()[0])
+        link.settimeout(30)
+        received = bytearray()
+        while not (bodies := [one.body for one in cut(received)[0]]) or bodies[-1] != b"other":
+            received += link.recv(1 << 16)
+        assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5", b"other"]
 
 
 def test_reads_are_answered_where_they_are_asked(slave: RemotingHarness, client: RemotingSocket) -> None:
@@ -78,6 +111,17 @@ def test_nothing_is_passed_on_twice(master: RemotingHarness, client: RemotingSoc
     assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
     fields = send_fields("T") | {BORN_HOST: "192.0.2.1:5"}
     assert client.ask(RequestCode.SEND_MESSAGE_V2, fields).code == AnswerCode.SERVICE_NOT_AVAILABLE
+
+
+def test_two_slaves_that_take_each_other_for_the_master_pass_a_request_on_once(
+    master: RemotingHarness, slave: RemotingHarness, client: RemotingSocket
+) -> None:
+    """While a group elects, each may know another leader."""
+    master.become(BrokerRole.SLAVE)
+    address = f"127.0.0.1:{slave.remoting_port}"
+    master.view = GroupView("FOLLOWER", 3, "n2", address, {"n0": "", "n2": address})
+    assert client.send().code == AnswerCode.SERVICE_NOT_AVAILABLE
+    assert master.client._open == {}
 
 
 def test_a_stranger_is_not_believed_where_a_request_comes_from(master: RemotingHarness) -> None:

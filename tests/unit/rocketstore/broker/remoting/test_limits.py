@@ -20,7 +20,8 @@ def test_what_was_answered_no_longer_counts(broker: RemotingHarness, client: Rem
         assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"), bytes(100)).code == 0
     wait_until(lambda: not broker.remoting.server.requests_under_way, "every request has ended")
     (connection,) = broker.remoting.server._connections
-    assert connection._under_way == 0
+    wait_until(lambda: connection.under_way <= 0, "nothing is under way")
+    assert connection.under_way == 0
     assert broker.remoting.server._room.is_empty
 
 
@@ -39,6 +40,23 @@ def test_a_heartbeat_of_a_closed_connection_makes_no_member(broker: RemotingHarn
     assert broker.bridge.run(beat()) == []
 
 
+def test_a_pull_of_a_closed_connection_does_not_wait(broker: RemotingHarness) -> None:
+    """It would keep its place among the waiting pulls from others, for nobody."""
+
+    async def pull() -> int:
+        connection = broker.remoting.server.protocol()
+        fields = pull_fields("g", "T", sysFlag=6, subscription="*", suspendTimeoutMillis=20_000)
+        texts = {name: str(value) for name, value in fields.items()}
+        connection.data_received(encode(Frame(RequestCode.PULL_MESSAGE, 1, texts)))
+        assert broker.remoting.server.requests_under_way == 1
+        connection.connection_lost(None)  # in the same turn of the loop
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return len(broker.service._waiting)
+
+    assert broker.bridge.run(pull()) == 0
+
+
 def test_a_refusal_that_does_not_fit_into_a_frame_is_still_one_answer(
     broker: RemotingHarness, client: RemotingSocket
 ) -> None:
@@ -47,4 +65,4 @@ def test_a_refusal_that_does_not_fit_into_a_frame_is_still_one_answer(
     assert answer.code != 0
     assert client.send().code == 0
     (connection,) = broker.remoting.server._connections
-    assert connection._under_way == 0
+    assert connection.under_way == 0

@@ -133,9 +133,10 @@ def test_a_read_requires_sub_on_its_topic_and_on_its_group(code: int, on_topic: 
 
 def test_locks_require_the_group_and_the_topics() -> None:
     """Also to unlock."""
-    body = b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"b","queueId":0,"topic":"T"}]}'
+    queues = b",".join(b'{"brokerName":"b","queueId":0,"topic":"%s"}' % one for one in (b"T", b"U", b"T"))
+    body = b'{"clientId":"c","consumerGroup":"g","mqSet":[%s]}' % queues
     for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
-        assert needs(code, {}, body) == {Need(GROUP, "g", SUB), Need(TOPIC, "T", SUB)}
+        assert needs(code, {}, body) == {Need(GROUP, "g", SUB), Need(TOPIC, "T", SUB), Need(TOPIC, "U", SUB)}
 
 
 def test_a_filter_to_be_checked_requires_what_it_is_for() -> None:

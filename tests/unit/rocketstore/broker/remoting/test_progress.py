@@ -74,7 +74,7 @@ def test_the_lowest_offsets_of_all_groups_but_some(client: RemotingSocket, broke
 
 
 def test_units_of_a_queue(client: RemotingSocket, broker: RemotingHarness) -> None:
-    """And whether a group's subscription takes them."""
+    """And whether a group's subscription takes them; a group that is not there has none."""
     for tags in ("A", "B", "A"):
         client.send(properties=f"TAGS\x01{tags}")
     client.subscribe("g", "T", "A")
@@ -85,12 +85,20 @@ def test_units_of_a_queue(client: RemotingSocket, broker: RemotingHarness) -> No
         (one.offset, one.size, one.tags_code) for one in heads[1:]
     ]
     assert (found.min_queue_index, found.max_queue_index, found.subscription_data) == (0, 3, None)
+    assert ([one.eval for one in found.queue_data], found.filter_data) == ([False, False], "")
     found = ConsumeQueueBody.decode(
         client.ask(RequestCode.QUERY_CONSUME_QUEUE, fields | {"consumerGroup": "g", "index": 0, "count": 2}).body
     )
     assert [one.eval for one in found.queue_data] == [True, False]
     assert found.subscription_data is not None
-    assert found.subscription_data.sub_string == "A"
+    assert (found.subscription_data.sub_string, found.filter_data) == ("A", "null")
+    for group, topic in (("nobody", "T"), ("g", "U")):
+        client.send(topic=topic)
+        asked = fields | {"consumerGroup": group, "topic": topic, "index": 0}
+        found = ConsumeQueueBody.decode(client.ask(RequestCode.QUERY_CONSUME_QUEUE, asked).body)
+        assert found.filter_data == f"{group}@{topic} is not online!"
+        assert found.queue_data
+        assert not any(one.eval for one in found.queue_data)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +109,10 @@ def test_units_of_a_queue(client: RemotingSocket, broker: RemotingHarness) -> No
         {"queueId": -1},
         {"count": 0},
         {"count": 4097},
-        {"consumerGroup": "nobody"},
-        {"consumerGroup": "other"},
     ],
 )
 def test_units_that_cannot_be_told(client: RemotingSocket, fields: dict[str, object]) -> None:
     client.send()
-    client.subscribe("other", "U")
     asked = {"topic": "T", "queueId": 0, "index": 0, "count": 10} | fields
     answer = client.ask(RequestCode.QUERY_CONSUME_QUEUE, asked)
     assert answer.code in (AnswerCode.SYSTEM_ERROR, AnswerCode.TOPIC_NOT_EXIST)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -42,6 +43,7 @@ class _NameServers:
         if self.failures:
             raise self.failures.pop()
         self.ids.append((request.fields["brokerId"], request.fields.get(TERM_FIELD)))
+        assert request.fields["dledgerAllTopics"] == "true"
         self.asked += 1
         topics = set(RegisterBrokerBody.decode(request.body).topics.topic_config_table)
         await asyncio.wait_for(self.answers.wait(), timeout_s)
@@ -171,3 +173,73 @@ def test_a_topic_that_was_created_here_is_told_at_once(monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
 
     _registering(test)
+
+
+def test_a_topic_that_comes_while_the_others_are_listed_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only after the period of half a minute."""
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        body = registration._body
+
+        def slow() -> bytes:
+            found = body()
+            if "New" not in harness.state.table:
+                harness.state.table["New"] = TopicConfig("New")
+            return found
+
+        monkeypatch.setattr(registration, "_body", slow)
+        registration.wake()
+        while {one for one, topics in servers.told if "New" in topics} != {"127.0.0.1:1", "127.0.0.1:2"}:
+            await asyncio.sleep(0.01)
+
+    _registering(test)
+
+
+def test_a_name_server_whose_connection_ends_is_told_again_at_once() -> None:
+    """It was restarted, and knows nothing. The next period may be half a minute away."""
+
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        await registration.announce()
+        before = len(servers.told)
+        registration.lost("127.0.0.1:2")
+        while len(servers.told) == before:
+            await asyncio.sleep(0.01)
+        assert [address for address, _ in servers.told[before:]] == ["127.0.0.1:2"]
+
+    _registering(test, register_name_server_period=60_000)
+
+
+def test_a_name_server_that_keeps_hanging_up_is_told_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have too many connections. Once one lasts, the next end is taken for a restart again."""
+    setbacks: list[int] = []
+
+    def pause_s(number: int) -> float:
+        setbacks.append(number)
+        return 0.0
+
+    monkeypatch.setattr(registration_module, "_pause_s", pause_s)
+
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        await registration.announce()
+        for _round in range(3):
+            before = len(servers.told)
+            registration.lost("127.0.0.1:1")
+            while len(servers.told) == before:
+                await asyncio.sleep(0.01)
+        assert setbacks == [0, 1, 2]
+        await registration.announce()  # a round, and no loss before it
+        registration.lost("127.0.0.1:1")
+        while len(setbacks) < 4:
+            await asyncio.sleep(0.01)
+        assert setbacks == [0, 1, 2, 0]
+
+    _registering(test, register_name_server_period=60_000)
+
+
+def test_pauses_grow_differ_and_have_a_limit() -> None:
+    """All brokers of a name server lose their connections at the same time."""
+    pauses = [[registration_module._pause_s(number) for _ in range(50)] for number in (0, 1, 2, 100_000)]
+    assert all(max(one) <= max(two) for one, two in pairwise(pauses))
+    assert all(len(set(one)) > 1 for one in pauses)
+    assert min(pauses[-1]) >= registration_module.RETRY_S_MAX / 2
+    assert max(pauses[-1]) <= registration_module.RETRY_S_MAX

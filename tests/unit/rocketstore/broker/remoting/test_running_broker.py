@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from dledger.conditions import ConditionKind
 from rocketstore.broker.remoting.statistics import Sample, Statistics, Total
 from rocketstore.remoting.bodies.clients import CheckClientBody, SubscriptionData
 from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.bodies.stats import BrokerStatsData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
@@ -19,6 +22,7 @@ from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 EXPORTED = frozenset(
     [
+        "clientCallbackExecutorThreads",
         "brokerClusterName",
         "brokerId",
         "brokerName",
@@ -37,7 +41,7 @@ EXPORTED = frozenset(
         "autoCreateSubscriptionGroup",
     ]
 )
-"""Settings that mqadmin's exportConfigs cannot do without."""
+"""Settings that mqadmin's exportConfigs and exportMetrics cannot do without."""
 NOT_HERE = {
     "commitLogDirCapacity",
     "commitLogDiskRatio_/tmp/w/remoting/run/store/commitlog",
@@ -63,6 +67,19 @@ def test_all_that_mqadmin_asks_of_a_running_broker(client: RemotingSocket, broke
     assert all(table[key].isdigit() for key in numbers)
 
 
+def test_a_broker_tells_its_place_in_its_group(client: RemotingSocket, broker: RemotingHarness) -> None:
+    """What RocketMQ's brokers do not tell, beside what they do: for ``cluster list`` and the console."""
+    broker.view = replace(broker.view, role="LEADER", term=7, members={"n0": "h:1", "n1": ""})
+    broker.conditions.set(ConditionKind.DISK_FULL, "no space")
+
+    found = RuntimeInfo.decode(captured(client, "F9").body)
+
+    assert (found.role, found.term, found.members) == ("LEADER", 7, (("n0", "h:1"), ("n1", "")))
+    assert found.conditions == ("disk_full",)
+    assert found.node
+    assert found.release
+
+
 def test_the_settings_are_told_by_their_names(client: RemotingSocket, broker: RemotingHarness) -> None:
     answer = client.ask(RequestCode.GET_BROKER_CONFIG)
     settings = dict(line.split("=", 1) for line in answer.body.decode().splitlines())
@@ -70,6 +87,7 @@ def test_the_settings_are_told_by_their_names(client: RemotingSocket, broker: Re
     assert (settings["brokerRole"], settings["brokerId"]) == ("SYNC_MASTER", "0")
     assert settings.keys() >= EXPORTED
     assert settings["autoCreateTopicEnable"] == "true"
+    assert settings["brokerIP1"] == "127.0.0.1"
     assert settings["mappedFileSizeCommitLog"] == str(1 << 30)
     assert json.loads(answer.fields["version"]).keys() == {"counter", "timestamp"}
 

@@ -15,10 +15,12 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
+from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 
 
@@ -56,6 +58,21 @@ def test_a_topic_is_created_with_as_many_queues_as_the_producer_asks_for(
 ) -> None:
     assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("New", queues=3), b"x").code == 0
     assert broker.state.table["New"].write_queues == 3
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_topic_that_every_broker_has_keeps_its_queues(
+    broker: RemotingHarness, client: RemotingSocket, *, allowed: bool
+) -> None:
+    """It is not stored before its first message, which changes neither what it is, nor needs the right to create it."""
+    client.ask(RequestCode.UPDATE_BROKER_CONFIG, None, b"autoCreateTopicEnable=%s" % str(allowed).lower().encode())
+    told = TopicConfigTable.decode(client.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body).topic_config_table
+    for name in (broker.config.name, broker.config.cluster_name):
+        assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields(name, queues=4), b"x").code == 0
+    after = TopicConfigTable.decode(client.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body).topic_config_table
+    assert after == told
+    assert after[broker.config.name].write_queue_nums == 1
+    assert client.ask(RequestCode.SEND_MESSAGE_V2, send_fields("SELF_TEST_TOPIC"), b"x").code != 0
 
 
 def test_a_slave_refuses_and_clients_try_another_broker(broker: RemotingHarness, client: RemotingSocket) -> None:
@@ -118,6 +135,18 @@ def test_a_pull_waits_for_a_message(client: RemotingSocket) -> None:
     waiting = client.begin(RequestCode.PULL_MESSAGE, pull_fields("g", "T", sysFlag=2, suspendTimeoutMillis=20_000))
     client.send(body=b"at last")
     assert decode_record(client.answer_to(waiting).body).body == b"at last"
+
+
+def test_messages_do_not_gather_while_a_pull_waits(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Its consumer would get them later."""
+    assert not broker.store._is_awaited()
+    client.subscribe("g", "T")
+    waiting = client.begin(RequestCode.PULL_MESSAGE, pull_fields("g", "T", sysFlag=2, suspendTimeoutMillis=20_000))
+    wait_until(broker.store._is_awaited, "the pull waits")
+    with broker.dial() as producer:
+        assert producer.send().code == 0
+    assert client.answer_to(waiting).code == 0
+    wait_until(lambda: not broker.store._is_awaited(), "nobody waits any more")
 
 
 def test_members_of_a_group_hear_of_each_other(broker: RemotingHarness, client: RemotingSocket) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rocketstore.broker.remoting import sends
 from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
@@ -133,6 +134,19 @@ def test_a_producer_without_a_group_property_is_known_by_its_header(
     assert end(client, prepared, COMMIT).code == 0
 
 
+@pytest.mark.parametrize(
+    ("groups", "group"), [(("",), "producers"), (("one", "two"), "one"), (("", "two"), "two"), (("two", ""), "two")]
+)
+def test_a_transaction_is_of_the_group_whose_limit_was_looked_at(
+    broker: RemotingHarness, client: RemotingSocket, groups: tuple[str, ...], group: str
+) -> None:
+    """However often a message names its group, or names none."""
+    named = "\x02".join(f"PGROUP\x01{one}" for one in groups)
+    prepared = client.send(properties=f"TRAN_MSG\x01true\x02{named}")
+    assert end(client, prepared, COMMIT, producerGroup=group).code == 0
+    assert stored(broker, "T")[0].properties["PGROUP"] == group
+
+
 def test_transactions_may_be_refused() -> None:
     with RemotingHarness(replace(BrokerConfig(), reject_transaction_message=True)) as broker, broker.dial() as client:
         answer = client.send(properties=PREPARED)
@@ -149,6 +163,41 @@ def test_no_client_writes_what_transactions_are_kept_in(broker: RemotingHarness,
             }  # fmt: skip
             assert client.ask(code, fields).code != 0
     assert broker.store.log.records == []
+
+
+@pytest.mark.parametrize("how", [None, COMMIT, ROLLBACK])
+def test_no_consumer_gets_a_half_message_back(broker: RemotingHarness, client: RemotingSocket, how: int | None) -> None:
+    """What is sent back is delivered to the group: of a transaction, only its commit may be."""
+    prepared = client.send(properties=PREPARED)
+    if how is not None:
+        assert end(client, prepared, how).code == 0
+    _, offset = parse_offset_message_id(prepared.fields["msgId"])
+    back = {"offset": offset, "group": "g", "delayLevel": 1}
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == AnswerCode.SYSTEM_ERROR
+    kept = {HALF_TOPIC, OP_TOPIC, "T"}
+    assert {one.head.topic for one in broker.store.log.records} - kept <= {"RMQ_SYS_BROKER_STATE"}
+
+
+LONGEST = 32_767 - len(PREPARED + "\x02CLUSTER\x01DefaultCluster\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02long\x01")
+"""The value of one more property of a half message whose record can just be stored."""
+
+
+def test_a_half_message_leaves_room_for_the_number_of_checks(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Otherwise its producer could not be asked, and it could not be given up."""
+    checks = len("\x02TRANSACTION_CHECK_TIMES\x011000")
+    for more, code in ((0, AnswerCode.SUCCESS), (1, AnswerCode.MESSAGE_ILLEGAL)):
+        assert client.send(properties=f"{PREPARED}\x02long\x01{'x' * (LONGEST - checks + more)}").code == code
+
+
+def test_a_half_message_about_which_nobody_can_be_asked_holds_up_no_other() -> None:
+    """RocketMQ's broker may have stored one without room for the number of checks."""
+    with RemotingHarness(SOON) as broker, broker.dial() as client:
+        text = f"{PREPARED}\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02long\x01{'x' * LONGEST}".encode()
+        half = Message(HALF_TOPIC, b"", property_string=text, born_host=STORE_HOST, store_host=STORE_HOST)
+        broker.store.submit([half], lambda _results: None, own=True)
+        client.send(properties=PREPARED)
+        beat(client, "producers")
+        assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"
 
 
 def test_a_producer_is_asked_as_rocketmq_asks() -> None:
@@ -215,6 +264,48 @@ def test_what_nobody_answers_for_is_given_up_and_may_be_resumed() -> None:
         assert check.fields["tranStateTableOffset"] == "1"
         assert decode_record(check.body).properties["TRANSACTION_CHECK_TIMES"] == "1"
         assert stored(broker, "T") == []
+
+
+def test_a_half_message_that_is_answered_late_counts_only_until_it_is_stored(
+    broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its group could begin less and less."""
+    monkeypatch.setattr(sends, "ANSWER_S_MAX", 0.01)
+    broker.store.hold_results = True
+    answer = client.send(properties=PREPARED)
+    assert (answer.code, "not acknowledged within" in answer.remark) == (AnswerCode.SYSTEM_ERROR, True)
+    halves = broker.service.parts.halves
+    assert halves._on_their_way == {"producers": 1}
+    broker.store.release_results()
+    wait_until(lambda: not halves._on_their_way, "it is on its way no more")
+
+
+def test_half_messages_on_their_way_count_as_open() -> None:
+    """The log shows them a moment later: in between, a producer that does not wait could begin any number."""
+    config = replace(BrokerConfig(), transactions_open_max=4)
+    with RemotingHarness(config) as broker, broker.dial() as client:
+        broker.store.hold_results, broker.store.dispatched_to = True, 0
+        halves = broker.service.parts.halves
+        asked = [client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T", 0, PREPARED), b"x") for _ in range(3)]
+        wait_until(lambda: halves._on_their_way.total() == 3, "three are on their way")
+        refused = client.send(properties=PREPARED)
+        assert (refused.code, "producer group producers has 3" in refused.remark) == (AnswerCode.SYSTEM_BUSY, True)
+        broker.store.release_results()
+        assert {client.answer_to(one).code for one in asked} == {0}
+
+
+def test_bytes_that_look_like_what_was_given_up_are_not_resumed(
+    broker: RemotingHarness, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message's body may be a record with any real topic, also one of the broker's own."""
+    properties = {"REAL_TOPIC": "RMQ_SYS_BROKER_STATE", "REAL_QID": "0", "PGROUP": "producers"}
+    forged = Message("TRANS_CHECK_MAX_TIME_TOPIC", b"", properties=properties)
+    record = encode_record(forged, queue_offset=0, physical_offset=100)
+    client.send(body=record)
+    monkeypatch.setattr(broker.store, "read_record", lambda _offset: record)
+    asked = {"msgId": offset_message_id(STORE_HOST, 100)}
+    assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked).code == 1
+    assert stored(broker, HALF_TOPIC) == []
 
 
 def test_an_end_waits_for_a_new_master_to_know_what_is_open(broker: RemotingHarness, client: RemotingSocket) -> None:

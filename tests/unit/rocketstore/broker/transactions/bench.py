@@ -17,7 +17,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import HALF_TOPIC, OP_TOPIC, GetMessageStatus, StoredPlace
+from rocketstore.types import HALF_TOPIC, OP_TOPIC, GetMessageStatus, PutResult, StoredPlace
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import WAIT_S, make_store
 
@@ -49,13 +49,13 @@ class Broker:
 
     def end(self, place: StoredPlace, *, commit: bool, group: str = GROUP) -> str:
         """What became of it, at once; a refusal has its reason."""
-        answers: list[str] = []
+        answers: list[PutResult] = []
         try:
             self.transactions.end(place.queue_offset, place.offset, group, commit=commit, done=answers.append)
         except EndRefusedError as error:
             return str(error)
         wait_until(lambda: bool(answers), "the end is answered", WAIT_S)
-        return answers[0]
+        return "" if answers[0].ok else answers[0].reason or str(answers[0].status)
 
     def messages(self, topic: str = TOPIC, queue_id: int = 0) -> list[Message]:
         """What a queue holds."""

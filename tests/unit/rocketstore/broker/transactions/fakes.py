@@ -157,7 +157,7 @@ class Master:
     def end(self, place: StoredPlace, *, commit: bool = True) -> bool:
         """Whether the request was taken."""
         try:
-            self.run.end(place.queue_offset, place.offset, GROUP, commit=commit, done=lambda _problem: None)
+            self.run.end(place.queue_offset, place.offset, GROUP, commit=commit, done=lambda _result: None)
         except (EndRefusedError, NotReadyError):
             return False
         return True

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from rocketstore.broker.transactions import run
 from rocketstore.broker.transactions.halves import Half, half_of
 from rocketstore.broker.transactions.messages import committed
 from rocketstore.broker.transactions.rounds import Rounds, decode_rounds, due_at, times_checked
 from rocketstore.message.message import Message
+from rocketstore.state.changes import TopicConfig
+from rocketstore.state.publisher import StateDone
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, OP_TOPIC, TRANSACTION_CHECKS_TOPIC
 from tests.support.waiting import ManualClock
-from tests.unit.rocketstore.broker.transactions.bench import GROUP
-from tests.unit.rocketstore.broker.transactions.fakes import Log, Master
+from tests.unit.rocketstore.broker.transactions.bench import GROUP, half
+from tests.unit.rocketstore.broker.transactions.fakes import BUSY, Log, Master
 
 INTERVAL_MS = 60_000
 
@@ -32,6 +35,37 @@ def test_the_next_master_counts_on(log: Log, clock: ManualClock) -> None:
     second = Master(log, clock)
     assert second.after(INTERVAL_MS) == [3]
     assert len(second.messages(TRANSACTION_CHECKS_TOPIC)) == 3
+
+
+def test_rounds_by_a_clock_that_was_ahead_do_not_count(log: Log, clock: ManualClock) -> None:
+    """Otherwise the next master would give a transaction up about which nobody was asked."""
+    ahead = Master(log, ManualClock(clock.now_ms + 1000 * INTERVAL_MS), transaction_check_max=3)
+    ahead.prepare()
+    assert [ahead.after(INTERVAL_MS) for _ in range(3)] == [[1], [2], [3]]
+    ahead.run.stop()
+    second = Master(log, clock, transaction_check_max=3)
+    second.prepare()
+    assert [sorted(second.after(INTERVAL_MS)) for _ in range(2)] == [[1], [1, 2]]
+    assert second.messages(CHECKED_TOO_OFTEN_TOPIC) == []
+
+
+def test_the_topic_of_what_is_given_up_is_made_sometime(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that takes nothing just then is no reason to hide it from operators for ever."""
+    made: list[str] = []
+
+    def put_topic(topic: TopicConfig, done: StateDone, *, automatic: bool = False) -> None:
+        made.append(topic.name)
+        done(BUSY)
+
+    master = Master(log, clock, transaction_check_max=1)
+    monkeypatch.setattr(master.state, "topic", lambda _name: None)
+    monkeypatch.setattr(master.state, "put_topic", put_topic)
+    for _ in range(2):
+        master.prepare()
+        assert [master.after(INTERVAL_MS) for _ in range(2)] == [[1], []]
+    assert made == [CHECKED_TOO_OFTEN_TOPIC] * 2
 
 
 def test_time_without_a_master_does_not_count(log: Log, clock: ManualClock) -> None:
@@ -110,6 +144,42 @@ def test_rounds_never_say_to_look_for_commits_behind_one_without_an_op(log: Log,
     second = Master(log, clock)
     second.run.step()
     assert [one.queue_offset for one in second.run.halves] == [1]
+
+
+def test_rounds_never_say_to_look_behind_what_has_not_been_taken_in(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log shows more at once than our thread takes in: a commit without its op may be among the rest."""
+    monkeypatch.setattr(run, "ARRIVED_AT_ONCE", 1)
+    first = Master(log, clock)
+    first.prepare()
+    place = first.prepare()
+    clock.now_ms += INTERVAL_MS
+    for _ in range(3):
+        first.store.put(half(b"later"))
+    first.store.put(committed(first.store.read_record(place.offset) or b""))
+    first.store.put(Message("T", b"later"))
+    first.run.step()
+    first.run.stop()
+    (stored,) = [decode_rounds(one.body) for one in first.messages(TRANSACTION_CHECKS_TOPIC)]
+    assert stored.scanned <= place.offset
+    assert not Master(log, clock).end(place)
+
+
+def test_a_damaged_op_hides_no_commit(log: Log, clock: ManualClock) -> None:
+    """All commits before some position had their ops; but which one had this op?"""
+    first = Master(log, clock)
+    first.prepare()
+    place = first.prepare()
+    assert first.end(place)
+    assert first.after(INTERVAL_MS) == [1]
+    first.run.stop()
+    at, op = next((at, one) for at, one in enumerate(log.records) if one.head.topic == OP_TOPIC)
+    log.records[at] = op._replace(record=bytes(len(op.record)))
+    second = Master(log, clock)
+    assert not second.end(place)
+    second.after(1000)
+    assert len(second.messages("T")) == 1
 
 
 def test_rounds_are_read_as_written() -> None:

@@ -9,7 +9,7 @@ from rocketstore.broker.transactions.run import NotReadyError
 from rocketstore.message.message import Message
 from rocketstore.types import OP_TOPIC, ScannedRecords
 from tests.support.waiting import ManualClock
-from tests.unit.rocketstore.broker.transactions.bench import GROUP
+from tests.unit.rocketstore.broker.transactions.bench import GROUP, half
 from tests.unit.rocketstore.broker.transactions.fakes import Log, Master
 
 
@@ -28,6 +28,80 @@ def test_an_end_of_unknown_outcome_is_looked_for_before_another_is_taken(log: Lo
     master.store.dispatch()
     master.after(1000)
     assert (len(master.messages("T")), len(master.messages(OP_TOPIC)), len(master.run.halves)) == (1, 1, 0)
+
+
+def test_a_rollback_of_unknown_outcome_is_looked_for_too(log: Log, clock: ManualClock) -> None:
+    """Its op is in the log, which is not dispatched yet: a commit must not follow."""
+    master = Master(log, clock)
+    master.store.put(Message("other", b""))
+    place = master.prepare()
+    master.store.behind = True
+    master.store.modes[OP_TOPIC] = "unknown"
+    assert master.end(place, commit=False)
+    log.committed = len(log.records)
+    master.after(1000)
+    assert not master.end(place)
+    master.store.behind = False
+    master.store.dispatch()
+    master.after(1000)
+    assert (len(master.messages("T")), len(master.messages(OP_TOPIC)), len(master.run.halves)) == (0, 1, 0)
+
+
+def test_an_end_that_comes_before_its_half_message_is_the_only_one(log: Log, clock: ManualClock) -> None:
+    """A producer knows of its half message before our thread does, and may send the end twice."""
+    master = Master(log, clock)
+    place = master.store.put(half(b"x")).stored
+    assert place is not None
+    master.store.modes["T"] = "late"
+    assert master.end(place)
+    assert not master.end(place)
+    master.run.step()
+    assert len(master.run.halves) == 1
+    assert not master.end(place)
+    log.committed = len(log.records)
+    master.store.held.pop()()
+    master.store.dispatch()
+    master.after(1000)
+    assert (len(master.messages("T")), len(master.messages(OP_TOPIC)), len(master.run.halves)) == (1, 1, 0)
+
+
+def test_a_half_message_that_ends_while_it_is_read_does_not_end_again(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests read it before our thread comes to it; it comes to it, and to the end, before the slower has."""
+    master = Master(log, clock)
+    place = master.store.put(half(b"x")).stored
+    assert place is not None
+    read = master.store.read_record
+
+    def slowly(offset: int) -> bytes | None:
+        monkeypatch.setattr(master.store, "read_record", read)
+        assert master.end(place, commit=False)
+        master.after(1000)
+        assert len(master.run.halves) == 0
+        return read(offset)
+
+    monkeypatch.setattr(master.store, "read_record", slowly)
+    assert not master.end(place)
+    master.after(1000)
+    assert (master.messages("T"), len(master.messages(OP_TOPIC))) == ([], 1)
+
+
+def test_an_end_whose_half_message_cannot_be_read_just_now_may_be_repeated(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = Master(log, clock)
+    place = master.prepare()
+    read = master.store.read_record
+
+    def fails(_offset: int) -> bytes | None:
+        raise ShutdownError("scripted")
+
+    monkeypatch.setattr(master.store, "read_record", fails)
+    assert not master.end(place)
+    monkeypatch.setattr(master.store, "read_record", read)
+    assert master.end(place)
+    assert len(master.messages("T")) == 1
 
 
 def test_an_end_of_unknown_outcome_that_is_nowhere_may_be_repeated(log: Log, clock: ManualClock) -> None:

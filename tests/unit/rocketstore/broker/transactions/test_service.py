@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketstore.broker.transactions.messages import committed, op_message
+from rocketstore.broker.transactions.run import EndRefusedError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import LOOPBACK, Message
@@ -64,13 +65,15 @@ def test_what_is_rolled_back_is_never_delivered(config: MessageStoreConfig) -> N
 def test_whatever_is_said_after_a_commit_changes_nothing(config: MessageStoreConfig, again: bool) -> None:
     with broker_on(config) as broker:
         place = broker.prepare(b"one")
-        answers: list[str] = []
+        taken: list[bool] = []
         for _ in range(3):  # not waiting for the first
             try:
-                broker.transactions.end(place.queue_offset, place.offset, GROUP, commit=True, done=answers.append)
-            except Exception as refusal:  # noqa: BLE001  # any
-                answers.append(str(refusal))
-        assert all(answers[1:])
+                broker.transactions.end(place.queue_offset, place.offset, GROUP, commit=True, done=lambda _result: None)
+            except EndRefusedError:
+                taken.append(False)
+            else:
+                taken.append(True)
+        assert taken == [True, False, False]
         broker.wait_open(0)
         assert broker.end(place, commit=again)
         assert (broker.bodies(), broker.ops) == ([b"one"], [b"0"])
@@ -183,3 +186,16 @@ def test_so_many_may_be_open(config: MessageStoreConfig) -> None:
         broker.store.put(half(b"y", group="others"))
         broker.wait_open(4)
         assert "transactions_open_max" in broker.transactions.refusal("others")
+
+
+def test_whoever_waits_hears_when_open_transactions_are_known(config: MessageStoreConfig) -> None:
+    """Requests that came too early go on at once, also at the next start."""
+    told: list[bool] = []
+    with broker_on(config) as broker:
+        transactions = broker.transactions
+        transactions.add_ready_listener(lambda: told.append(transactions.is_ready))
+        for times in (1, 2):
+            transactions.stop()
+            transactions.start()
+            wait_until(lambda times=times: len(told) == times, "it is told", WAIT_S)  # type: ignore[misc]
+    assert told == [True, True]

@@ -24,10 +24,11 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /**
- * Sends numbered messages, or receives them: {@code produce|consume|load|transact NAME_SERVERS TOPIC COUNT}. {@code load}
- * and {@code transact} go on for so many seconds, whatever fails, and say for each message that was acknowledged when that
- * was. Of four transactions, one is committed at once, one is rolled back at once, and two when the broker asks: the one
- * is committed, the other rolled back. {@code transact} answers until its input ends. With the variables
+ * Sends numbered messages, or receives them: {@code produce|consume|share|load|transact NAME_SERVERS TOPIC COUNT}. {@code
+ * share} says of each message which queue it came from, until its input ends. {@code load} and {@code transact} go on for so
+ * many seconds, whatever fails, and say for each message that was acknowledged when that was, and {@code load} by which
+ * brokers. Of four transactions, one is committed at once, one is rolled back at once, and two when the broker asks: the
+ * one is committed, the other rolled back. {@code transact} answers until its input ends. With the variables
  * INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY requests are signed.
  */
 public final class ClientMain {
@@ -43,6 +44,7 @@ public final class ClientMain {
       switch (arguments[0]) {
         case "produce" -> produce(arguments[1], arguments[2], count);
         case "load" -> load(arguments[1], arguments[2], count);
+        case "share" -> share(arguments[1], arguments[2]);
         case "transact" -> transact(arguments[1], arguments[2], count);
         default -> consume(arguments[1], arguments[2], count);
       }
@@ -79,7 +81,8 @@ public final class ClientMain {
       try {
         SendResult result = producer.send(new Message(topic, Integer.toString(number).getBytes(StandardCharsets.UTF_8)));
         if (result.getSendStatus() == SendStatus.SEND_OK) {
-          System.out.println("> " + number + " " + System.currentTimeMillis());
+          String broker = result.getMessageQueue().getBrokerName();
+          System.out.println("> " + number + " " + System.currentTimeMillis() + " " + broker);
         }
       } catch (Exception error) {
         TimeUnit.MILLISECONDS.sleep(PAUSE_MS);
@@ -131,6 +134,27 @@ public final class ClientMain {
 
   private static int numberOf(Message message) {
     return Integer.parseInt(new String(message.getBody(), StandardCharsets.UTF_8));
+  }
+
+  private static void share(String nameServers, String topic) throws Exception {
+    DefaultMQPushConsumer consumer =
+        new DefaultMQPushConsumer("interop-consumers", hook(), new AllocateMessageQueueAveragely());
+    consumer.setNamesrvAddr(nameServers);
+    consumer.setPollNameServerInterval(ROUTE_INTERVAL_MS);
+    consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+    consumer.subscribe(topic, "*");
+    consumer.registerMessageListener(
+        (MessageListenerConcurrently)
+            (messages, context) -> {
+              for (MessageExt one : messages) {
+                String place = one.getBrokerName() + one.getQueueId();
+                System.out.println("> " + new String(one.getBody(), StandardCharsets.UTF_8) + " " + place);
+              }
+              return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+    consumer.start();
+    System.in.transferTo(OutputStream.nullOutputStream());
+    consumer.shutdown();
   }
 
   private static void consume(String nameServers, String topic, int count) throws Exception {

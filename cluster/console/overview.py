@@ -1,0 +1,95 @@
+"""The console of all groups of brokers behind name servers: what it knows of them, and a desk for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cluster.console.desk import Desk, Desks
+from cluster.console.fleet import Fleet
+from cluster.console.fleet_topics import FleetTopics
+from cluster.console.sampler import SamplePace, wall_ms
+from cluster.console.streams import Streams
+from cluster.console.watcher import FleetPace, FleetWatcher
+from rocketstore.client.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from cluster.broker_target import BrokerTarget
+    from cluster.connection import GroupTarget
+    from cluster.console.control import ClusterControl
+
+
+class ForeignGroupError(Exception):
+    """Raised for a group that cannot be looked into: its brokers do not speak our protocol."""
+
+
+class Overview:
+    """On the console's event loop. ``control`` None: leadership of each group can be transferred."""
+
+    def __init__(
+        self,
+        target: GroupTarget,
+        brokers: BrokerTarget,
+        *,
+        control: ClusterControl | None = None,
+        pace: SamplePace | None = None,
+        fleet_pace: FleetPace | None = None,
+    ) -> None:
+        names, security = brokers.name_servers, brokers.security.for_client()
+        self.fleet: Final = Fleet(names)
+        self.watcher: Final = FleetWatcher(self.fleet, names, security, fleet_pace)
+        self.streams: Final = Streams(
+            lambda: self.fleet.snapshot(wall_ms()),
+            lambda after: self.fleet.update(after, wall_ms()),
+            lambda: self.topics.snapshot(),
+            self._watch,
+        )
+        self.topics: Final = FleetTopics(
+            self.fleet, names, self.watcher.frames, security, lambda: self.streams.hurry(catalog=True)
+        )
+        self._desks = Desks(_desk_maker(target, brokers, control, pace))
+
+    @property
+    def pages(self) -> int:
+        """The number of open pages, of all groups together and of single ones."""
+        return self.streams.count + self._desks.pages
+
+    async def run(self) -> None:
+        """Watch and publish until cancelled; then close everything."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self.watcher.run, self.topics.run, self._desks.run, self.streams.run):
+                group.create_task(part())
+
+    def hang_up(self) -> None:
+        """Close the streams of all pages, for a server that is about to end. On any thread."""
+        self.streams.close_soon()
+        self._desks.hang_up()
+
+    def desk(self, name: str) -> Desk:
+        """The desk of one group. Raises ``NotFoundError``, ``ForeignGroupError`` and ``TooManyDesksError``."""
+        addresses = self.fleet.addresses_of(name)
+        if addresses is None:
+            raise NotFoundError(f"no brokers named {name} have registered")
+        if self.fleet.is_foreign(name):
+            raise ForeignGroupError(f"{name} runs RocketMQ's own brokers: use its mqadmin to look into them")
+        return self._desks.get(name, addresses)
+
+    def state(self) -> dict[str, object]:
+        """Everything, for scripts."""
+        return {**self.fleet.snapshot(wall_ms()), "catalog": self.topics.snapshot()}
+
+    def _watch(self, watched: bool) -> None:
+        self.watcher.watch(watched=watched)
+        self.topics.watch(watched=watched)
+
+
+def _desk_maker(
+    target: GroupTarget, brokers: BrokerTarget, control: ClusterControl | None, pace: SamplePace | None
+) -> Callable[[tuple[str, ...]], Desk]:
+    def make(addresses: tuple[str, ...]) -> Desk:
+        found = replace(brokers, addresses=addresses, name_servers=())
+        return Desk(replace(target, bootstrap=addresses, group=""), found, control, pace)
+
+    return make

@@ -1,0 +1,88 @@
+// The topics of all groups: in which groups each is, and when a row is opened, every queue there.
+
+import { $, h } from "./dom.js";
+import { fleet, groupUrl } from "./fleet.js";
+import * as format from "./format.js";
+import { ask } from "./stream.js";
+import { state } from "./store.js";
+import { plain, Table } from "./table.js";
+
+const REFRESH_MS = 3000;
+const PLACES_SHOWN = 6;
+const PERMISSIONS = { 6: "read, write", 4: "read", 2: "write", 0: "none" };
+
+const parts = {};
+let showSystem = false;
+
+export function start() {
+  parts.table = new Table(
+    [
+      { name: "Topic", value: (row) => row.name, cell: (row) => parts.table.expander(row.name, row.name, (place) => fill(place, row.name)) },
+      { name: "Groups", value: (row) => row.shares?.length ?? null, number: true, cell: (row) => format.count(row.shares?.length) },
+      { name: "Queues", value: queuesOf, number: true, cell: (row) => format.count(queuesOf(row)) },
+      { name: "Where", kind: "places", cell: placesOf },
+    ],
+    (row) => row.name, 0,
+  );
+  parts.say = h("p", { class: "empty", role: "status" }, "Loading topics…");
+  const system = h("input", { type: "checkbox", onchange: () => { showSystem = system.checked; render(); } });
+  $("topics").append(parts.table.element, parts.say, h("p", {}, h("label", { class: "toggle" }, system, "Show internal topics")));
+  setInterval(() => {
+    if (document.hidden || state.connection !== "live") return;
+    for (const [name, place] of parts.table.open) fill(place, name);
+  }, REFRESH_MS);
+}
+
+export function render() {
+  const { loaded, error, total, topics } = fleet.topics;
+  const shown = topics.filter((row) => showSystem || !row.system);
+  parts.table.render(shown);
+  parts.table.element.hidden = shown.length === 0;
+  const cut = topics.length < total ? `The first ${format.count(topics.length)} of ${format.count(total)} topics, including internal ones. To see all: dledger topic list` : "";
+  const none = "No topics yet. Create one: dledger topic create orders";
+  const words = error ? (shown.length ? `As last seen: ${error}` : error) : !loaded ? "Loading topics…" : shown.length ? cut : none;
+  parts.say.hidden = words === "";
+  parts.say.className = error ? "empty bad" : "empty";
+  if (parts.say.textContent !== words) parts.say.textContent = words;
+}
+
+const queuesOf = (row) => row.shares?.reduce((sum, [, , write]) => sum + write, 0) ?? null;
+const countOf = (read, write) => (read === write ? String(write) : `${write} w, ${read} r`);
+
+function placesOf(row) {
+  if (row.shares === null) return "…";
+  const places = row.shares.slice(0, PLACES_SHOWN).map(([name, read, write, permission]) =>
+    `${name} (${countOf(read, write)}${(permission & 6) === 6 ? "" : `, ${PERMISSIONS[permission & 6]}`})`);
+  const more = row.shares.length - places.length;
+  return more > 0 ? `${places.join(", ")} and ${more} more` : places.join(", ") || "nowhere";
+}
+
+async function fill(place, name) {
+  if (place.dataset.asking || place.contains(document.activeElement)) return;
+  place.dataset.asking = "yes";
+  try {
+    const found = await ask("/api/topic", { name });
+    place.replaceChildren(...found.groups.flatMap(groupOf));
+  } catch (error) {
+    place.replaceChildren(h("p", { class: "empty bad" }, error.message));
+  } finally {
+    delete place.dataset.asking;
+  }
+}
+
+function groupOf(group) {
+  const isForeign = fleet.groups.get(group.name)?.kind === "rocketmq";
+  const name = fleet.groups.get(group.name)?.title ?? group.name;
+  const head = h("h4", {}, isForeign ? name : h("a", { class: "linklike", href: groupUrl(group.name) }, name),
+    h("span", { class: "quiet" }, ` ${countOf(group.read_queues, group.write_queues)} queues, ${PERMISSIONS[group.permission & 6]}`));
+  if (group.error) return [head, h("p", { class: "lane-note bad" }, group.error)];
+  const table = plain(
+    [["Queue", true], ["First", true], ["End", true], ["Messages", true], ["Newest", false, "time"]],
+    group.queues.map((one) => [
+      String(one.queue), format.count(one.min_offset), format.count(one.max_offset),
+      format.count(Math.max(0, one.max_offset - one.min_offset)), format.moment(one.newest_ms),
+    ]),
+  );
+  if (group.all_queues > group.queues.length) table.append(h("p", { class: "quiet" }, `The first ${group.queues.length} of ${group.all_queues} queues.`));
+  return [head, table];
+}

@@ -1,0 +1,163 @@
+"""Members of producer groups that use gRPC: in the same tables as RocketMQ's producers, and asked in turn with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from dledger.access.guard import ResourceKind
+from dledger.access.permissions import Permission
+from dledger.access.quota import TooManyWaitsError
+from dledger.errors import InvalidRequestError
+from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.calls import Call
+from rocketstore.broker.codec import check_client_id, parse
+from rocketstore.broker.parts import BrokerParts
+from rocketstore.broker.refusals import NotStoredError
+from rocketstore.broker.remoting.clients import StreamLink
+from rocketstore.broker.remoting.members import Members
+from rocketstore.broker.transactions.run import EndedBeforeError, EndingError, EndRefusedError, NotReadyError
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
+from rocketstore.remoting.codes import Language, RequestCode
+from rocketstore.remoting.connection import Place
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.headers import CheckTransactionHeader, read_header
+from rocketstore.state.changes import check_name
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
+
+VERSION: Final = 1
+"""Reported to administrators as the version of members that use gRPC."""
+_STATES: Final = ("COMMIT", "ROLLBACK", "UNKNOWN")
+CHECKS_WAITING_MAX: Final = 64
+"""Checks that a member has not read yet: further ones go to others of its group."""
+
+
+async def end_transaction(parts: BrokerParts, data: bytes, check: Callable[[bytes | None], None] | None) -> bytes:
+    """``EndTransaction``. ``check`` gets the half message's record, and raises ``AccessDeniedError``."""
+    request = parse(pb.EndTransactionRequest, data)
+    if request.state not in _STATES:
+        raise InvalidRequestError(f"a transaction cannot end with {request.state[:64]!r}: {', '.join(_STATES)}")
+    if parts.store.role is BrokerRole.SLAVE:
+        raise _unavailable(parts, "this broker is a slave: end transactions at the master")
+    if check is not None:
+        offset = request.offset
+        check(await parts.readers.run(parts.store.read_record, offset) if offset >= 0 else None)
+    result = "OPEN"
+    if request.state != "UNKNOWN":
+        try:
+            commit = request.state == "COMMIT"
+            await parts.ends.end(request.queue_offset, request.offset, request.group, commit=commit)
+            result = "ENDED"
+        except EndedBeforeError:
+            result = "ENDED_BEFORE"
+        except EndingError:
+            result = "ENDING"
+        except EndRefusedError as error:
+            raise InvalidRequestError(str(error)) from error
+        except NotReadyError as error:
+            raise _unavailable(parts, str(error)) from error
+    return pb.EndTransactionResponse(result=result).SerializeToString()
+
+
+def _unavailable(parts: BrokerParts, reason: str) -> NotStoredError:
+    refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason=reason)
+    return NotStoredError(refusal, parts.view().leader_address)
+
+
+class _Waiting(NamedTuple):
+    """A check to be written, and the room it takes."""
+
+    data: bytes
+    leases: Leases
+
+
+class ProducerLink(StreamLink):
+    """A member's stream in the tables of clients. It passes on only checks of transactions."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(Place(*call.connection.place), self._may_send)
+        self._call = call
+        self.is_open = True
+        self.waiting: deque[_Waiting] = deque()
+
+    def _may_send(self, topic: str) -> bool:
+        caller = self._call.caller
+        return caller is None or caller.may(ResourceKind.TOPIC, topic, Permission.PUB)
+
+    def tell(self, request: Frame) -> bool:
+        """Returns whether the member will hear of it: not while it, or its account, has too much to read."""
+        if request.code != RequestCode.CHECK_TRANSACTION_STATE or not self.is_open:
+            return False
+        header = read_header(CheckTransactionHeader, request.fields)
+        offset, queue_offset = header.commit_log_offset, header.tran_state_table_offset
+        check = pb.TransactionCheck(record=request.body, offset=offset, queue_offset=queue_offset)
+        data = pb.ProducerMembershipResponse(check=check).SerializeToString()
+        leases = self._call.leases()
+        try:
+            if len(self.waiting) >= CHECKS_WAITING_MAX:
+                return False
+            leases.take_now(len(data))
+        except TooManyWaitsError:
+            return False
+        self.waiting.append(_Waiting(data, leases))
+        self.news.set()
+        return True
+
+    def end(self) -> None:
+        """The stream has ended: what it has not read is for others, in the next round."""
+        self.is_open = False
+        for one in self.waiting:
+            one.leases.end()
+        self.waiting.clear()
+
+
+class ProducerStream:
+    """One member's stream: reads heartbeats, writes checks."""
+
+    def __init__(self, call: Call, link: ProducerLink, members: Members) -> None:
+        self._call = call
+        self._link = link
+        self._members = members
+        self._identity = ("", "")
+        self._beats = 0  # not yet answered
+
+    async def read(self) -> None:
+        """Until the client ends the stream."""
+        while isinstance(data := await self._call.context.read(), bytes):
+            request = parse(pb.ProducerMembershipRequest, data)
+            check_name(request.group, "group")
+            check_client_id(request.client_id)
+            identity = (request.group, request.client_id)
+            if self._identity not in (("", ""), identity):
+                raise InvalidRequestError(f"a stream is of one member of one group, {' '.join(self._identity)}")
+            self._identity = identity
+            beat = HeartbeatData(request.client_id, (ProducerData(request.group),))
+            try:
+                await self._members.join(self._link, self._call.quota.owner, Language.PYTHON, VERSION, beat)
+            except RequestError as error:
+                raise TooManyWaitsError(str(error)) from None
+            self._beats = 1  # several at once have one answer
+            self._link.news.set()
+
+    async def write(self) -> None:
+        """Until the link is closed."""
+        link = self._link
+        try:
+            while not link.closed_because:
+                await link.news.wait()
+                link.news.clear()
+                if self._beats:
+                    self._beats = 0
+                    await self._tell(pb.ProducerMembershipResponse().SerializeToString())
+                while link.waiting and not link.closed_because:
+                    await self._tell(link.waiting[0].data)
+                    link.waiting.popleft().leases.end()
+        finally:
+            link.end()
+
+    async def _tell(self, data: bytes) -> None:
+        with self._call.connection.writing():
+            await self._call.context.write(data)

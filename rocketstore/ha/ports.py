@@ -1,0 +1,67 @@
+"""What replication needs of a broker: its log, and who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from dledger.records import record
+from rocketstore.commit_log.flush import FlushDone
+
+
+class HaLog(Protocol):
+    """A plain commit log. There are two sides: the store's, and that of tests."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of each file."""
+
+    @property
+    def min_offset(self) -> int:
+        """The begin of the first file."""
+
+    @property
+    def max_offset(self) -> int:
+        """The end of what may be read, and so of what is sent."""
+
+    @property
+    def end_offset(self) -> int:
+        """The end of everything written."""
+
+    def stretch(self, offset: int, bytes_max: int) -> bytes:
+        """See ``PlainCommitLog.stretch``."""
+
+    def append_received(self, offset: int, data: bytes, store_timestamp: int) -> None:
+        """See ``PlainCommitLog.append_received``."""
+
+    def when_flushed(self, end: int, done: FlushDone) -> None:
+        """See ``PlainCommitLog.when_flushed``."""
+
+
+@record(frozen=True, slots=True)
+class HaIdentity:
+    """Which broker this is. ``epoch``: see ``rocketstore.ha.epoch``."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    epoch: Callable[[], int]
+
+
+@record(frozen=True, slots=True)
+class HaPace:
+    """Times in seconds, sizes in bytes."""
+
+    heartbeat_s: float = 5.0
+    """How often both sides give a sign of life."""
+    silence_s_max: float = 20.0
+    """A connection is given up after so long without one."""
+    batch_bytes: int = 32 * 1024
+    """The most of the log in one frame to a slave of RocketMQ; ours takes ``CHUNK_BYTES``."""
+    slaves_max: int = 16
+    full: bool = True
+    """Whether a slave without a log gets all that the master has, or only the newest file, as in RocketMQ."""
+    introduction_required: bool = False
+    """Whether the other side must be one of ours, and say who it is."""
+    introduces: bool = True
+    """Whether a slave introduces itself."""

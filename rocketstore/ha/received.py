@@ -1,0 +1,123 @@
+"""What a slave has received: a stretch of the log, verified record by record before it is written or acknowledged.
+
+RocketMQ's slave writes what arrives as it is, half a record included, and acknowledges it. Here a part of a record
+waits in memory for the rest, so that a slave's log always ends with a whole record, and what is acknowledged can be
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from dledger.errors import DLedgerError
+from rocketstore.message.columns import RecordColumns, read_records
+from rocketstore.message.delay import DelayLevels
+from rocketstore.message.record import BLANK, CRC_MASK, HEAD_V4_BYTES
+from rocketstore.message.scan import RecordScanOutcome, scan_records
+
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The limit of a record: what a slave may have to keep in memory."""
+
+
+class DamagedStreamError(DLedgerError):
+    """Raised if what arrives is not the continuation of the log: a gap, or no records; says where."""
+
+
+class ReceivedStretch(NamedTuple):
+    """Verified bytes of the log, all in one file: records, or a part of the blank at its end."""
+
+    offset: int
+    data: bytes
+    store_timestamp: int
+    """Of the last record; 0 in a blank."""
+
+
+class ReceivedLog:
+    """Turns what arrives into stretches to be written. ``end``: of what has been given out."""
+
+    def __init__(self, end: int, segment_bytes: int, delay_levels: DelayLevels) -> None:
+        self.end = end
+        self._segment_bytes = segment_bytes
+        self._delay_levels = delay_levels
+        self._pending = b""
+        self._needed = 0  # so many bytes, before it is worth looking again
+        self._blank_left = 0
+
+    @property
+    def received(self) -> int:
+        """The end of what has arrived."""
+        return self.end + len(self._pending)
+
+    def feed(self, offset: int, data: bytes) -> Iterator[ReceivedStretch]:
+        """What has become whole. Raises ``DamagedStreamError``."""
+        if offset != self.received:
+            raise DamagedStreamError(f"the master sends offset {offset}, but {self.received} comes next")
+        data = self._pending + data if self._pending else data
+        self._pending = b""
+        while data:
+            if self._blank_left:
+                part = data[: self._blank_left]
+                yield self._given(part, 0)
+                self._blank_left -= len(part)
+                data = data[len(part) :]
+                continue
+            if len(data) < self._needed:
+                break
+            file_left = self._segment_bytes - self.end % self._segment_bytes
+            whole = self._verified(data[:file_left] if len(data) > file_left else data, file_left)
+            if whole.consumed:
+                yield self._given(data[: whole.consumed], _last_timestamp(whole))
+                data = data[whole.consumed :]
+            if whole.end == "blank":
+                self._blank_left = whole.needed
+            elif whole.end == "more":
+                self._needed = whole.needed
+                break
+        self._pending = data
+
+    def _given(self, data: bytes, store_timestamp: int) -> ReceivedStretch:
+        stretch = ReceivedStretch(self.end, data, store_timestamp)
+        self.end += len(data)
+        self._needed = 0
+        return stretch
+
+    def _verified(self, data: bytes, file_left: int) -> RecordScanOutcome:
+        """Raises ``DamagedStreamError``."""
+        found = read_records(data, self.end, delay_levels=self._delay_levels)
+        if not _bodies_are_sound(data, found, self.end):
+            found = scan_records(data, self.end, check_crc=True, delay_levels=self._delay_levels)
+        if found.end == "damaged":
+            raise DamagedStreamError(f"the master sends no sound record: {found.reason}")
+        left = file_left - found.consumed
+        if found.end == "blank" and found.needed != left:
+            raise DamagedStreamError(f"a blank of {found.needed} bytes where the file has {left} left")
+        if found.needed > min(left - BLANK.size, RECORD_BYTES_MAX) and found.end == "more":
+            raise DamagedStreamError(f"a record of {found.needed} bytes at offset {self.end + found.consumed}")
+        if found.end == "more" and left < BLANK.size:
+            raise DamagedStreamError(f"the file ends at offset {self.end + file_left} without a blank")
+        return found
+
+
+def _bodies_are_sound(data: bytes, found: RecordScanOutcome, base: int) -> bool:
+    """Whether all bodies match their CRCs; False also if that must be found out record by record."""
+    heads = found.heads
+    if not heads:
+        return True
+    if not isinstance(heads, RecordColumns):
+        return False
+    view = memoryview(data)
+    starts = (heads.offsets - base).tolist()
+    for at, length, crc in zip(starts, heads.column("body_length").tolist(), heads.column("crc").tolist(), strict=True):
+        body = at + HEAD_V4_BYTES
+        if crc32(view[body : body + length]) & CRC_MASK != crc:
+            return False
+    return True
+
+
+def _last_timestamp(found: RecordScanOutcome) -> int:
+    heads = found.heads
+    if isinstance(heads, RecordColumns):
+        return int(heads.store_timestamps[-1])
+    return heads[-1].store_timestamp if heads else 0

@@ -1,0 +1,225 @@
+"""Classic replication of one plain broker: a master's port for slaves, or a slave's connection to its master.
+
+It has an event loop of its own: clients would wait for the milliseconds that verifying a megabyte of records takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import ConfigError
+from dledger.rpc.bridge import LoopThread, Report, supervise
+from dledger.rpc.front_door import listen
+from dledger.rpc.tls_keeper import TlsKeeper
+from dledger.store.fs import FileSystem
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.master import HaMaster, SlaveView
+from rocketstore.ha.ports import HaIdentity, HaPace
+from rocketstore.ha.slave import HaSlave, MasterView
+from rocketstore.ha.waits import ReplicaWaits
+from rocketstore.message.delay import DelayLevels
+from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer
+
+_LOG: Final = logging.getLogger("rocketstore")
+WATCH_INTERVAL_S: Final = 0.1
+"""How often a SYNC_MASTER looks at its slaves, and at puts that have waited too long."""
+HA_PORT_OFFSET: Final = 1
+"""From ``listenPort`` to the port for slaves, unless set."""
+_LACKS_SLAVES: Final = "slaves"
+
+
+class HaService:
+    """From ``start`` to ``stop``."""
+
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+        self,
+        config: BrokerConfig,
+        log: PlainCommitLog,
+        conditions: Conditions,
+        clock: Clock,
+        *,
+        tls: TlsKeeper | None,
+        report: Report,
+        require_replicas: Callable[[str], None],
+        fs: FileSystem | None = None,
+    ) -> None:
+        """``require_replicas``: see ``MessageStore``. Raises ``CorruptLogError``, ``OSError``."""
+        self._config = config
+        self._log = log
+        self._conditions = conditions
+        self._clock = clock
+        self._tls = tls if config.store.ha_tls else None
+        self._report = report
+        self._require_replicas = require_replicas
+        self._epoch = EpochFile(fs or FileSystem(), config.store.config_dir)
+        self._loop = LoopThread("rocketstore-ha", report)
+        self._master: HaMaster | None = None
+        self._slave: HaSlave | None = None
+        self._waits: ReplicaWaits | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._identity = HaIdentity(config.cluster_name, config.name, config.broker_id, lambda: self._epoch.now)
+        self.port = 0
+        """The port for slaves, once started; 0: none."""
+        self.known_master: Callable[[], str] = lambda: ""
+        """The master's address for slaves as the name servers say it."""
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Before the log starts: from then on, a SYNC_MASTER's puts wait for slaves."""
+        store = self._config.store
+        if store.broker_role is BrokerRole.SLAVE:
+            return
+        if store.broker_role is BrokerRole.SYNC_MASTER and store.in_sync_replicas > 1:
+            self._waits = ReplicaWaits(
+                self._clock,
+                slaves_needed=store.in_sync_replicas - 1,
+                timeout_ms=store.slave_timeout,
+                behind_bytes_max=store.ha_slave_fallbehind_max,
+                end=lambda: self._log.max_offset,
+            )
+            self._log.replicate_with(self._waits.wait_for)
+            self._look_at_slaves(self._waits)
+        self._master = HaMaster(
+            self._log,
+            self._identity,
+            self._pace(),
+            self._waits,
+            self._conditions,
+            tls=None if self._tls is None else self._tls.accepting,
+        )
+        self._log.listen(self._master.advanced)
+
+    def start(self, listen_port: int) -> None:
+        """Serve slaves, or follow the master. Raises ``ConfigError``, ``OSError``."""
+        master, listening = self._master, []
+        if master is not None:
+            listening = self._listen(listen_port)
+            if not listening:
+                return
+            self.port = listening[0].getsockname()[1]
+            self._epoch.begin()
+        bridge = self._loop.start()
+        if master is not None:
+            bridge.run(master.open(listening))
+            if self._waits is not None:
+                bridge.run(self._start_watching(self._waits))
+            return
+        store = self._config.store
+        self._slave = slave = HaSlave(
+            self._log,
+            self._identity,
+            self._epoch,
+            self._pace(),
+            self._conditions,
+            self._clock,
+            bridge,
+            delay_levels=DelayLevels.parse(store.message_delay_level),
+            master=lambda: store.ha_master_address or self.known_master(),
+            tls=None if self._tls is None else self._tls.connecting,
+        )
+        bridge.run(_on_loop(lambda: slave.start(self._report)))
+
+    def stop(self) -> None:
+        """Answer whoever waits for slaves, and end all connections. Idempotent."""
+        if self._waits is not None:
+            self._waits.close()
+        bridge = self._loop.bridge
+        if bridge is None:
+            return
+        if self._watch is not None:
+            self._watch.cancel()
+        for side in (self._master, self._slave):
+            if side is not None:
+                bridge.run(side.close())
+        self._loop.stop()
+
+    # -- how it stands -------------------------------------------------------------------------------------------------
+
+    def slaves(self) -> list[SlaveView]:
+        """Those that follow this master now."""
+        return [] if self._master is None else self._master.slaves()
+
+    def master(self) -> MasterView | None:
+        """How this slave stands; None on a master."""
+        return None if self._slave is None else self._slave.view()
+
+    @property
+    def epoch(self) -> int:
+        """Which master of this log this is, or the last that it followed."""
+        return self._epoch.now
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _pace(self) -> HaPace:
+        store = self._config.store
+        return HaPace(
+            heartbeat_s=store.ha_send_heartbeat_interval / 1000,
+            silence_s_max=store.ha_housekeeping_interval / 1000,
+            batch_bytes=store.ha_transfer_batch_size,
+            slaves_max=store.ha_slaves_max,
+            full=store.ha_initial_transfer is HaInitialTransfer.FULL,
+            introduction_required=store.ha_handshake is HaHandshake.REQUIRED,
+            introduces=store.ha_handshake is not HaHandshake.OFF,
+        )
+
+    def _listen(self, listen_port: int) -> list[socket.socket]:
+        """The sockets for slaves; none if there is to be no port. Raises ``ConfigError``."""
+        config, port = self._config, self._config.store.ha_listen_port
+        may_do_without = port is None and config.store.broker_role is BrokerRole.ASYNC_MASTER
+        if port is None:
+            port = listen_port + HA_PORT_OFFSET if config.listen_port else 0
+        if not port:
+            return []
+        if may_do_without and self._tls is None and (config.access.acl_enable or config.security.has_tls):
+            what = "access control is on" if config.access.acl_enable else "clients use TLS"
+            _LOG.warning(
+                "no port for slaves: anyone who can connect to it reads everything, and %s. Set haTls=true, or "
+                "haListenPort if that is meant",
+                what,
+            )
+            return []
+        try:
+            return listen(config.bind_host, port, "broker's HA")
+        except ConfigError as error:
+            if not may_do_without:
+                raise
+            _LOG.warning("no port for slaves, set haListenPort to another one, or to 0 for none: %s", error)
+            return []
+
+    async def _start_watching(self, waits: ReplicaWaits) -> None:
+        self._watch = asyncio.get_running_loop().create_task(self._watch_waits(waits))
+        supervise(self._watch, self._report)
+
+    async def _watch_waits(self, waits: ReplicaWaits) -> None:
+        while True:
+            waits.expire()
+            self._look_at_slaves(waits)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def _look_at_slaves(self, waits: ReplicaWaits) -> None:
+        """Refuse puts while there are fewer copies than there must be, and say while there are fewer than wanted."""
+        store, replicas = self._config.store, waits.in_sync + 1
+        self._require_replicas(
+            f"{replicas} of the brokers that must have every message are there, {store.min_in_sync_replicas} are "
+            "needed (min_in_sync_replicas)"
+            if replicas < store.min_in_sync_replicas
+            else ""
+        )
+        if replicas < store.in_sync_replicas:
+            what = f"{replicas} of {store.in_sync_replicas} brokers that should have every message are there"
+            self._conditions.set(ConditionKind.NOT_REPLICATING, what, subject=_LACKS_SLAVES)
+        else:
+            self._conditions.clear(ConditionKind.NOT_REPLICATING, _LACKS_SLAVES)
+
+
+async def _on_loop(step: Callable[[], None]) -> None:
+    step()

@@ -1,0 +1,326 @@
+"""The slave's side: fetches the master's log, verifies it, and says how far it has it. See ``rocketstore.ha.wire``.
+
+Everything runs on the event loop of replication. The slave reports as soon as it is connected (RocketMQ's waits for
+five seconds), and acknowledges only whole, sound records, once they are as durable as ``flush_disk_type`` wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.conditions import ConditionKind, Conditions
+from dledger.errors import CorruptLogError, DiskError, DLedgerError
+from dledger.records import record
+from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
+from dledger.values import parse_address
+from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
+from rocketstore.ha.received import DamagedStreamError, ReceivedLog
+from rocketstore.ha.tail import tail_of
+from rocketstore.ha.wire import (
+    GREETING,
+    REPORT,
+    VERDICT,
+    FrameReader,
+    HaProtocolError,
+    MasterWords,
+    SlaveVerdict,
+    SlaveWords,
+)
+from rocketstore.message.delay import DelayLevels
+from rocketstore.types import PutMessageStatus
+
+_LOG: Final = logging.getLogger("rocketstore")
+READ_BYTES: Final = 1024 * 1024
+CONNECT_TIMEOUT_S: Final = 5.0
+RETRY_S: Final = 1.0
+"""After a connection that failed or ended."""
+REFUSED_RETRY_S: Final = 5.0
+"""After one that one of the two sides had a reason to end."""
+GREETING_WAIT_S: Final = 1.0
+"""How long a master of ours may take to answer the greeting. RocketMQ's does not, and waits for a number after it."""
+
+
+class RefusedError(DLedgerError):
+    """Raised if master and slave do not fit together; says why, and what to do."""
+
+
+@record(frozen=True, slots=True)
+class MasterView:
+    """How a slave stands."""
+
+    address: str = ""
+    is_connected: bool = False
+    is_ours: bool = False
+    master_end: int = 0
+    """The end of the master's log, as far as it has said."""
+    heard_ms: int = 0
+    """When it last said anything, in monotonic ms; 0: never."""
+    problem: str = ""
+    """Why there is no connection; empty if there is one, or was none yet."""
+
+
+class HaSlave:
+    """Follows a master from ``start`` to ``close``."""
+
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
+        self,
+        log: HaLog,
+        identity: HaIdentity,
+        epoch: EpochFile,
+        pace: HaPace,
+        conditions: Conditions,
+        clock: Clock,
+        bridge: LoopBridge,
+        *,
+        delay_levels: DelayLevels,
+        master: Callable[[], str],
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """``master``: its address for slaves, empty while unknown; asked before every connection."""
+        self.log: Final = log
+        self.identity: Final = identity
+        self.epoch: Final = epoch
+        self.pace: Final = pace
+        self.bridge: Final = bridge
+        self.delay_levels: Final = delay_levels
+        self._conditions = conditions
+        self._clock = clock
+        self._master = master
+        self._tls = tls
+        self._task: asyncio.Task[None] | None = None
+        self._view = MasterView()
+
+    def start(self, report: Report) -> None:
+        """Begin; ``report`` is told if it ends by itself."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        supervise(self._task, report)
+
+    def view(self) -> MasterView:
+        """How it stands. On any thread."""
+        return self._view
+
+    async def close(self) -> None:
+        """End. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def heard(self, master_end: int, *, is_ours: bool | None = None) -> None:
+        """The master has said something, and by that that its log reaches ``master_end``."""
+        view, now_ms = self._view, self._clock.monotonic_ms()
+        if is_ours is None:
+            self._view = replace(view, master_end=max(master_end, view.master_end), heard_ms=now_ms)
+        else:
+            self._conditions.clear(ConditionKind.NOT_REPLICATING)
+            self._view = replace(
+                view, is_connected=True, is_ours=is_ours, master_end=master_end, heard_ms=now_ms, problem=""
+            )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(await self._follow_once())
+
+    async def _follow_once(self) -> float:
+        """One connection; returns for how many seconds to wait before the next."""
+        address = self._master()
+        if not address:
+            self._lost("", "its address is not known: set haMasterAddress, or namesrvAddr")
+            return RETRY_S
+        try:
+            await self._follow(address)
+        except (RefusedError, HaProtocolError, DamagedStreamError, DiskError, CorruptLogError) as error:
+            self._lost(address, str(error))
+            return REFUSED_RETRY_S
+        except TimeoutError:
+            self._lost(address, "it is silent")
+        except (OSError, EOFError) as error:
+            self._lost(address, str(error))
+        return RETRY_S
+
+    def _lost(self, address: str, problem: str) -> None:
+        if problem != self._view.problem:
+            _LOG.warning("this slave does not follow its master %s: %s", address, problem)
+        self._view = replace(self._view, address=address, is_connected=False, problem=problem)
+        self._conditions.set(ConditionKind.NOT_REPLICATING, f"this slave does not follow its master: {problem}")
+
+    async def _follow(self, address: str) -> None:
+        host, port = parse_address(address)
+        context = None if self._tls is None else self._tls()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=context)
+        try:
+            self._view = replace(self._view, address=address)
+            await _Session(self, reader, writer).follow()
+        finally:
+            writer.transport.abort()
+
+
+class _Session:
+    """One connection to a master."""
+
+    def __init__(self, slave: HaSlave, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._slave = slave
+        self._log = slave.log
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameReader()
+        self._received: ReceivedLog | None = None
+        self._reported = -1
+        self._durable = 0
+        self._failure = ""
+
+    async def follow(self) -> None:
+        """Returns never: raises what ends it."""
+        await self._flush_everything()
+        pieces = await self._agree()
+        _LOG.info("this slave follows its master from offset %d on", self._log.end_offset)
+        reporting = asyncio.create_task(self._report_regularly())
+        try:
+            while True:
+                for offset, data in pieces:
+                    self._take(offset, data)
+                self._acknowledge()
+                pieces = await self._pieces(self._slave.pace.silence_s_max)
+        finally:
+            reporting.cancel()
+
+    async def _pieces(self, timeout_s: float) -> list[tuple[int, bytes]]:
+        """What the master says next; may be nothing whole yet. Raises ``TimeoutError``, ``EOFError``."""
+        async with asyncio.timeout(timeout_s):
+            data = await self._reader.read(READ_BYTES)
+        if not data:
+            raise EOFError("it closed the connection")
+        return self._frames.feed(data)
+
+    async def _flush_everything(self) -> None:
+        """What is asked for counts as acknowledged. Raises ``DiskError``."""
+        end, waited = self._log.end_offset, LoopCallback[tuple[PutMessageStatus, str]](self._slave.bridge)
+        self._log.when_flushed(end, lambda status, why: waited.done((status, why)))
+        status, why = await waited.future
+        if status is not PutMessageStatus.PUT_OK:
+            raise DiskError(f"its own log is not flushed: {why}")
+        self._durable = end
+
+    # -- introductions -------------------------------------------------------------------------------------------------
+
+    async def _agree(self) -> list[tuple[int, bytes]]:
+        """Until the master sends its log; returns what it has sent of it already. Raises ``RefusedError``."""
+        slave = self._slave
+        if not slave.pace.introduces:
+            return self._unintroduced()
+        self._writer.write(REPORT.pack(GREETING))
+        try:
+            said, _ = await self._words(GREETING)
+        except TimeoutError:
+            if slave.pace.introduction_required:
+                raise RefusedError(
+                    "it does not say who it is, as a master of RocketMQ (ha_handshake=required)"
+                ) from None
+            return self._unintroduced()
+        master = MasterWords.decode(said)
+        own, end = slave.identity, self._log.end_offset
+        if problem := self._problem(master):
+            raise RefusedError(problem)
+        length, crc = tail_of(self._log, end)
+        words = SlaveWords(
+            own.cluster, own.broker, own.broker_id, slave.epoch.now, self._log.segment_bytes, end, length, crc
+        )
+        self._writer.write(words.encode(GREETING))
+        said, begun = await self._words(VERDICT, slave.pace.silence_s_max)
+        verdict = SlaveVerdict.decode(said)
+        if verdict.refusal:
+            raise RefusedError(verdict.refusal)
+        if end and verdict.begin != end:
+            raise HaProtocolError(f"it sends from offset {verdict.begin} on, and {end} comes next")
+        slave.epoch.follow(master.epoch)
+        slave.heard(master.max_offset, is_ours=True)
+        self._begin(verdict.begin)
+        return begun
+
+    async def _words(self, offset: int, timeout_s: float = GREETING_WAIT_S) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """What the master says at ``offset``, and what it has sent after it. Raises ``TimeoutError``."""
+        async with asyncio.timeout(timeout_s):
+            while not (pieces := await self._pieces(timeout_s)):
+                pass
+        if pieces[0][0] != offset:
+            raise HaProtocolError(f"it sends offset {pieces[0][0]} instead of introducing itself")
+        return pieces[0][1], pieces[1:]
+
+    def _unintroduced(self) -> list[tuple[int, bytes]]:
+        """To a master of RocketMQ."""
+        self._slave.heard(0, is_ours=False)
+        self._report(self._log.end_offset)
+        return []
+
+    def _problem(self, master: MasterWords) -> str:
+        own, log = self._slave.identity, self._log
+        if (master.cluster, master.broker) != (own.cluster, own.broker):
+            return f"it is {master.broker} of {master.cluster}, this slave belongs to {own.broker} of {own.cluster}"
+        if master.segment_bytes != log.segment_bytes:
+            return f"its log files have {master.segment_bytes} bytes, this slave's {log.segment_bytes}"
+        if master.epoch < self._slave.epoch.now:
+            return f"this slave has followed a later master (epoch {self._slave.epoch.now}, there {master.epoch})"
+        return ""
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, offset: int) -> ReceivedLog:
+        slave = self._slave
+        self._received = received = ReceivedLog(offset, self._log.segment_bytes, slave.delay_levels)
+        return received
+
+    def _take(self, offset: int, data: bytes) -> None:
+        """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``."""
+        if offset < 0:
+            raise HaProtocolError("it introduces itself in the middle of the log")
+        self._slave.heard(offset + len(data))
+        if not data:
+            return
+        received = self._received
+        if received is None:
+            end = self._log.end_offset
+            if not end and offset % self._log.segment_bytes:
+                raise HaProtocolError(
+                    f"it begins with offset {offset}, in the middle of a file: is its file size ours?"
+                )
+            received = self._begin(end or offset)
+        for stretch in received.feed(offset, data):
+            self._log.append_received(stretch.offset, stretch.data, stretch.store_timestamp)
+
+    def _acknowledge(self) -> None:
+        """Say how far we have it, as soon as it is durable."""
+        end = self._log.end_offset
+        if self._failure:
+            raise DiskError(self._failure)
+        if end > self._durable:
+            self._log.when_flushed(
+                end, lambda status, why: self._slave.bridge.post(lambda: self._flushed(end, status, why))
+            )
+
+    def _flushed(self, end: int, status: PutMessageStatus, why: str) -> None:
+        if status is PutMessageStatus.PUT_OK:
+            self._durable = max(end, self._durable)
+            self._report(self._durable)
+        elif status is not PutMessageStatus.FLUSH_DISK_TIMEOUT:  # a later one covers it
+            self._failure = f"its log is not flushed: {why}"
+
+    def _report(self, end: int) -> None:
+        if not self._writer.is_closing():
+            self._reported = end
+            self._writer.write(REPORT.pack(end))
+
+    async def _report_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._slave.pace.heartbeat_s)
+            if self._reported >= 0:
+                self._report(self._reported)

@@ -1,0 +1,200 @@
+"""A plain master and its slave as whole brokers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import certs
+from cluster.local.group import free_ports
+from dledger.conditions import ConditionKind
+from rocketstore.broker.server import BrokerServer
+from rocketstore.client import Producer
+from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.settings import load_broker_settings
+from tests.support.remoting import RemotingSocket, pull_fields
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.test_server import call, pull, send
+from tests.unit.rocketstore.nameserver.wire import config_in
+from tests.unit.rocketstore.nameserver.wire import running as name_server_running
+
+_SMALL = {
+    "mappedFileSizeCommitLog": "1m",
+    "maxHashSlotNum": "100",
+    "maxIndexNum": "400",
+    "mappedFileSizeConsumeQueue": "2000",
+    "vipPort": "0",
+    "listenPort": "0",
+    "haListenPort": "0",
+    "haSendHeartbeatInterval": "200",
+}
+
+
+@contextmanager
+def broker(directory: Path, **settings: str) -> Iterator[BrokerServer]:
+    """A broker until the end of the block."""
+    flags = _SMALL | {"storePathRootDir": str(directory)} | settings
+    flags = {name: value for name, value in flags.items() if value}  # unset, if empty
+    server = BrokerServer(load_broker_settings(None, {}, flags)[0]).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        assert server.fatal is None
+
+
+def port_for_slaves() -> str:
+    """A free one."""
+    return str(free_ports(1)[0])
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[ExitStack]:
+    assert tmp_path.is_dir()  # until the brokers have stopped
+    with ExitStack() as one:
+        yield one
+
+
+def pair(
+    stack: ExitStack, tmp_path: Path, role: str = "ASYNC_MASTER", **settings: str
+) -> tuple[BrokerServer, BrokerServer]:
+    """A master, and a slave that follows it."""
+    ha_port = port_for_slaves()
+    master = stack.enter_context(broker(tmp_path / "m", brokerRole=role, **settings | {"haListenPort": ha_port}))
+    slave = stack.enter_context(
+        broker(tmp_path / "s", brokerRole="SLAVE", brokerId="1", haMasterAddress=f"127.0.0.1:{ha_port}")
+    )
+    replication = master.replication
+    assert replication is not None
+    wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
+    return master, slave
+
+
+def has_all(slave: BrokerServer, master: BrokerServer) -> None:
+    """Wait until everything can be read at the slave."""
+    wait_until(
+        lambda: slave.store.log.max_offset == master.store.log.max_offset and not slave.store.dispatch_behind_bytes,
+        "the slave has it",
+    )
+
+
+def test_a_slave_serves_what_the_master_has_taken(stack: ExitStack, tmp_path: Path) -> None:
+    """Messages, topics, offsets of groups, also once the master is gone; and it takes none."""
+    master, slave = pair(stack, tmp_path)
+    send(master, b"one", b"two")
+    commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.ConsumerOffset(topic="T", queue_id=0, offset=1)])
+    call(master, "CommitOffsets", commit, pb.CommitOffsetsResponse)
+    has_all(slave, master)
+    wait_until(lambda: slave.state.offset("g", "T", 0) == 1, "offsets are applied")
+
+    master.stop()
+
+    assert pull(slave).count == 2
+    with RemotingSocket(slave.port) as client:
+        client.subscribe("g", "T")
+        answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
+        assert answer.code == AnswerCode.SUCCESS
+        assert b"one" in answer.body
+        refused = client.send()
+        assert refused.code != AnswerCode.SUCCESS
+    assert send(slave, b"three")[0].status == "SERVICE_NOT_AVAILABLE"
+    assert slave.conditions.holds(ConditionKind.NOT_REPLICATING)
+
+
+def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: Path) -> None:
+    """PUT_OK means two copies; without a slave the producer learns that there is one."""
+    master, slave = pair(stack, tmp_path, "SYNC_MASTER", slaveTimeout="2000")
+    for number in range(20):
+        (result,) = send(master, b"%d" % number)
+        assert result.status == "PUT_OK"
+        assert slave.store.log.end_offset > result.offset
+    slave.stop()
+    replication = master.replication
+    assert replication is not None
+    wait_until(lambda: not replication.slaves(), "the slave is gone")
+    (result,) = send(master, b"alone")
+    assert result.status == "SLAVE_NOT_AVAILABLE"
+    with Producer([master.address]) as producer:
+        assert str(producer.send(Message("T", b"x")).status) == "SLAVE_NOT_AVAILABLE"
+
+
+def test_too_few_replicas_close_the_master(stack: ExitStack, tmp_path: Path) -> None:
+    """``minInSyncReplicas=2``: nothing is taken that would have one copy, and something again with a slave."""
+    ha_port = port_for_slaves()
+    settings = {"brokerRole": "SYNC_MASTER", "minInSyncReplicas": "2", "haListenPort": ha_port}
+    master = stack.enter_context(broker(tmp_path / "m", **settings))
+    refusal = master.store.refusal
+    assert refusal is not None
+    assert "min_in_sync_replicas" in refusal.reason
+    with ExitStack() as inner:
+        inner.enter_context(
+            broker(tmp_path / "s", brokerRole="SLAVE", brokerId="1", haMasterAddress=f"127.0.0.1:{ha_port}")
+        )
+        wait_until(lambda: master.store.refusal is None, "it takes messages")
+        assert send(master, b"one")[0].status == "PUT_OK"
+    wait_until(lambda: master.store.refusal is not None, "it takes none")
+
+
+def test_a_slave_finds_its_master_by_the_name_server(stack: ExitStack, tmp_path: Path) -> None:
+    """No address of the master is configured; the route shows both, and the slave passes on what the master may do."""
+    name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
+    known = {"namesrvAddr": name_server.address, "registerNameServerPeriod": "10000"}
+    master = stack.enter_context(broker(tmp_path / "m", **known, haListenPort=port_for_slaves()))
+    wait_until(lambda: master.is_ready, "the master serves")
+    slave = stack.enter_context(broker(tmp_path / "s", brokerRole="SLAVE", brokerId="1", **known))
+    replication = master.replication
+    assert replication is not None
+    wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
+    with RemotingSocket(slave.port) as client:
+        assert client.send(body=b"passed on").code == AnswerCode.SUCCESS
+    has_all(slave, master)
+    assert pull(slave).count == 1
+
+
+def secured(directory: Path) -> dict[str, str]:
+    """Settings of a broker with a certificate."""
+    certs.make_authority(directory)
+    certs.make_node(directory, "n0")
+    return {
+        "tls_cert_path": str(directory / "n0.crt"),
+        "tls_key_path": str(directory / "n0.key"),
+        "tls_trust_cert_path": str(directory / "ca.crt"),
+    }
+
+
+def test_slaves_use_tls_if_they_must(stack: ExitStack, tmp_path: Path) -> None:
+    """``haTls``: a slave with a certificate of the same authority follows, and one without is not served."""
+    tls, ha_port = secured(tmp_path / "certs"), port_for_slaves()
+    master = stack.enter_context(broker(tmp_path / "m", **tls, haTls="true", haListenPort=ha_port))
+    replication = master.replication
+    assert replication is not None
+    follows = {"brokerRole": "SLAVE", "haMasterAddress": f"127.0.0.1:{ha_port}"}
+    plain = stack.enter_context(broker(tmp_path / "p", **follows, brokerId="1"))
+    slave = stack.enter_context(broker(tmp_path / "s", **follows, **tls, haTls="true", brokerId="2"))
+    wait_until(lambda: [one.broker_id for one in replication.slaves()] == [2], "the slave follows")
+    assert master.store.put(Message("T", b"one", 0)).ok
+    has_all(slave, master)
+    assert plain.replication is not None
+    view = plain.replication.master()
+    assert view is not None
+    assert not view.is_connected
+    assert plain.store.log.end_offset == 0
+
+
+def test_where_clients_are_checked_slaves_are_not_let_in_unchecked(stack: ExitStack, tmp_path: Path) -> None:
+    """With TLS for clients and none for slaves, there is no port for them unless somebody asks for it."""
+    tls = secured(tmp_path / "certs")
+    listen_port = port_for_slaves()
+    closed = broker(tmp_path / "c", **tls, listenPort=listen_port, haListenPort="")
+    with closed as master:
+        assert master.replication is not None
+        assert master.replication.port == 0
+    ha_port = port_for_slaves()
+    asked = stack.enter_context(broker(tmp_path / "a", **tls, haListenPort=ha_port))
+    assert asked.replication is not None
+    assert asked.replication.port == int(ha_port)

@@ -1,0 +1,56 @@
+"""One queue of a member of a group, step by step."""
+
+from __future__ import annotations
+
+from dledger.errors import DLedgerError
+from rocketstore.client.fetcher import Chunk
+from rocketstore.client.shares import QueueName, Share, Shares
+from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
+from tests.unit.rocketstore.client.test_shares_model import Pulled
+
+
+def failed(_share: Share, error: DLedgerError) -> None:
+    """Nothing may fail here."""
+    raise AssertionError(error)
+
+
+def ordered_queue() -> tuple[Shares, Share]:
+    """A locked queue with two messages."""
+    shares = Shares(ordered=True, pending_max=1, pending_bytes_max=1 << 20, failed=failed)
+    share = Share(QueueName("T", 0), 0, 0, None)
+    source = share.source = Pulled(0)
+    records = b"".join(
+        encode_record(Message("T", b"%d" % number, 0), queue_offset=number, physical_offset=0) for number in range(2)
+    )
+    source.chunks.append(Chunk(records, 2))
+    shares.add(share)
+    return shares, share
+
+
+def test_a_message_that_is_tried_again_waits_for_the_lock() -> None:
+    """As new ones do: another member may have the queue, and be further, once the lock has ended."""
+    shares, share = ordered_queue()
+    delivery = shares.receive(0.0)
+    assert delivery is not None
+    assert shares.claim(delivery)
+    shares.deliver_again(delivery, 0.0)
+    share.usable_until = 0.0
+
+    assert shares.receive(0.0) is None
+
+    share.usable_until = float("inf")
+    again = shares.receive(5.0)
+    assert again is not None
+    assert again.message.queue_offset == 0
+
+
+def test_nothing_is_handed_out_once_the_lock_has_ended() -> None:
+    """A message that was never handed out stays where it is."""
+    shares, share = ordered_queue()
+    share.usable_until = 0.0
+    assert shares.receive(0.0) is None
+    share.usable_until = float("inf")
+    delivery = shares.receive(0.0)
+    assert delivery is not None
+    assert delivery.message.body == b"0"

@@ -1,0 +1,553 @@
+"""Masters and slaves over loopback, with real logs; and what RocketMQ's say, word by word."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.clock import Clock
+from dledger.conditions import Conditions
+from dledger.rpc.bridge import LoopThread
+from dledger.rpc.front_door import listen
+from dledger.store.fs import FileSystem
+from rocketstore.commit_log.flush import FlushDone
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.master import HaMaster
+from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
+from rocketstore.ha.slave import HaSlave
+from rocketstore.ha.waits import ReplicaWaits
+from rocketstore.ha.wire import FRAME, GREETING, REPORT, TAIL_BYTES, VERDICT, FrameReader, SlaveVerdict, SlaveWords
+from rocketstore.message.delay import DelayLevels
+from rocketstore.types import FlushDiskType, PutMessageStatus
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.commit_log.support import FILE_BYTES, small_config
+from tests.unit.rocketstore.ha.records import bytes_of, close_all, files_of, filled, more, opened
+
+LEVELS = DelayLevels.parse("1s")
+PACE = HaPace(heartbeat_s=0.2, silence_s_max=60.0)
+
+
+class Replication:
+    """Masters and slaves on one event loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.failures: list[BaseException] = []
+        self.loop = LoopThread("test-ha", self.failures.append)
+        self.bridge = self.loop.start()
+        self._closing: list[Callable[[], None]] = []
+
+    def epoch(self, name: str) -> EpochFile:
+        """The epoch file of this broker."""
+        (self.directory / name).mkdir(exist_ok=True)
+        return EpochFile(FileSystem(), self.directory / name)
+
+    def master(
+        self,
+        log: PlainCommitLog,
+        pace: HaPace = PACE,
+        waits: ReplicaWaits | None = None,
+        *,
+        name: str = "b",
+        epoch: int = 1,
+    ) -> tuple[HaMaster, str]:
+        """A master, and its address."""
+        identity = HaIdentity("c", name, 0, lambda: epoch)
+        master = HaMaster(log, identity, pace, waits, Conditions("master"))
+        log.listen(master.advanced)
+        listening = listen("127.0.0.1", 0, "test's")
+        port = listening[0].getsockname()[1]
+        self.bridge.run(master.open(listening))
+        self._closing.append(lambda: self.bridge.run(master.close()))
+        return master, f"127.0.0.1:{port}"
+
+    def slave(
+        self, log: HaLog, address: str | Callable[[], str], pace: HaPace = PACE, *, epoch: str = "slave"
+    ) -> HaSlave:
+        """A slave that follows."""
+        slave = HaSlave(
+            log,
+            HaIdentity("c", "b", 1, lambda: 0),
+            self.epoch(epoch),
+            pace,
+            Conditions("slave"),
+            Clock(),
+            self.bridge,
+            delay_levels=LEVELS,
+            master=address if callable(address) else lambda: address,
+        )
+
+        async def start() -> None:
+            slave.start(self.failures.append)
+
+        self.bridge.run(start())
+        self._closing.append(lambda: self.bridge.run(slave.close()))
+        return slave
+
+    def close(self) -> None:
+        """End everything."""
+        for one in reversed(self._closing):
+            one()
+        self.loop.stop()
+        assert not self.failures
+
+
+@pytest.fixture
+def replication(tmp_path: Path) -> Iterator[Replication]:
+    one = Replication(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+        close_all()
+
+
+def caught_up(slave: PlainCommitLog, master: PlainCommitLog) -> None:
+    """Wait until the slave has all of it, and it may be read: with SYNC_FLUSH that is after the flush."""
+    wait_until(lambda: slave.end_offset == slave.max_offset == master.end_offset, "the slave has the master's log")
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+def test_the_slaves_log_is_the_masters_byte_for_byte(
+    replication: Replication, tmp_path: Path, flush: FlushDiskType
+) -> None:
+    """What was there before, what comes then, blanks included; and after a restart it goes on where it was."""
+    master_log = opened(small_config(tmp_path / "m", flush_disk_type=flush))
+    more(master_log, 30)
+    master, address = replication.master(master_log)
+    config = small_config(tmp_path / "s", flush_disk_type=flush)
+    slave_log = opened(config)
+    slave = replication.slave(slave_log, address)
+    caught_up(slave_log, master_log)
+    more(master_log, 30)
+    caught_up(slave_log, master_log)
+    wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "acknowledged")
+    assert slave.view().is_ours
+    assert master.slaves()[0].broker_id == 1
+
+    replication.bridge.run(slave.close())
+    slave_log.shutdown()
+    more(master_log, 30)
+    slave_log = opened(config)
+    replication.slave(slave_log, address)
+    caught_up(slave_log, master_log)
+
+    assert bytes_of(slave_log) == bytes_of(master_log)
+    slave_log.shutdown()
+    master_log.shutdown()
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "m")
+
+
+class HeldLog:
+    """A log whose flushes wait until they are let go."""
+
+    def __init__(self, log: PlainCommitLog) -> None:
+        self._log = log
+        self.held: list[tuple[int, FlushDone]] = []
+        self.holds = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # everything else is the log's
+        return getattr(self._log, name)
+
+    def when_flushed(self, end: int, done: FlushDone) -> None:
+        """Keep it, once it holds."""
+        if self.holds:
+            self.held.append((end, done))
+        else:
+            self._log.when_flushed(end, done)
+
+
+def test_what_is_not_flushed_is_not_acknowledged(replication: Replication, tmp_path: Path) -> None:
+    """It is written and can be read at the slave, and the master does not count it yet."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    held = HeldLog(slave_log)
+    master, address = replication.master(master_log)
+    replication.slave(held, address)
+    caught_up(slave_log, master_log)
+    before = master_log.end_offset
+    wait_until(lambda: [one.acknowledged for one in master.slaves()] == [before], "acknowledged")
+    held.holds = True
+    more(master_log, 3)
+    caught_up(slave_log, master_log)
+    wait_until(lambda: held.held != [], "a flush waits")
+    more(master_log, 1)
+    caught_up(slave_log, master_log)
+    assert [one.acknowledged for one in master.slaves()] == [before]
+    end, done = held.held[0]
+    done(PutMessageStatus.PUT_OK, "")
+    wait_until(lambda: [one.acknowledged for one in master.slaves()] == [end], "what was flushed is acknowledged")
+
+
+def test_a_slave_whose_flush_fails_acknowledges_nothing_more(replication: Replication, tmp_path: Path) -> None:
+    """It says why, and the master counts it out."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    held = HeldLog(slave_log)
+    master, address = replication.master(master_log)
+    slave = replication.slave(held, address)
+    caught_up(slave_log, master_log)
+    held.holds = True
+    more(master_log, 1)
+    wait_until(lambda: held.held != [], "a flush waits")
+    for _, done in held.held:
+        done(PutMessageStatus.UNKNOWN_ERROR, "the disk is gone")
+    more(master_log, 1)
+    wait_until(lambda: "the disk is gone" in slave.view().problem, "the slave says so")
+    wait_until(lambda: all(one.acknowledged < master_log.end_offset for one in master.slaves()), "not acknowledged")
+
+
+def test_a_slave_without_a_log_gets_all_or_only_the_newest_file(replication: Replication, tmp_path: Path) -> None:
+    """``haInitialTransfer``: everything, unlike in RocketMQ, unless told otherwise."""
+    master_log = filled(tmp_path / "m", 30)
+    newest = master_log.end_offset - master_log.end_offset % FILE_BYTES
+    for full, begin in ((True, 0), (False, newest)):
+        _, address = replication.master(master_log, replace(PACE, full=full))
+        slave_log = opened(small_config(tmp_path / f"s{full}"))
+        replication.slave(slave_log, address, epoch=f"slave{full}")
+        caught_up(slave_log, master_log)
+        assert slave_log.min_offset == begin
+        assert bytes_of(slave_log) == bytes_of(master_log)[begin:]
+        slave_log.shutdown()
+    master_log.shutdown()
+
+
+def test_a_slave_waits_for_its_master(replication: Replication, tmp_path: Path) -> None:
+    """It tries again until there is one, and says meanwhile why it does not follow."""
+    address: list[str] = [""]
+    slave_log = opened(small_config(tmp_path / "s"))
+    slave = replication.slave(slave_log, lambda: address[0])
+    wait_until(lambda: "haMasterAddress" in slave.view().problem, "it says what is missing")
+    master_log = filled(tmp_path / "m", 3)
+    address[0] = replication.master(master_log)[1]
+    caught_up(slave_log, master_log)
+    assert slave.view().is_connected
+    assert slave.view().problem == ""
+    slave_log.shutdown()
+    master_log.shutdown()
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def refused(replication: Replication, tmp_path: Path, slave_log: PlainCommitLog, address: str, why: str) -> None:
+    """The slave says why it does not follow, and its log is as it was."""
+    before = bytes_of(slave_log)
+    slave = replication.slave(slave_log, address)
+    wait_until(lambda: why in slave.view().problem, f"the slave says: {why}")
+    assert bytes_of(slave_log) == before
+    slave_log.shutdown()
+    del tmp_path
+
+
+def test_a_slave_with_more_than_the_master_is_refused(replication: Replication, tmp_path: Path) -> None:
+    """RocketMQ's would stall without a word: a master replaced by an older copy."""
+    master_log, slave_log = filled(tmp_path / "m", 3), filled(tmp_path / "s", 5)
+    refused(replication, tmp_path, slave_log, replication.master(master_log)[1], "bytes more than the master")
+    master_log.shutdown()
+
+
+def test_a_slave_with_other_messages_is_refused(replication: Replication, tmp_path: Path) -> None:
+    """The old master returns as slave with what its successor never got: same length or less, other bytes."""
+    master_log, slave_log = filled(tmp_path / "m", 5, b"hello"), filled(tmp_path / "s", 3, b"other")
+    refused(replication, tmp_path, slave_log, replication.master(master_log)[1], "differs from the master's")
+    master_log.shutdown()
+
+
+def test_a_slave_behind_what_the_master_still_has_is_refused(replication: Replication, tmp_path: Path) -> None:
+    """What is between has expired: a log with a gap is none."""
+    master_log, slave_log = filled(tmp_path / "m", 30), filled(tmp_path / "s", 2)
+    first = master_log._queue.files()[0]
+    assert master_log._queue.delete_first(first)
+    refused(replication, tmp_path, slave_log, replication.master(master_log)[1], "has expired")
+    master_log.shutdown()
+
+
+def test_another_groups_broker_is_refused(replication: Replication, tmp_path: Path) -> None:
+    """Two brokers whose addresses were mixed up."""
+    master_log = filled(tmp_path / "m", 3)
+    slave_log = opened(small_config(tmp_path / "s"))
+    refused(replication, tmp_path, slave_log, replication.master(master_log, name="other")[1], "it is other of c")
+    master_log.shutdown()
+
+
+def test_other_file_sizes_are_refused(replication: Replication, tmp_path: Path) -> None:
+    """Blanks would be elsewhere."""
+    master_log = filled(tmp_path / "m", 3)
+    slave_log = opened(small_config(tmp_path / "s", mapped_file_size_commit_log=2 * FILE_BYTES))
+    refused(replication, tmp_path, slave_log, replication.master(master_log)[1], "its log files have 1024 bytes")
+    master_log.shutdown()
+
+
+def test_an_outdated_master_is_not_followed(replication: Replication, tmp_path: Path) -> None:
+    """A slave that has followed its successor knows it by its epoch."""
+    master_log = filled(tmp_path / "m", 3)
+    slave_log = opened(small_config(tmp_path / "s"))
+    replication.epoch("slave").follow(3)
+    address = replication.master(master_log, epoch=2)[1]
+    refused(replication, tmp_path, slave_log, address, "followed a later master (epoch 3, there 2)")
+    master_log.shutdown()
+
+
+# -- RocketMQ's slave ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    """A connection of bare bytes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as link:
+        yield link
+
+
+def received(link: socket.socket, least: int) -> tuple[int, bytes]:
+    """The offset of the first frame, and at least so many bytes of the log."""
+    reader, begin, log = FrameReader(), -1, b""
+    while len(log) < least:
+        data = link.recv(1 << 16)
+        assert data, "the master has closed the connection"
+        for offset, part in reader.feed(data):
+            begin = offset if begin < 0 else begin
+            assert not part or offset == begin + len(log)
+            log += part
+    return begin, log
+
+
+def is_closed(link: socket.socket) -> bool:
+    """Whether the other side ends it soon, whatever signs of life it gives before."""
+    deadline = time.monotonic() + 15
+    try:
+        while link.recv(1 << 16):
+            if time.monotonic() > deadline:
+                return False
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def test_a_slave_of_rocketmq_is_served(replication: Replication, tmp_path: Path) -> None:
+    """It sends numbers, gets frames of at most ``haTransferBatchSize``, and signs of life."""
+    master_log = filled(tmp_path / "m", 30)
+    master, address = replication.master(master_log, replace(PACE, batch_bytes=100))
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        begin, log = received(link, master_log.end_offset)
+        assert (begin, log) == (0, bytes_of(master_log))
+        link.sendall(REPORT.pack(master_log.end_offset))
+        wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "acknowledged")
+        assert FRAME.unpack(link.recv(FRAME.size)) == (master_log.end_offset, 0)
+    wait_until(lambda: not master.slaves(), "the master has noticed that it is gone")
+    master_log.shutdown()
+
+
+@pytest.mark.parametrize("number", [-2, -(2**63), 10**9])
+def test_a_first_number_outside_the_log_ends_the_connection(
+    replication: Replication, tmp_path: Path, number: int
+) -> None:
+    """RocketMQ's master would send signs of life for ever, and count the slave in."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(number))
+        assert is_closed(link)
+    wait_until(lambda: not master.slaves(), "it is forgotten")
+    master_log.shutdown()
+
+
+@pytest.mark.parametrize("number", [10**6, -1, 0])
+def test_an_acknowledgement_of_what_was_not_sent_ends_the_connection(
+    replication: Replication, tmp_path: Path, number: int
+) -> None:
+    """Too much, or less than before: neither is a copy of the log."""
+    master_log = filled(tmp_path / "m", 3)
+    _, address = replication.master(master_log)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, master_log.end_offset)
+        link.sendall(REPORT.pack(master_log.end_offset) + REPORT.pack(number))
+        assert is_closed(link)
+    master_log.shutdown()
+
+
+def test_an_acknowledgement_may_arrive_in_parts(replication: Replication, tmp_path: Path) -> None:
+    """Wherever the eight bytes are cut, and with the next number behind them."""
+    master_log = filled(tmp_path / "m", 6)
+    master, address = replication.master(master_log)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, master_log.end_offset)
+        half = REPORT.pack(master_log.end_offset // 2)
+        link.sendall(half + half[:3])
+        wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset // 2], "the first")
+        link.sendall(half[3:] + REPORT.pack(master_log.end_offset))
+        wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "the last")
+    master_log.shutdown()
+
+
+def test_a_silent_slave_is_given_up(replication: Replication, tmp_path: Path) -> None:
+    """After ``haHousekeepingInterval``, whether it has said from where or not."""
+    master_log = filled(tmp_path / "m", 3)
+    _, address = replication.master(master_log, replace(PACE, silence_s_max=0.3))
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        assert is_closed(link)
+    master_log.shutdown()
+
+
+def introduced(link: socket.socket, broker_id: int, *, end: int = 0, tail_bytes: int = 0) -> SlaveVerdict:
+    """What the master answers a slave of ours; if it does not refuse it, once it has sent more."""
+    words = SlaveWords("c", "b", broker_id, 0, FILE_BYTES, end, tail_bytes, 0)
+    link.sendall(REPORT.pack(GREETING) + words.encode(GREETING))
+    reader, said = FrameReader(), dict[int, bytes]()
+    while True:
+        data = link.recv(1 << 16)
+        for offset, part in reader.feed(data):
+            said.setdefault(offset, part)
+        verdict = SlaveVerdict.decode(said[VERDICT]) if VERDICT in said else None
+        if verdict is not None and (verdict.refusal or verdict.begin in said):
+            return verdict
+        assert data, "the master has closed the connection"
+
+
+def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_path: Path) -> None:
+    """Its connection of before may look alive for a while: a put that needs two slaves must not count both."""
+    master_log, answers = filled(tmp_path / "m", 3), list[PutMessageStatus]()
+    end = master_log.end_offset
+    waits = ReplicaWaits(Clock(), slaves_needed=2, timeout_ms=60_000, behind_bytes_max=10**9, end=lambda: end)
+    _, address = replication.master(master_log, waits=waits)
+    with connected(address) as before, connected(address) as now, connected(address) as other:
+        introduced(before, 1)
+        introduced(now, 1)
+        assert waits.in_sync == 1
+        introduced(other, 2)
+        assert waits.in_sync == 2
+        waits.wait_for(end, lambda status, _why: answers.append(status))
+        other.sendall(REPORT.pack(end))
+        now.sendall(REPORT.pack(end))
+        wait_until(lambda: answers == [PutMessageStatus.PUT_OK], "two brokers have it")
+        before.close()
+        assert waits.in_sync == 2
+    master_log.shutdown()
+
+
+def test_an_empty_slave_has_nothing_of_the_files_before_its_first(replication: Replication, tmp_path: Path) -> None:
+    """``haInitialTransfer`` of the last file: puts that wait for what is before it have no copy there."""
+    master_log = filled(tmp_path / "m", 30)
+    master, address = replication.master(master_log, replace(PACE, full=False))
+    with connected(address) as link:
+        assert introduced(link, 1).begin > 0
+        assert [one.acknowledged for one in master.slaves()] == [0]
+    master_log.shutdown()
+
+
+@pytest.mark.parametrize("tail_bytes", [TAIL_BYTES + 1, -1])
+def test_a_slave_may_compare_only_so_much(replication: Replication, tmp_path: Path, tail_bytes: int) -> None:
+    """The master would read a whole file for it, while the other slaves wait."""
+    master_log = filled(tmp_path / "m", 3)
+    with connected(replication.master(master_log)[1]) as link:
+        verdict = introduced(link, 1, end=master_log.end_offset, tail_bytes=tail_bytes)
+        assert f"it may compare {TAIL_BYTES}" in verdict.refusal
+    master_log.shutdown()
+
+
+def test_there_are_only_so_many_slaves(replication: Replication, tmp_path: Path) -> None:
+    """``haSlavesMax``: the next one is turned away, those that are there stay."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log, replace(PACE, slaves_max=1))
+    with connected(address) as first, connected(address) as second:
+        first.sendall(REPORT.pack(0))
+        received(first, master_log.end_offset)
+        assert is_closed(second)
+        assert len(master.slaves()) == 1
+    master_log.shutdown()
+
+
+def test_who_must_introduce_itself_is_refused_otherwise(replication: Replication, tmp_path: Path) -> None:
+    """``haHandshake=required``, on both sides."""
+    master_log = filled(tmp_path / "m", 3)
+    _, address = replication.master(master_log, replace(PACE, introduction_required=True))
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        assert is_closed(link)
+    with silent_master() as silent:
+        slave_log = opened(small_config(tmp_path / "s"))
+        slave = replication.slave(slave_log, silent, replace(PACE, introduction_required=True))
+        wait_until(lambda: "does not say who it is" in slave.view().problem, "the slave says so")
+        slave_log.shutdown()
+    master_log.shutdown()
+
+
+# -- RocketMQ's master -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def silent_master() -> Iterator[str]:
+    """Accepts and says nothing, as RocketMQ's after a greeting."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_slave_follows_a_master_of_rocketmq(replication: Replication, tmp_path: Path) -> None:
+    """It greets, is not answered, and asks in RocketMQ's way; cut frames and signs of life in between."""
+    log = filled(tmp_path / "m", 20)
+    content = bytes_of(log)
+    log.shutdown()
+    slave_log = opened(small_config(tmp_path / "s"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}")
+        link, _ = listening.accept()
+        with link:
+            link.settimeout(10)
+            assert REPORT.unpack(link.recv(8)) == (GREETING,)
+            assert REPORT.unpack(link.recv(8)) == (0,)
+            at = 0
+            while at < len(content):
+                part = content[at : min(at + 333, (at // FILE_BYTES + 1) * FILE_BYTES)]
+                link.sendall(FRAME.pack(at, 0) + FRAME.pack(at, len(part)) + part[:9])
+                link.sendall(part[9:])
+                at += len(part)
+            wait_until(lambda: slave_log.end_offset == len(content), "the slave has it")
+            reports, last = b"", 0
+            while last < len(content):
+                reports += link.recv(1 << 16)
+                last = REPORT.unpack(reports[-8:])[0]
+            assert bytes_of(slave_log) == content
+            assert not slave.view().is_ours
+            assert slave.view().master_end == len(content)
+    slave_log.shutdown()
+
+
+def test_a_slave_does_not_take_what_is_damaged(replication: Replication, tmp_path: Path) -> None:
+    """Neither written nor acknowledged: what is sound before it is."""
+    log = filled(tmp_path / "m", 4)
+    content = bytearray(bytes_of(log))
+    log.shutdown()
+    content[-1 - len(b"\1t\0\0")] ^= 1  # the last byte of the last body
+    slave_log = opened(small_config(tmp_path / "s"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}", replace(PACE, introduces=False))
+        link, _ = listening.accept()
+        with link:
+            link.settimeout(10)
+            link.sendall(FRAME.pack(0, len(content)) + content)
+            wait_until(lambda: "CRC" in slave.view().problem, "the slave says so")
+            reports = b""
+            while data := link.recv(1 << 16):
+                reports += data
+    assert max(one for (one,) in REPORT.iter_unpack(reports)) <= slave_log.end_offset < len(content)
+    slave_log.shutdown()
+
+
+def test_a_silent_master_is_given_up(replication: Replication, tmp_path: Path) -> None:
+    """RocketMQ's slave takes its own reports for signs of life of the master."""
+    slave_log = opened(small_config(tmp_path / "s"))
+    with silent_master() as silent:
+        slave = replication.slave(slave_log, silent, replace(PACE, introduces=False, silence_s_max=0.5))
+        wait_until(lambda: slave.view().problem == "it is silent", "the slave says so")
+    slave_log.shutdown()

@@ -1,0 +1,63 @@
+"""What brokers say of themselves: ours and others', also nonsense."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketstore.remoting.bodies.routes import KVTable
+from rocketstore.remoting.bodies.runtime import MEMBERS_MAX, TEXT_MAX, RuntimeInfo, own_table
+from rocketstore.remoting.errors import RequestError
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
+
+MEMBERS = {"n1": "h:2", "n0": "h:1", "n2": ""}
+
+
+def told(**table: str) -> RuntimeInfo:
+    return RuntimeInfo.decode(KVTable(table).encode())
+
+
+def test_what_a_broker_of_ours_adds_is_read_back() -> None:
+    """Also a member's address that is not known yet, and several conditions of one kind."""
+    table = own_table("1.2", "n0", "LEADER", 7, MEMBERS, ["disk_full", "at_limit", "disk_full"])
+
+    found = told(brokerVersionDesc="V4_9_8", putTps="1.50 2.50 3.50", getTransferedTps="0.00 0 0", **table)
+
+    members = (("n0", "h:1"), ("n1", "h:2"), ("n2", ""))
+    assert found == RuntimeInfo("V4_9_8", 1.5, 0.0, "1.2", "n0", "LEADER", 7, members, ("at_limit", "disk_full"))
+
+
+def test_a_broker_without_a_group_tells_no_term() -> None:
+    """It has no role either."""
+    assert told(**own_table("1.2", "0", "", 0, {"0": "h:1"}, [])) == RuntimeInfo(release="1.2", node="0")
+
+
+def test_rocketmqs_own_broker_is_none_of_ours() -> None:
+    """F10, captured from RocketMQ 4.9.7 after ten seconds: its rates are still blanks."""
+    found = RuntimeInfo.decode(GOLDEN["F10"].frame.body)
+
+    assert found.version.startswith("V4_9")
+    assert (found.release, found.role, found.members) == ("", "", ())
+    assert (found.put_tps, found.get_tps) == (None, None)
+
+
+@pytest.mark.parametrize("rate", ["", "x", "-1", "nan", "inf", "1e999"])
+def test_a_rate_that_is_none_is_not_told(rate: str) -> None:
+    """Nor summed with others."""
+    assert told(putTps=rate).put_tps is None
+
+
+def test_nonsense_is_bounded() -> None:
+    """A stranger may answer anything."""
+    found = told(
+        brokerVersionDesc="v" * 10_000,
+        dledgerTerm="9" * 50,
+        dledgerMembers=";".join(f"n{number}-{'a' * 500}" for number in range(100)) + ";;",
+    )
+
+    assert len(found.version) == TEXT_MAX
+    assert found.term == 0
+    assert len(found.members) == MEMBERS_MAX
+    assert max(len(address) for _, address in found.members) <= TEXT_MAX
+    assert told(dledgerTerm="²", dledgerMembers=";-x;n0").members == (("n0", ""),)
+    with pytest.raises(RequestError):
+        RuntimeInfo.decode(b"[]")

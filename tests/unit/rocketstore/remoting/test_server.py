@@ -1,0 +1,198 @@
+"""What the clients of a server may occupy of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from rocketstore.remoting import server as module
+from rocketstore.remoting.codes import AnswerCode
+from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.frame import Frame, cut, encode
+from rocketstore.remoting.server import Handler, Handlers, RemotingServer, ServerLimits
+from rocketstore.remoting.turns import TURN_S
+from tests.unit.rocketstore.remoting.test_connection import Transport
+
+MIB = 1 << 20
+SLOW = 7
+"""The code of requests that wait until they are let go."""
+
+
+class _Server:
+    """A server whose requests wait until ``free``; some are refused with ``SYSTEM_BUSY`` before."""
+
+    def __init__(self, requests_max: int, host_requests_max: int) -> None:
+        self.free = asyncio.Event()
+        limits = ServerLimits(99, 99, requests_max, host_requests_max, 30.0, *[256 * MIB] * 4)
+        handlers = Handlers({}, {SLOW: self._wait}, lambda _: None, lambda _: None)
+        self.server = RemotingServer("test", handlers, limits)
+        self._opaques = itertools.count(1)
+
+    async def _wait(self, _: RemotingConnection, frame: Frame) -> Frame:
+        await self.free.wait()
+        return frame.answer()
+
+    def accept(self, host: str) -> tuple[RemotingConnection, Transport]:
+        connection, transport = self.server.protocol(), Transport(host)
+        transport.protocol = connection
+        connection.connection_made(cast("asyncio.Transport", transport))
+        return connection, transport
+
+    async def ask(self, client: tuple[RemotingConnection, Transport], number: int = 1) -> int:
+        """How many of these requests were refused."""
+        connection, transport = client
+        before = len(cut(bytes(transport.written))[0])
+        connection.data_received(b"".join(encode(Frame(SLOW, next(self._opaques))) for _ in range(number)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        answers = cut(bytes(transport.written))[0][before:]
+        assert {one.code for one in answers} <= {AnswerCode.SYSTEM_BUSY}
+        return len(answers)
+
+
+def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def _with_server(test: Callable[[_Server], Awaitable[None]], requests_max: int, host_requests_max: int) -> None:
+    async def run() -> None:
+        server = _Server(requests_max, host_requests_max)
+        try:
+            await test(server)
+        finally:
+            server.free.set()
+            await server.server.close(1)
+
+    _on_a_loop(run)
+
+
+def test_one_host_cannot_use_up_the_requests_of_all() -> None:
+    """Whoever asks from another one is answered as before."""
+
+    async def test(server: _Server) -> None:
+        greedy = [server.accept("192.0.2.1") for _ in range(8)]
+        refused = [await server.ask(one, 50) for one in greedy]
+        assert sum(refused) == 400 - 300
+        assert await server.ask(server.accept("192.0.2.2"), 50) == 0
+
+    _with_server(test, 400, 300)
+
+
+def test_a_client_beside_a_greedy_one_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may share an address: of a container host, or of a gateway."""
+    monkeypatch.setattr(module, "LITTLE", 4)
+
+    async def test(server: _Server) -> None:
+        refused = await server.ask(server.accept("192.0.2.1"), 100)
+        assert refused == 100 - 70
+        assert await server.ask(server.accept("192.0.2.1"), 4) == 0, "from what is reserved"
+        assert await server.ask(server.accept("192.0.2.2"), 4) == 0
+
+    _with_server(test, 100, 80)
+
+
+def test_what_is_done_makes_room_again() -> None:
+    """Else a host would be refused for ever once it was busy."""
+
+    async def test(server: _Server) -> None:
+        client = server.accept("192.0.2.1")
+        assert await server.ask(client, 12) == 2
+        server.free.set()
+        while server.server.requests_under_way:
+            await asyncio.sleep(0)
+        server.free.clear()
+        assert await server.ask(server.accept("192.0.2.1"), 10) == 0
+
+    _with_server(test, 20, 10)
+
+
+def test_the_addresses_of_one_ipv6_network_are_one_host() -> None:
+    """A machine usually has a /64, and could use an address per connection."""
+
+    async def test(server: _Server) -> None:
+        machines = [server.accept(f"2001:db8::{number}") for number in range(1, 5)]
+        assert sum([await server.ask(one, 5) for one in machines]) == 10
+        assert await server.ask(server.accept("2001:db8:0:1::1"), 5) == 0
+        assert str(machines[0][0].place) == "[2001:db8::1]:1", "which names are still complete"
+
+    _with_server(test, 20, 10)
+
+
+def test_what_can_be_answered_at_once_needs_no_task() -> None:
+    """The rest gets one, and counts until it is done; an error is an answer."""
+
+    async def test() -> None:
+        async def later(connection: RemotingConnection, frame: Frame) -> Frame:
+            await asyncio.sleep(0)
+            return frame.answer(2)
+
+        def prompt(connection: RemotingConnection, frame: Frame) -> Handler | None:
+            if frame.body == b"refused":
+                raise RequestError("refused", AnswerCode.NO_PERMISSION)
+            if frame.body == b"later":
+                return later
+            connection.send(encode(frame.answer(1)))
+            return None
+
+        handlers = Handlers({}, {}, lambda _: None, lambda _: None, prompt={5: prompt})
+        server = RemotingServer("server", handlers, ServerLimits(9, 9, 1, 1, 9, *[MIB] * 4))
+        connection, transport = server.protocol(), Transport("192.0.2.1")
+        connection.connection_made(cast("asyncio.Transport", transport))
+
+        for opaque, body in enumerate((b"now", b"refused", b"later", b"now")):
+            connection.data_received(encode(Frame(5, opaque, body=body)))
+
+        assert server.codes == {5}
+        assert server.requests_under_way == connection.under_way == 1
+        await connection.quiet()
+        await server.close(0)
+        frames, _ = cut(bytes(transport.written))
+        codes = {one.opaque: one.code for one in frames}
+        assert codes == {0: 1, 1: AnswerCode.NO_PERMISSION, 2: 2, 3: AnswerCode.SYSTEM_BUSY}
+
+    _on_a_loop(test)
+
+
+def test_what_is_answered_at_once_does_not_make_a_turn_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls of messages in memory: a thousand of them may arrive together."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+
+    async def test() -> None:
+        async def later(_: RemotingConnection, frame: Frame) -> Frame:
+            return frame.answer(2)
+
+        def prompt(connection: RemotingConnection, frame: Frame) -> Handler | None:
+            clock[0] += TURN_S / 4
+            if frame.opaque == 60:
+                raise RequestError("refused", AnswerCode.NO_PERMISSION)
+            if frame.opaque == 50:
+                return later
+            connection.send(encode(frame.answer(1)))
+            return None
+
+        handlers = Handlers({}, {}, lambda _: None, lambda _: None, prompt={5: prompt})
+        server = RemotingServer("server", handlers, ServerLimits(9, 9, 200, 200, 9, *[MIB] * 4))
+        connection, transport = server.protocol(), Transport("192.0.2.1")
+        connection.connection_made(cast("asyncio.Transport", transport))
+        most, before = 0.0, clock[0]
+        connection.data_received(b"".join(encode(Frame(5, opaque)) for opaque in range(100)))
+        while connection.under_way:
+            most, before = max(most, clock[0] - before), clock[0]
+            await asyncio.sleep(0)
+        assert most <= 3 * TURN_S, "what is done at once, and what waited for its turn"
+        await asyncio.sleep(0)
+        frames, _ = cut(bytes(transport.written))
+        codes = {one.opaque: one.code for one in frames}
+        assert codes == dict.fromkeys(range(100), 1) | {50: 2, 60: AnswerCode.NO_PERMISSION}
+        assert server.requests_under_way == 0
+        assert server._shares.is_empty
+        await server.close(0)
+
+    _on_a_loop(test)
