@@ -191,3 +191,23 @@ def test_a_reader_begins_at_any_record(tmp_path: Path) -> None:
     ]
     assert reader.end == FILE_BYTES + FULL_BYTES
     assert reader.ending is FileEnding.FULL
+
+
+@pytest.mark.parametrize("chunk_bytes", [200, 16_000])
+def test_every_body_is_checked_however_many_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """One changed bit in a body is found, among few records and among many."""
+    log = open_log(small_config(tmp_path, mapped_file_size_commit_log=64 * 1024))
+    put(log, *(message(b"a body") for _ in range(300)))
+    log.shutdown()
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    record_bytes = path.read_bytes().rindex(b"a body") // 299
+    overwrite(path, path.read_bytes().index(b"a body") + 100 * record_bytes, b"\x60")
+    monkeypatch.setattr("rocketstore.commit_log.digests._CHUNK_BYTES", chunk_bytes)
+
+    found = digest(tmp_path)
+
+    assert found.torn is not None
+    assert "does not match its CRC" in found.torn.reason
+    assert found.files[0].records == 100
