@@ -30,8 +30,8 @@ class _Steps(click.Group):
     cls=_Steps,
     short_help="Move plain brokers to a group, and back.",
     epilog="""\b
-Example:
-  dledger upgrade check --nodes /data/a,/data/b,/data/c
+Examples:
+  dledger upgrade check --nodes /data/a,/data/b,/data/c    may these brokers start as a group?
 
 The whole road: docs/master-slave.md.""",
 )

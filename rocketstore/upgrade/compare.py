@@ -26,7 +26,7 @@ _CHUNK_BYTES: Final = 8 * MIB
 _KEYS_SHOWN: Final = 60
 
 
-class Standing(StrEnum):
+class LogStanding(StrEnum):
     """How a member's log stands to the one it is compared with."""
 
     EQUAL = "equal"
@@ -83,7 +83,7 @@ class Compared:
     """One member against the reference: how far it is behind or ahead, or where it diverges."""
 
     log: OldLog
-    standing: Standing
+    standing: LogStanding
     bytes_apart: int = 0
     """Bytes of records that it lacks, or has more; blanks do not count."""
     messages_apart: int = 0
@@ -104,21 +104,21 @@ def compare(logs: Sequence[OldLog], reference: OldLog) -> list[Compared]:
 
 def _compared(log: OldLog, reference: OldLog) -> Compared:
     if log.digest.problems:
-        return Compared(log, Standing.DAMAGED)
+        return Compared(log, LogStanding.DAMAGED)
     if log is not reference and reference.digest.problems:
-        return Compared(log, Standing.UNKNOWN)
+        return Compared(log, LogStanding.UNKNOWN)
     if log is reference or not log.digest.difference(reference.digest):
-        return Compared(log, Standing.EQUAL)
+        return Compared(log, LogStanding.EQUAL)
     if log.digest.files and reference.digest.files and log.files.segment_bytes != reference.files.segment_bytes:
-        return Compared(log, Standing.DIFFERS)
+        return Compared(log, LogStanding.DIFFERS)
     ahead = log.digest.end > reference.digest.end
     shorter, longer = (reference, log) if ahead else (log, reference)
     found = _diverges(shorter, longer)
     if found is not None:
-        return Compared(log, Standing.DIFFERS, divergence=_turned(found) if ahead else found)
+        return Compared(log, LogStanding.DIFFERS, divergence=_turned(found) if ahead else found)
     missing = _missing(shorter.digest, longer.digest, lambda one: one.length)
     messages = _missing(shorter.digest, longer.digest, lambda one: one.records)
-    return Compared(log, Standing.AHEAD if ahead else Standing.BEHIND, missing, messages)
+    return Compared(log, LogStanding.AHEAD if ahead else LogStanding.BEHIND, missing, messages)
 
 
 def _turned(found: Divergence) -> Divergence:

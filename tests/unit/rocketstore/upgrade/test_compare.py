@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.upgrade.compare import Compared, RecordAt, Standing, compare, reference_of
+from rocketstore.upgrade.compare import Compared, LogStanding, RecordAt, compare, reference_of
 from tests.unit.rocketstore.upgrade.support import (
     FILE_BYTES,
     bodies,
@@ -36,7 +36,7 @@ def test_copies_are_equal(master: Path) -> None:
     """Nothing apart."""
     found = against(master, copied(master, "b"))
 
-    assert (found.standing, found.bytes_apart, found.divergence) == (Standing.EQUAL, 0, None)
+    assert (found.standing, found.bytes_apart, found.divergence) == (LogStanding.EQUAL, 0, None)
 
 
 @pytest.mark.parametrize("left", [0, 1, 11, 12, 13, 14, 15, 20, COUNT - 1])
@@ -48,12 +48,12 @@ def test_a_log_that_is_the_begin_of_another_is_behind(master: Path, left: int) -
 
     found = against(master, other)
 
-    assert found.standing is Standing.BEHIND
+    assert found.standing is LogStanding.BEHIND
     assert found.messages_apart == COUNT - left
     whole = sum(one.length for one in old_log(master).digest.files)
     assert found.bytes_apart == whole - sum(one.length for one in old_log(other).digest.files)
     ahead = against(other, master)
-    assert (ahead.standing, ahead.messages_apart) == (Standing.AHEAD, COUNT - left)
+    assert (ahead.standing, ahead.messages_apart) == (LogStanding.AHEAD, COUNT - left)
 
 
 def test_a_member_to_be_is_behind_by_everything(master: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_member_to_be_is_behind_by_everything(master: Path, tmp_path: Path) ->
 
     found = against(master, tmp_path / "c")
 
-    assert (found.standing, found.messages_apart) == (Standing.BEHIND, COUNT)
+    assert (found.standing, found.messages_apart) == (LogStanding.BEHIND, COUNT)
 
 
 @pytest.mark.parametrize("number", [0, 7, 13, COUNT - 1])
@@ -72,7 +72,7 @@ def test_the_first_message_that_differs_is_named(tmp_path: Path, master: Path, n
 
     found = against(master, other)
 
-    assert found.standing is Standing.DIFFERS
+    assert found.standing is LogStanding.DIFFERS
     assert found.divergence is not None
     assert found.divergence.offset == record_offsets(master)[number]
     assert found.divergence.file.parent.parent == other
@@ -92,7 +92,7 @@ def test_a_shorter_log_with_another_message_differs(tmp_path: Path, master: Path
 
     short, long = against(master, other), against(other, master)
 
-    assert short.standing is long.standing is Standing.DIFFERS
+    assert short.standing is long.standing is LogStanding.DIFFERS
     assert short.divergence is not None
     assert long.divergence is not None
     assert short.divergence.offset == long.divergence.offset == record_offsets(master)[17]
@@ -106,7 +106,7 @@ def test_logs_that_filled_a_file_differently_differ(tmp_path: Path, master: Path
 
     found = against(master, other)
 
-    assert found.standing is Standing.DIFFERS
+    assert found.standing is LogStanding.DIFFERS
     assert found.divergence is not None
     assert found.divergence.offset == offset
     assert RecordAt("the end of the file") in (found.divergence.found, found.divergence.other_found)
@@ -117,8 +117,8 @@ def test_a_damaged_log_is_neither_equal_nor_compared(master: Path) -> None:
     other = copied(master, "b")
     overwrite(other, record_offsets(other)[3] + 150, b"!")
 
-    assert against(master, other).standing is Standing.DAMAGED
-    assert against(other, master).standing is Standing.UNKNOWN
+    assert against(master, other).standing is LogStanding.DAMAGED
+    assert against(other, master).standing is LogStanding.UNKNOWN
 
 
 def test_expired_files_do_not_make_a_difference(master: Path) -> None:
@@ -126,8 +126,8 @@ def test_expired_files_do_not_make_a_difference(master: Path) -> None:
     other = copied(master, "b")
     (other / "commitlog" / f"{0:020d}").unlink()
 
-    assert against(master, other).standing is Standing.EQUAL
-    assert against(other, master).standing is Standing.EQUAL
+    assert against(master, other).standing is LogStanding.EQUAL
+    assert against(other, master).standing is LogStanding.EQUAL
     offsets = record_offsets(other)
     cut(other, offsets[4])
     assert against(master, other).messages_apart == len(offsets) - 4
@@ -137,7 +137,7 @@ def test_other_file_sizes_differ(tmp_path: Path, master: Path) -> None:
     """There is no place to name."""
     found = against(master, write_broker(tmp_path / "b", bodies(COUNT), 2 * FILE_BYTES))
 
-    assert (found.standing, found.divergence) == (Standing.DIFFERS, None)
+    assert (found.standing, found.divergence) == (LogStanding.DIFFERS, None)
 
 
 def test_the_longest_sound_log_is_compared_with_unless_one_is_named(master: Path) -> None:
