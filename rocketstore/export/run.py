@@ -35,9 +35,9 @@ from dledger.store.mmap_file_list import list_segments
 from dledger.store.verify import VerifiedNode
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.export.plain_files import HalfPlaces, PlainFiles
+from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
 from rocketstore.export.queues import NextOffsets, stored_ends, without_messages, write_expired
-from rocketstore.export.source import Stretch, read_log
+from rocketstore.export.source import LogPiece, read_log
 from rocketstore.export.state import StateRecords, tables_of
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_TRANSACTION
@@ -248,7 +248,7 @@ class _Export:
             begin = self._old.end
             self._take_over(self._old, directory)
         self._state.add_part(entries)
-        files = PlainFiles(self._fs, directory, size, begin)
+        files = PlainLogWriter(self._fs, directory, size, begin)
         self.done.begin = self._old.begin if self._old is not None else begin
         try:
             with closing(HalfPlaces(self._fs, self._partial / "halves")) as halves:
@@ -278,7 +278,7 @@ class _Export:
                 _copy_durably(self._fs, path, copy)
             self.done.files += 1
 
-    def _copy(self, stretch: Stretch, head: RecordHead, files: PlainFiles, halves: HalfPlaces) -> None:
+    def _copy(self, stretch: LogPiece, head: RecordHead, files: PlainLogWriter, halves: HalfPlaces) -> None:
         self._note(head, stretch)
         if head.topic in HIDDEN_TOPICS:
             self.done.left_out[head.topic] = self.done.left_out.get(head.topic, 0) + 1
@@ -302,7 +302,7 @@ class _Export:
         self.done.commits += new is not None
         return _NOWHERE if new is None else new
 
-    def _note(self, head: RecordHead, stretch: Stretch) -> None:
+    def _note(self, head: RecordHead, stretch: LogPiece) -> None:
         if head.topic == BROKER_STATE_TOPIC:
             self._state.add(head)
         elif head.topic == QUEUE_NUMBERS_TOPIC:
@@ -399,7 +399,7 @@ class _Export:
         self._fs.rename(self._partial, self._target)
         self._fs.sync_dir(self._target.absolute().parent)
 
-    def _told(self, step: str, stretch: Stretch, part: LogPart) -> None:
+    def _told(self, step: str, stretch: LogPiece, part: LogPart) -> None:
         self._progress(step, stretch.position + stretch.outcome.consumed - part.begin, part.end - part.begin)
 
 
@@ -474,7 +474,7 @@ def _opened(config: MessageStoreConfig) -> Iterator[MessageStore]:
 
 
 def _records(
-    part: LogPart, *, entries: bool, levels: DelayLevels, told: Callable[[Stretch], None]
+    part: LogPart, *, entries: bool, levels: DelayLevels, told: Callable[[LogPiece], None]
 ) -> Iterator[tuple[RecordHead, bytes]]:
     for one in read_log(part, entries=entries, levels=levels):
         for head in one.outcome.heads:
@@ -482,7 +482,7 @@ def _records(
         told(one)
 
 
-def _bytes_of(stretch: Stretch, head: RecordHead) -> bytes:
+def _bytes_of(stretch: LogPiece, head: RecordHead) -> bytes:
     start = head.offset - stretch.position
     return stretch.data[start : start + head.size]
 

@@ -19,7 +19,7 @@ _SMALLEST: Final = 8
 _ADVICE: Final = "Export another member, whose copy is sound, or start this one with --repair and stop it again"
 
 
-class Stretch(NamedTuple):
+class LogPiece(NamedTuple):
     """Bytes of the log, where they start, and the records in them."""
 
     position: int
@@ -27,7 +27,7 @@ class Stretch(NamedTuple):
     outcome: RecordScanOutcome
 
 
-def read_log(part: LogPart, *, entries: bool, levels: DelayLevels) -> Iterator[Stretch]:
+def read_log(part: LogPart, *, entries: bool, levels: DelayLevels) -> Iterator[LogPiece]:
     """All records up to the part's end; ``entries``: of a replicated log.
 
     Raises ``CorruptLogError`` where one is missing or damaged, ``OSError``.
@@ -42,7 +42,7 @@ def read_log(part: LogPart, *, entries: bool, levels: DelayLevels) -> Iterator[S
         end = min(base + part.segment_bytes, part.end)
         data = read_at(path, position - base, min(wanted, end - position))
         outcome = scan(data, position, check_crc=True, delay_levels=levels)
-        yield Stretch(position, data, outcome)
+        yield LogPiece(position, data, outcome)
         is_all = len(data) == end - position
         position += outcome.consumed
         if outcome.end == "blank" and outcome.needed == base + part.segment_bytes - position:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from itertools import chain
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from dledger.store.format import segment_name
@@ -14,11 +14,11 @@ from rocketstore.config import MIB
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 
 _WRITE_BYTES: Final = 4 * MIB
-_PAIR: Final = Struct(">qq")
+_PAIR_BYTES: Final = 16
 _PAIRS_IN_MEMORY: Final = 1 << 16
 
 
-class PlainFiles:
+class PlainLogWriter:
     """Appends records as RocketMQ does: one that would leave no room for a blank begins the next file."""
 
     def __init__(self, fs: FileSystem, directory: Path, file_bytes: int, begin: int) -> None:
@@ -98,8 +98,8 @@ class HalfPlaces:
     def add(self, old: int, new: int) -> None:
         """Offsets come in rising order. Raises ``OSError``."""
         if len(self._old) == _PAIRS_IN_MEMORY:
-            pairs = b"".join(map(_PAIR.pack, self._old, self._new))
-            self._fs.write(self._fd, pairs, self._stored * _PAIR.size)
+            pairs = array("q", chain.from_iterable(zip(self._old, self._new, strict=True)))
+            self._fs.write(self._fd, pairs.tobytes(), self._stored * _PAIR_BYTES)
             self._stored += len(self._old)
             self._old, self._new = array("q"), array("q")
         self._old.append(old)
@@ -114,10 +114,10 @@ class HalfPlaces:
             low, high = 0, self._stored
             while low < high:
                 middle = (low + high) // 2
-                file.seek(middle * _PAIR.size)
-                there, new = _PAIR.unpack(file.read(_PAIR.size))
+                file.seek(middle * _PAIR_BYTES)
+                there, new = array("q", file.read(_PAIR_BYTES))
                 if there == old:
-                    return int(new)
+                    return new
                 low, high = (middle + 1, high) if there < old else (low, middle)
         return None
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from dledger.store.fs import FileSystem
-from rocketstore.export import plain_files
-from rocketstore.export.plain_files import HalfPlaces
+from rocketstore.export import plain_log
+from rocketstore.export.plain_log import HalfPlaces
 
 
 def test_every_half_message_is_found_in_memory_or_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be more than memory holds; what never was is not found."""
-    monkeypatch.setattr(plain_files, "_PAIRS_IN_MEMORY", 10)
+    monkeypatch.setattr(plain_log, "_PAIRS_IN_MEMORY", 10)
     path = tmp_path / "halves"
     places = HalfPlaces(FileSystem(), path)
     for number in range(57):
