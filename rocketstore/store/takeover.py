@@ -37,7 +37,7 @@ from rocketstore.store.directory import StoreDirectory
 _log = logging.getLogger("rocketstore")
 
 
-class OldLog:
+class SealedLog:
     """The plain log that a group's log continues: opened by the store, like the log that continues it."""
 
     def __init__(self, files: PlainCommitLog, record: Prehistory) -> None:
@@ -51,7 +51,7 @@ class OldLog:
 
 def take_over(
     config: MessageStoreConfig, layout: Layout, segment_bytes: int, *, clock: Clock, fs: FileSystem | None = None
-) -> OldLog | None:
+) -> SealedLog | None:
     """What the group's log in ``layout``, of segments of ``segment_bytes``, continues; None if there is nothing.
 
     Raises ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``.
@@ -62,7 +62,7 @@ def take_over(
         record = _TakeOver(config, layout, segment_bytes, clock, fs).run()
     except OSError as error:
         raise DiskError(f"taking over the plain log of {config.store_path_root_dir} failed: {error}") from error
-    return None if record is None else OldLog(PlainCommitLog(config, clock=clock, fs=fs), record)
+    return None if record is None else SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record)
 
 
 class _TakeOver:
