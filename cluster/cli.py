@@ -36,6 +36,7 @@ MODULES: Final = {
     "tail": "log",
     "topic": "mq_topic",
     "transfer-leader": "group",
+    "upgrade": "upgrade",
     "verify": "verify",
 }
 """Maps each command to its module in ``cluster.commands``."""

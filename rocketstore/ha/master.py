@@ -1,6 +1,9 @@
 """The master's side: sends its log to each slave, and hears how far they have it. See ``rocketstore.ha.wire``.
 
 Everything runs on the event loop of replication, but ``advanced``, which any thread may call.
+
+Whoever can connect takes a place only once it has said from where it wants the log; those that have not yet cannot
+crowd each other out, or real slaves.
 """
 
 from __future__ import annotations
@@ -9,17 +12,20 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError
 from dledger.records import record
+from dledger.rpc.front_door import stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of
-from rocketstore.ha.waits import ReplicaWaits
+from rocketstore.ha.waits import UNNAMED, ReplicaWaits
 from rocketstore.ha.wire import (
     FRAME,
     GREETING,
@@ -44,6 +50,9 @@ GREETING_TIMEOUT_S: Final = 10.0
 """How long a new connection may take until it has said from where it wants the log."""
 REFUSED_MS: Final = 60_000
 """How long the refusal of a slave, which tries again and again, counts as present."""
+GREETING_MAX: Final = 64
+"""Connections that have said nothing yet. One more ends the oldest of the host that has most."""
+GREETING_MAX_PER_HOST: Final = 8
 
 
 @record(frozen=True, slots=True)
@@ -55,12 +64,16 @@ class SlaveView:
     begin: int
     sent: int
     acknowledged: int
+    lag_bytes: int = 0
+    """What it has not acknowledged."""
+    lag_ms: int = 0
+    """How long ago the log was as it has acknowledged it; 0: it has all."""
 
 
 class HaMaster:
     """Accepts slaves from ``open`` to ``close``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         log: HaLog,
         identity: HaIdentity,
@@ -69,8 +82,15 @@ class HaMaster:
         conditions: Conditions,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        outdated: Callable[[str], None] = lambda _why: None,
+        clock: Clock | None = None,
     ) -> None:
-        """``waits``: only with SYNC_MASTER. ``tls``: the context for the next connection; None: plain TCP."""
+        """``waits``: only with SYNC_MASTER. ``tls``: the context for the next connection; None: plain TCP.
+
+        ``outdated``: told when a slave has followed a later master.
+        """
+        self._outdated = outdated
+        self._clock = clock or Clock()
         self._log = log
         self._identity = identity
         self._pace = pace
@@ -97,14 +117,14 @@ class HaMaster:
                 loop.call_soon_threadsafe(self._wake)
 
     def slaves(self) -> list[SlaveView]:
-        """Those connected now. On any thread."""
-        return [one.view() for one in list(self._slaves.values())]
+        """Those that follow now. On any thread."""
+        return [one.view() for one in list(self._slaves.values()) if one.follows]
 
     async def close(self) -> None:
         """Stop accepting, and end all connections. Idempotent."""
         servers, self._servers = self._servers, []
         for server in servers:
-            server.close()
+            await stop_serving(server)
         tasks = tuple(self._slaves)
         for task in tasks:
             task.cancel()
@@ -120,14 +140,48 @@ class HaMaster:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = writer.get_extra_info("peername")
         address = address_text(name[0], name[1]) if name else "a client that has gone"
-        if len(self._slaves) >= self._pace.slaves_max:
-            _LOG.warning(
-                "%s may not replicate: there are %d slaves already (ha_slaves_max)", address, len(self._slaves)
-            )
-            writer.transport.abort()
-            return
-        slave = _Slave(reader, writer, address, self._log, self._pace)
-        self._slaves[asyncio.create_task(self._serve(slave))] = slave
+        slave = _Slave(reader, writer, address, self._log, self._pace, self._clock)
+        self._make_room_to_greet(slave.host)
+        task = asyncio.create_task(self._serve(slave))
+        self._slaves[task] = slave
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Runs in any case, also when the task was cancelled before its first step."""
+        self._slaves.pop(task).abort()
+
+    def _make_room_to_greet(self, host: str) -> None:
+        """End the connection that has been silent for longest, if there are too many of them."""
+        silent = [one for one in self._slaves.values() if one.is_new]
+        by_host = Counter(one.host for one in silent)
+        if by_host[host] < GREETING_MAX_PER_HOST:
+            if len(silent) < GREETING_MAX:
+                return
+            host = by_host.most_common(1)[0][0]
+        oldest = next(one for one in silent if one.host == host)
+        _LOG.info("the connection of %s is ended: it has not said what it wants, as others that wait", oldest.name)
+        oldest.end()
+
+    def _make_room_to_follow(self, slave: _Slave) -> str:
+        """Why there is no place for it; empty if there is one now.
+
+        If all are taken, one that says who it is gets that of its own earlier connection, or of one that does not. Of
+        those that do not, one host has at most half of all places.
+        """
+        following = [one for one in self._slaves.values() if one.follows]
+        unnamed = [one for one in following if one.broker_id == UNNAMED]
+        places = self._pace.slaves_max
+        if slave.broker_id == UNNAMED and sum(one.host == slave.host for one in unnamed) >= max(1, places // 2):
+            return f"{slave.host} has half of the places for slaves already (ha_slaves_max={places})"
+        if len(following) < places:
+            return ""
+        own = [one for one in following if one.broker_id == slave.broker_id]
+        leaving = own[:1] or unnamed[-1:]
+        if slave.broker_id == UNNAMED or not leaving:
+            return f"there are {places} slaves already (ha_slaves_max)"
+        _LOG.warning("the slave %s leaves its place to %s", leaving[0].name, slave.name)
+        leaving[0].end()
+        return ""
 
     async def _serve(self, slave: _Slave) -> None:
         try:
@@ -141,11 +195,6 @@ class HaMaster:
             self._refuse(slave, f"its part of the log cannot be read: {error}")
         except (OSError, EOFError, TimeoutError) as error:
             _LOG.info("the slave %s is gone: %s", slave.name, error or f"silent for {self._pace.silence_s_max:g} s")
-        finally:
-            task = asyncio.current_task()
-            if task is not None:
-                del self._slaves[task]
-            slave.abort()
 
     def _refuse(self, slave: _Slave, why: str) -> None:
         _LOG.warning("the slave %s cannot be served: %s", slave.name, why)
@@ -161,10 +210,7 @@ class HaMaster:
         _LOG.info("the slave %s follows from offset %d on", slave.name, begin)
         waits = self._waits
         if waits is not None:
-            for other in self._slaves.values():
-                if other is not slave and other.broker_id == slave.broker_id >= 0:
-                    waits.left(other)  # a broker is one copy, however often it is connected
-            waits.joined(slave, had)
+            waits.joined(slave, slave.broker_id, had)
         both = [asyncio.create_task(slave.send_all()), asyncio.create_task(self._hear(slave))]
         try:
             await asyncio.gather(*both)
@@ -187,12 +233,11 @@ class HaMaster:
         log = self._log
         if self._pace.introduction_required:
             raise HaProtocolError("it does not say who it is (ha_handshake=required)")
-        if first == 0:
-            return self._begin_of_all(), 0
-        if not log.min_offset <= first <= log.max_offset:
+        if first and not log.min_offset <= first <= log.max_offset:
             raise HaProtocolError(_outside(first, log))
-        slave.chunk_bytes = self._pace.batch_bytes
-        return first, first
+        if problem := self._make_room_to_follow(slave):
+            raise HaProtocolError(problem)
+        return (first, first) if first else (self._begin_of_all(), 0)
 
     async def _introduced(self, slave: _Slave) -> tuple[int, int]:
         """The same for a slave of ours. Raises ``HaProtocolError``, after having told it why."""
@@ -202,7 +247,7 @@ class HaMaster:
         words = SlaveWords.decode(await slave.words(GREETING))
         slave.broker_id = words.broker_id
         slave.chunk_bytes = CHUNK_BYTES
-        problem = self._problem(words)
+        problem = self._problem(slave, words) or self._make_room_to_follow(slave)
         begin = words.end or self._begin_of_all()
         slave.write(SlaveVerdict(begin, problem).encode(VERDICT))
         if problem:
@@ -210,7 +255,7 @@ class HaMaster:
             raise HaProtocolError(problem)
         return begin, words.end
 
-    def _problem(self, words: SlaveWords) -> str:
+    def _problem(self, slave: _Slave, words: SlaveWords) -> str:
         """Why this slave's log is no copy of a part of ours; empty if it is one."""
         log, own = self._log, self._identity
         if (words.cluster, words.broker) != (own.cluster, own.broker):
@@ -218,18 +263,31 @@ class HaMaster:
         if words.segment_bytes != log.segment_bytes:
             return f"its log files have {words.segment_bytes} bytes, the master's {log.segment_bytes}"
         if words.epoch > own.epoch():
-            return f"it has followed a later master (epoch {words.epoch}, here {own.epoch()}): this one is outdated"
+            why = f"it has followed a later master (epoch {words.epoch}, here {own.epoch()}): this one is outdated"
+            self._outdated(f"the slave {words.broker_id} ({slave.address}): {why}")
+            return why
         if words.end and not log.min_offset <= words.end <= log.max_offset:
-            return _outside(words.end, log)
+            return self._beyond(words) or _outside(words.end, log)
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end, words.tail_bytes) if words.tail_bytes else (0, 0)
         if length == words.tail_bytes and crc != words.tail_crc:
-            return (
+            return self._beyond(words) or (
                 f"its log differs from the master's somewhere in the {length} bytes before offset {words.end}: wipe "
                 "the one that is wrong, after having looked at what only it holds"
             )
         return ""
+
+    def _beyond(self, words: SlaveWords) -> str:
+        """For the old master that returns, and for who followed it further than its successor; empty for others."""
+        begin, own = self._identity.begin_offset(), self._identity.epoch()
+        if not (0 <= begin < words.end and 0 < words.epoch < own):
+            return ""
+        return (
+            f"this master took over at offset {begin} (epoch {own}), as the successor of the one that this broker was, "
+            f"or followed (epoch {words.epoch}). {words.end - begin} bytes from that offset on exist only in this "
+            "broker's log, and nobody reads them any more: look at what they hold, then wipe its store"
+        )
 
     def _begin_of_all(self) -> int:
         """Where a slave without a log begins."""
@@ -253,11 +311,20 @@ class _Slave:
     """One connection, once accepted."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str, log: HaLog, pace: HaPace
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        address: str,
+        log: HaLog,
+        pace: HaPace,
+        clock: Clock,
     ) -> None:
         self.address = address
         self.host = address.rpartition(":")[0]
-        self.broker_id = -1
+        self.broker_id = UNNAMED
+        self.is_new = True
+        """Whether it has said nothing yet."""
+        self.follows = False
         self.chunk_bytes = pace.batch_bytes
         self.more = asyncio.Event()
         self.begin = self.sent = self.acknowledged = 0
@@ -265,22 +332,42 @@ class _Slave:
         self._writer = writer
         self._log = log
         self._pace = pace
+        self._clock = clock
         self._rest = b""
+        self._seen_end = self._seen_ms = 0  # the log's end a while ago, and when that was
+        self._complete_ms = 0  # when the log was as it has acknowledged it
         writer.transport.set_write_buffer_limits(BUFFER_BYTES_MAX)
 
     @property
     def name(self) -> str:
         """For people."""
-        return self.address if self.broker_id < 0 else f"{self.broker_id} ({self.address})"
+        return self.address if self.broker_id == UNNAMED else f"{self.broker_id} ({self.address})"
 
     def view(self) -> SlaveView:
-        """How it stands."""
-        return SlaveView(self.address, self.broker_id, self.begin, self.sent, self.acknowledged)
+        """How it stands. On any thread."""
+        lag_bytes = max(0, self._log.max_offset - self.acknowledged)
+        lag_ms = max(0, self._clock.monotonic_ms() - self._complete_ms) if lag_bytes else 0
+        return SlaveView(self.address, self.broker_id, self.begin, self.sent, self.acknowledged, lag_bytes, lag_ms)
+
+    def look(self) -> None:
+        """Take note of whether it has everything."""
+        end, now_ms = self._log.max_offset, self._clock.monotonic_ms()
+        if self.acknowledged >= self._seen_end:
+            self._complete_ms = now_ms if self.acknowledged >= end else self._seen_ms
+            self._seen_end, self._seen_ms = end, now_ms
+
+    def end(self) -> None:
+        """Give up its place, and end the connection."""
+        self.is_new = self.follows = False
+        self.abort()
 
     def begins_at(self, begin: int, acknowledged: int) -> None:
         """It gets the log from ``begin`` on, and has what is before ``acknowledged``."""
         self.begin = self.sent = begin
         self.acknowledged = acknowledged
+        self.is_new, self.follows = False, True
+        self._seen_end, self._seen_ms = self._log.max_offset, self._clock.monotonic_ms()
+        self._complete_ms = self._seen_ms
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Go on with TLS."""
@@ -326,6 +413,7 @@ class _Slave:
                 raise HaProtocolError(f"it has {end} after having acknowledged {self.acknowledged}")
             self.acknowledged = end
         self._rest = data[whole:]
+        self.look()
 
     async def send_all(self) -> None:
         """Send the log as it grows, and signs of life. Raises ``HaProtocolError`` once it is gone from where we are."""

@@ -40,12 +40,13 @@ class HaLog(Protocol):
 
 @record(frozen=True, slots=True)
 class HaIdentity:
-    """Which broker this is. ``epoch``: see ``rocketstore.ha.epoch``."""
+    """Which broker this is. ``epoch`` and ``begin_offset``: see ``rocketstore.ha.epoch``."""
 
     cluster: str
     broker: str
     broker_id: int
     epoch: Callable[[], int]
+    begin_offset: Callable[[], int] = lambda: -1
 
 
 @record(frozen=True, slots=True)

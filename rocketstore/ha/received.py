@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from dledger.errors import DLedgerError
-from rocketstore.message.columns import RecordColumns, read_records
+from rocketstore.message.columns import RecordColumns, read_sound_records
 from rocketstore.message.delay import DelayLevels
-from rocketstore.message.record import BLANK, CRC_MASK, HEAD_V4_BYTES
-from rocketstore.message.scan import RecordScanOutcome, scan_records
+from rocketstore.message.record import BLANK
+from rocketstore.message.scan import RecordScanOutcome
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """The limit of a record: what a slave may have to keep in memory."""
@@ -85,9 +84,7 @@ class ReceivedLog:
 
     def _verified(self, data: bytes, file_left: int) -> RecordScanOutcome:
         """Raises ``DamagedStreamError``."""
-        found = read_records(data, self.end, delay_levels=self._delay_levels)
-        if not _bodies_are_sound(data, found, self.end):
-            found = scan_records(data, self.end, check_crc=True, delay_levels=self._delay_levels)
+        found = read_sound_records(data, self.end, delay_levels=self._delay_levels)
         if found.end == "damaged":
             raise DamagedStreamError(f"the master sends no sound record: {found.reason}")
         left = file_left - found.consumed
@@ -98,22 +95,6 @@ class ReceivedLog:
         if found.end == "more" and left < BLANK.size:
             raise DamagedStreamError(f"the file ends at offset {self.end + file_left} without a blank")
         return found
-
-
-def _bodies_are_sound(data: bytes, found: RecordScanOutcome, base: int) -> bool:
-    """Whether all bodies match their CRCs; False also if that must be found out record by record."""
-    heads = found.heads
-    if not heads:
-        return True
-    if not isinstance(heads, RecordColumns):
-        return False
-    view = memoryview(data)
-    starts = (heads.offsets - base).tolist()
-    for at, length, crc in zip(starts, heads.column("body_length").tolist(), heads.column("crc").tolist(), strict=True):
-        body = at + HEAD_V4_BYTES
-        if crc32(view[body : body + length]) & CRC_MASK != crc:
-            return False
-    return True
 
 
 def _last_timestamp(found: RecordScanOutcome) -> int:

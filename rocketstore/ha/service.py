@@ -65,7 +65,13 @@ class HaService:
         self._slave: HaSlave | None = None
         self._waits: ReplicaWaits | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._identity = HaIdentity(config.cluster_name, config.name, config.broker_id, lambda: self._epoch.now)
+        self._identity = HaIdentity(
+            config.cluster_name,
+            config.name,
+            config.broker_id,
+            lambda: self._epoch.now,
+            lambda: self._epoch.begin_offset,
+        )
         self.port = 0
         """The port for slaves, once started; 0: none."""
         self.known_master: Callable[[], str] = lambda: ""
@@ -106,7 +112,7 @@ class HaService:
             if not listening:
                 return
             self.port = listening[0].getsockname()[1]
-            self._epoch.begin()
+            self._epoch.begin(self._log.end_offset)
         bridge = self._loop.start()
         if master is not None:
             bridge.run(master.open(listening))
@@ -136,7 +142,7 @@ class HaService:
         if bridge is None:
             return
         if self._watch is not None:
-            self._watch.cancel()
+            bridge.run(_on_loop(self._watch.cancel))
         for side in (self._master, self._slave):
             if side is not None:
                 bridge.run(side.close())
@@ -221,5 +227,5 @@ class HaService:
             self._conditions.clear(ConditionKind.NOT_REPLICATING, _LACKS_SLAVES)
 
 
-async def _on_loop(step: Callable[[], None]) -> None:
+async def _on_loop(step: Callable[[], object]) -> None:
     step()

@@ -2,6 +2,10 @@
 
 A slave counts while it is connected, and only with what it has acknowledged on that connection: RocketMQ keeps the
 highest number that anybody ever sent, so that after a forged one every put looks replicated.
+
+Connections are not copies: a slave that reconnects has two until the old one is given up. So a broker id counts once,
+with its newest connection; and connections that give none, as RocketMQ's slaves, count as one copy all together,
+because nothing tells two slaves from one that came twice.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dledger.clock import Clock
@@ -18,6 +22,10 @@ from rocketstore.types import PutMessageStatus
 ReplicaDone = Callable[[PutMessageStatus, str], None]
 """Called once: ``PUT_OK``, ``FLUSH_SLAVE_TIMEOUT`` or ``SLAVE_NOT_AVAILABLE``, and a reason for people."""
 _OK: Final = PutMessageStatus.PUT_OK
+
+
+UNNAMED: Final = -1
+"""The broker id of slaves that do not say theirs: RocketMQ's."""
 
 
 class _Wait:
@@ -51,6 +59,7 @@ class ReplicaWaits:
         self._end = end
         self._lock = threading.Lock()  # guards the fields below
         self._acknowledged: dict[object, int] = {}
+        self._ids: dict[object, int] = {}  # broker ids, of the same slaves
         self._is_closed = False
         self._replicated = -1  # everything before it is with enough slaves
         self._waiting: list[tuple[int, int, _Wait]] = []  # a heap by end
@@ -84,14 +93,24 @@ class ReplicaWaits:
                 return
         done(status, "" if status is _OK else f"fewer than {self.slaves_needed} slaves follow this master")
 
-    def joined(self, slave: object, acknowledged: int) -> None:
-        """A slave has come, and has everything before ``acknowledged``."""
-        self.acknowledged(slave, acknowledged, is_new=True)
+    def joined(self, slave: object, broker_id: int, acknowledged: int) -> None:
+        """A slave has come, and has everything before ``acknowledged``. ``broker_id``: ``UNNAMED`` if not known."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if broker_id != UNNAMED:
+                for older in [one for one, known in self._ids.items() if known == broker_id]:
+                    self._remove(older)
+            self._ids[slave] = broker_id
+            self._acknowledged[slave] = acknowledged
+            settled = self._settle()
+        for wait in settled:
+            wait.done(_OK, "")
 
-    def acknowledged(self, slave: object, end: int, *, is_new: bool = False) -> None:
+    def acknowledged(self, slave: object, end: int) -> None:
         """A slave has everything before ``end``."""
         with self._lock:
-            if self._is_closed or (not is_new and slave not in self._acknowledged):
+            if slave not in self._acknowledged:
                 return
             self._acknowledged[slave] = end
             settled = self._settle()
@@ -101,8 +120,7 @@ class ReplicaWaits:
     def left(self, slave: object) -> None:
         """A slave has gone; its acknowledgements count no more for what is not settled yet."""
         with self._lock:
-            self._acknowledged.pop(slave, None)
-            self._replicated = -1
+            self._remove(slave)
             self._settle()
 
     def expire(self) -> float | None:
@@ -132,18 +150,32 @@ class ReplicaWaits:
             waiting = [wait for _, _, wait in self._waiting if wait.deadline_ms]
             self._waiting, self._by_deadline = [], []
             self._acknowledged.clear()
+            self._ids.clear()
             self._is_closed = True
         for wait in waiting:
             wait.done(PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "this broker stops")
 
     # -- with the lock -------------------------------------------------------------------------------------------------
 
+    def _remove(self, slave: object) -> None:
+        self._acknowledged.pop(slave, None)
+        self._ids.pop(slave, None)
+        self._replicated = -1
+
+    def _copies(self) -> Iterable[int]:
+        """How far each copy reaches."""
+        copies: dict[int, int] = {}
+        for slave, end in self._acknowledged.items():
+            broker_id = self._ids[slave]
+            copies[broker_id] = max(end, copies.get(broker_id, end))
+        return copies.values()
+
     def _in_sync(self, end: int) -> int:
-        return sum(end - one < self._behind_bytes_max for one in self._acknowledged.values())
+        return sum(end - one < self._behind_bytes_max for one in self._copies())
 
     def _settle(self) -> list[_Wait]:
         """Take out those whose messages are with enough slaves."""
-        have = sorted(self._acknowledged.values(), reverse=True)
+        have = sorted(self._copies(), reverse=True)
         if len(have) < self.slaves_needed:
             return []
         self._replicated = have[self.slaves_needed - 1]

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple, overload
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,15 @@ from dledger.types import NOOP_CHANNEL
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_TRANSACTION
 from rocketstore.message.property_texts import PropertyTexts
-from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, HOST_V6_FLAGS, MESSAGE_MAGIC, OVERHEAD, tails_of
+from rocketstore.message.record import (
+    CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HOST_V6_FLAGS,
+    MESSAGE_MAGIC,
+    OVERHEAD,
+    tails_of,
+)
 from rocketstore.message.scan import (
     ENTRY_MAGIC,
     RecordScanOutcome,
@@ -175,6 +184,27 @@ def read_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | N
             if found is not None:
                 return scan_ended(found, end, base_offset, why)
     return scan_records(data, base_offset, check_crc=False, delay_levels=delay_levels)
+
+
+def read_sound_records(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:
+    """Like ``scan_records`` with checking CRCs, and faster for many ordinary records."""
+    found = read_records(data, base_offset, delay_levels=delay_levels)
+    if not found.heads or (
+        isinstance(found.heads, RecordColumns) and _bodies_are_sound(data, found.heads, base_offset)
+    ):
+        return found
+    return scan_records(data, base_offset, check_crc=True, delay_levels=delay_levels)
+
+
+def _bodies_are_sound(data: bytes, heads: RecordColumns, base_offset: int) -> bool:
+    """Whether all bodies match their CRCs."""
+    view = memoryview(data)
+    starts = (heads.offsets - base_offset).tolist()
+    for at, length, crc in zip(starts, heads.column("body_length").tolist(), heads.column("crc").tolist(), strict=True):
+        body = at + HEAD_V4_BYTES
+        if crc32(view[body : body + length]) & CRC_MASK != crc:
+            return False
+    return True
 
 
 def read_entries(data: bytes, base_offset: int, *, delay_levels: DelayLevels | None = None) -> RecordScanOutcome:

@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -20,7 +19,7 @@ from dledger.errors import ConfigError, CorruptLogError, DLedgerError
 from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem, read_whole
 from dledger.store.inspect import ProblemItem
-from dledger.store.mmap_file_list import list_segments
+from rocketstore.commit_log.digests import find_plain_files
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import UNIT_BYTES
@@ -132,24 +131,11 @@ def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bo
 
 def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
     directories = [*store.commit_log_dirs, *store.read_only_commit_log_dirs]
-    there = [one for one in directories if one.is_dir()]
-    for path in directories:
-        if not path.is_dir():
-            found.add(path, 0, "the directory is missing")
-    sizes = {one.stat().st_size for path in there for one in path.iterdir() if one.name.isdecimal()}
-    size = store.mapped_file_size_commit_log if store.mapped_file_size_commit_log in sizes else max(sizes, default=1)
-    files = {one.base: one for one in list_segments(there, max(size, 1)).segments}
-    for one in files.values():
-        if one.size != size:
-            found.add(one.path, min(one.size, size), f"the file has {one.size} bytes instead of {size}")
-    bases = sorted(files)
-    for base, following in pairwise(bases):
-        missing = (following - base - 1) // size
-        if missing:
-            reason = "the file is missing" if missing == 1 else f"{missing} files from here on are missing"
-            found.add(there[0] / f"{base + size:020d}", 0, reason)
-    begin, end = (bases[0], bases[-1] + size) if bases else (0, 0)
-    return LogPart({base: one.path for base, one in files.items() if one.size == size}, size, begin, end)
+    files = find_plain_files(directories, store.mapped_file_size_commit_log)
+    found.problems += files.problems
+    begin = files.min_offset
+    end = max(files.paths, default=begin - files.segment_bytes) + files.segment_bytes
+    return LogPart(files.paths, files.segment_bytes, begin, end)
 
 
 def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[RecordScanOutcome]:

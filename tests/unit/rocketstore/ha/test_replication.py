@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from dledger.store.fs import FileSystem
 from rocketstore.commit_log.flush import FlushDone
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.epoch import EpochFile
-from rocketstore.ha.master import HaMaster
+from rocketstore.ha.master import GREETING_MAX_PER_HOST, HaMaster
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.slave import HaSlave
 from rocketstore.ha.waits import ReplicaWaits
@@ -58,10 +59,12 @@ class Replication:
         *,
         name: str = "b",
         epoch: int = 1,
+        begin_offset: int = -1,
+        outdated: Callable[[str], None] = lambda _why: None,
     ) -> tuple[HaMaster, str]:
         """A master, and its address."""
-        identity = HaIdentity("c", name, 0, lambda: epoch)
-        master = HaMaster(log, identity, pace, waits, Conditions("master"))
+        identity = HaIdentity("c", name, 0, lambda: epoch, lambda: begin_offset)
+        master = HaMaster(log, identity, pace, waits, Conditions("master"), outdated=outdated)
         log.listen(master.advanced)
         listening = listen("127.0.0.1", 0, "test's")
         port = listening[0].getsockname()[1]
@@ -400,9 +403,32 @@ def test_a_silent_slave_is_given_up(replication: Replication, tmp_path: Path) ->
     master_log.shutdown()
 
 
-def introduced(link: socket.socket, broker_id: int, *, end: int = 0, tail_bytes: int = 0) -> SlaveVerdict:
+@pytest.mark.parametrize("turns", range(6))
+def test_a_master_that_closes_ends_whoever_is_just_connecting(
+    replication: Replication, tmp_path: Path, turns: int
+) -> None:
+    """However many turns of the loop ago it was accepted: its task may not have begun."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+
+    async def close_meanwhile() -> socket.socket:
+        host, _, port = address.rpartition(":")
+        link = socket.create_connection((host, int(port)), timeout=10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await master.close()
+        return link
+
+    with replication.bridge.run(close_meanwhile()) as link:
+        assert is_closed(link)
+    master_log.shutdown()
+
+
+def introduced(
+    link: socket.socket, broker_id: int, *, end: int = 0, tail_bytes: int = 0, epoch: int = 0
+) -> SlaveVerdict:
     """What the master answers a slave of ours; if it does not refuse it, once it has sent more."""
-    words = SlaveWords("c", "b", broker_id, 0, FILE_BYTES, end, tail_bytes, 0)
+    words = SlaveWords("c", "b", broker_id, epoch, FILE_BYTES, end, tail_bytes, 0)
     link.sendall(REPORT.pack(GREETING) + words.encode(GREETING))
     reader, said = FrameReader(), dict[int, bytes]()
     while True:
@@ -463,8 +489,109 @@ def test_there_are_only_so_many_slaves(replication: Replication, tmp_path: Path)
     with connected(address) as first, connected(address) as second:
         first.sendall(REPORT.pack(0))
         received(first, master_log.end_offset)
+        second.sendall(REPORT.pack(0))
         assert is_closed(second)
         assert len(master.slaves()) == 1
+    master_log.shutdown()
+
+
+def test_one_host_cannot_take_all_places_of_slaves_that_do_not_say_who_they_are(
+    replication: Replication, tmp_path: Path
+) -> None:
+    """Half of them at most."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log, replace(PACE, slaves_max=4))
+    with ExitStack() as stack:
+        links = [stack.enter_context(connected(address)) for _ in range(3)]
+        for link in links[:2]:
+            link.sendall(REPORT.pack(0))
+            received(link, master_log.end_offset)
+        links[2].sendall(REPORT.pack(0))
+        assert is_closed(links[2])
+        assert len(master.slaves()) == 2
+    master_log.shutdown()
+
+
+def test_a_slave_that_says_who_it_is_takes_the_place_of_one_that_does_not(
+    replication: Replication, tmp_path: Path
+) -> None:
+    """Whoever sends eight bytes may hold a place; a real slave gets it."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    master, address = replication.master(master_log, replace(PACE, slaves_max=1))
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, master_log.end_offset)
+        replication.slave(slave_log, address)
+        caught_up(slave_log, master_log)
+        assert is_closed(link)
+        assert [one.broker_id for one in master.slaves()] == [1]
+    with connected(address) as link:  # and keeps it
+        link.sendall(REPORT.pack(0))
+        assert is_closed(link)
+    assert [one.broker_id for one in master.slaves()] == [1]
+    slave_log.shutdown()
+    master_log.shutdown()
+
+
+def test_a_slave_that_comes_anew_takes_its_own_place(replication: Replication, tmp_path: Path) -> None:
+    """Its old connection lasts until it has been silent for long enough."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log, replace(PACE, slaves_max=1))
+    with connected(address) as old, connected(address) as new:
+        assert introduced(old, 7).refusal == ""
+        assert introduced(new, 7).refusal == ""
+        assert is_closed(old)
+        assert len(master.slaves()) == 1
+        with connected(address) as other:
+            assert "ha_slaves_max" in introduced(other, 8).refusal
+    master_log.shutdown()
+
+
+def test_idle_connections_keep_no_slave_out(replication: Replication, tmp_path: Path) -> None:
+    """However many there are: the oldest of the host that has most is ended for the next."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    _, address = replication.master(master_log, replace(PACE, slaves_max=1))
+    with ExitStack() as stack:
+        links = [stack.enter_context(connected(address)) for _ in range(GREETING_MAX_PER_HOST + 3)]
+        assert is_closed(links[0])
+        replication.slave(slave_log, address)
+        caught_up(slave_log, master_log)
+    slave_log.shutdown()
+    master_log.shutdown()
+
+
+def test_the_old_master_that_returns_is_told_of_its_successor(replication: Replication, tmp_path: Path) -> None:
+    """As slave, with what its successor never got: where that took over, and how much is only here."""
+    master_log, slave_log = filled(tmp_path / "m", 5, b"hello"), filled(tmp_path / "s", 3, b"other")
+    replication.epoch("slave").begin(0)
+    begin = slave_log.end_offset - 50
+    address = replication.master(master_log, epoch=2, begin_offset=begin)[1]
+    refused(replication, tmp_path, slave_log, address, f"took over at offset {begin} (epoch 2), as the successor")
+    master_log.shutdown()
+
+
+def test_an_outdated_master_learns_it_from_a_slave(replication: Replication, tmp_path: Path) -> None:
+    """Of its successor's: somebody must stop it."""
+    master_log, told = filled(tmp_path / "m", 3), list[str]()
+    _, address = replication.master(master_log, epoch=2, outdated=told.append)
+    with connected(address) as link:
+        assert "followed a later master" in introduced(link, 1, epoch=3).refusal
+    assert "followed a later master (epoch 3, here 2)" in told[0]
+    master_log.shutdown()
+
+
+def test_a_master_knows_how_far_its_slaves_are_behind(replication: Replication, tmp_path: Path) -> None:
+    """In bytes, and since when."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, master_log.end_offset)
+        wait_until(lambda: master.slaves()[0].lag_ms >= 20, "time passes")
+        assert master.slaves()[0].lag_bytes == master_log.end_offset
+        link.sendall(REPORT.pack(master_log.end_offset))
+        wait_until(lambda: master.slaves()[0].lag_bytes == 0, "it has everything")
+        assert master.slaves()[0].lag_ms == 0
     master_log.shutdown()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.ha.waits import ReplicaWaits
+from rocketstore.ha.waits import UNNAMED, ReplicaWaits
 from rocketstore.types import PutMessageStatus
 from tests.support.waiting import ManualClock
 
@@ -37,7 +38,7 @@ class Waits:
 def test_a_put_waits_for_one_slave() -> None:
     """Answered when a slave has everything up to its end, and not before."""
     one = Waits()
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.put(100)
     one.waits.acknowledged("a", 99)
     assert one.answers == {100: []}
@@ -52,7 +53,7 @@ def test_without_slaves_a_put_is_answered_at_once() -> None:
     one = Waits()
     one.put(100)
     assert one.answers == {100: [ABSENT]}
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.end = 1100
     one.put(1100)  # the slave lacks more than it may
     assert one.answers[1100] == [ABSENT]
@@ -61,12 +62,12 @@ def test_without_slaves_a_put_is_answered_at_once() -> None:
 def test_what_a_slave_had_does_not_count_once_it_is_gone() -> None:
     """A put after that needs another one that has it; RocketMQ keeps the highest number for ever."""
     one = Waits()
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.waits.acknowledged("a", 500)
     one.waits.left("a")
     one.put(300)
     assert one.answers.pop(300) == [ABSENT]
-    one.waits.joined("b", 0)
+    one.waits.joined("b", ord("b"), 0)
     one.put(400)
     assert one.answers == {400: []}
     one.waits.acknowledged("a", 900)  # a late word of who has left
@@ -78,10 +79,10 @@ def test_what_a_slave_had_does_not_count_once_it_is_gone() -> None:
 def test_two_copies_need_two_slaves() -> None:
     """The second fastest decides."""
     one = Waits(needed=2)
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.put(10)
     assert one.answers == {10: [ABSENT]}
-    one.waits.joined("b", 0)
+    one.waits.joined("b", ord("b"), 0)
     one.put(20)
     one.waits.acknowledged("a", 20)
     assert one.answers[20] == []
@@ -89,10 +90,41 @@ def test_two_copies_need_two_slaves() -> None:
     assert one.answers[20] == [OK]
 
 
+@pytest.mark.parametrize("broker_id", [1, UNNAMED])
+def test_a_slave_that_is_connected_twice_is_one_copy(broker_id: int) -> None:
+    """It comes anew while its old connection is not given up; RocketMQ's slaves do not say which of them they are."""
+    one = Waits(needed=2)
+    one.waits.joined("old", broker_id, 0)
+    one.end = 100
+    one.waits.acknowledged("old", 100)
+    one.waits.joined("new", broker_id, 100)
+    assert one.waits.in_sync == 1
+    one.put(100)
+    assert one.answers == {100: [ABSENT]}
+    one.waits.joined("other", 2, 0)
+    one.put(200)
+    one.waits.acknowledged("old", 200)
+    one.waits.acknowledged("new", 200)
+    assert one.answers[200] == []
+    one.waits.acknowledged("other", 200)
+    assert one.answers[200] == [OK]
+
+
+def test_an_unnamed_slave_counts_while_any_of_its_connections_lasts() -> None:
+    """The end of one of them takes nothing from the other."""
+    one = Waits()
+    one.waits.joined("old", UNNAMED, 0)
+    one.waits.joined("new", UNNAMED, 0)
+    one.waits.left("new")
+    one.put(100)
+    one.waits.acknowledged("old", 100)
+    assert one.answers == {100: [OK]}
+
+
 def test_a_put_that_waits_too_long_is_answered() -> None:
     """After the time-out, once, and others keep theirs."""
     one = Waits()
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.put(10)
     one.clock.now_ms += 2000
     one.put(20)
@@ -109,12 +141,12 @@ def test_a_put_that_waits_too_long_is_answered() -> None:
 def test_nobody_waits_for_ever_when_it_ends() -> None:
     """Everybody is answered, once."""
     one = Waits()
-    one.waits.joined("a", 0)
+    one.waits.joined("a", ord("a"), 0)
     one.put(10)
     one.waits.close()
     one.waits.close()
     assert one.answers == {10: [LATE]}
-    one.waits.joined("b", 10)  # it was about to
+    one.waits.joined("b", ord("b"), 10)  # it was about to
     one.put(20)
     assert one.answers[20] == [ABSENT]
 
@@ -143,7 +175,7 @@ def test_it_is_answered_once_and_ok_only_if_enough_have_it(steps: list[tuple[str
             held[end] = 0
         elif kind == "ack":
             if number not in have:
-                one.waits.joined(number, 0)
+                one.waits.joined(number, number, 0)
             have[number] = max(min(acknowledged, end), have.get(number, 0))
             one.waits.acknowledged(number, have[number])
         elif kind == "leave":
