@@ -38,6 +38,11 @@ class Replication:
         self.loop = LoopThread("test-ha", self.failures.append)
         self.bridge = self.loop.start()
         self._closing: list[Callable[[], None]] = []
+        self._conditions: dict[str, Conditions] = {}
+
+    def conditions(self, who: str) -> Conditions:
+        """Those of the ``master``, or of the slave whose epoch file has this name."""
+        return self._conditions.setdefault(who, Conditions(who))
 
     def epoch(self, name: str) -> EpochFile:
         """The epoch file of this broker."""
@@ -57,7 +62,7 @@ class Replication:
     ) -> tuple[HaMaster, str]:
         """A master, and its address."""
         identity = HaIdentity("c", name, 0, lambda: epoch, lambda: begin_offset)
-        master = HaMaster(log, identity, pace, waits, Conditions("master"), outdated=outdated)
+        master = HaMaster(log, identity, pace, waits, self.conditions("master"), outdated=outdated)
         log.listen(master.advanced)
         listening = listen("127.0.0.1", 0, "test's")
         port = listening[0].getsockname()[1]
@@ -74,7 +79,7 @@ class Replication:
             HaIdentity("c", "b", 1, lambda: 0),
             self.epoch(epoch),
             pace,
-            Conditions("slave"),
+            self.conditions(epoch),
             Clock(),
             self.bridge,
             delay_levels=LEVELS,
