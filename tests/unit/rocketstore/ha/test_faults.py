@@ -98,6 +98,7 @@ def test_an_acknowledgement_that_a_slow_disk_delays_is_not_forgotten(replication
 
 def serve_in_cuts(listening: socket.socket, content: bytes, cut: int) -> int:
     """As RocketMQ's master: send the log from where the slave asks, ``cut`` bytes of a frame, and hang up."""
+    listening.settimeout(20)
     link, _ = listening.accept()
     with link:
         link.settimeout(10)
@@ -191,6 +192,7 @@ def test_nonsense_instead_of_an_introduction_is_a_reason_to_hang_up(
     slave_log, master_log = opened(small_config(tmp_path / "s")), filled(tmp_path / "m", 1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}", IMPATIENT)
+        listening.settimeout(20)
         link, _ = listening.accept()
         with link:
             link.sendall(FRAME.pack(GREETING, len(words)) + words)
