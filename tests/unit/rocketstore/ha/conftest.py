@@ -17,5 +17,7 @@ def replication(tmp_path: Path) -> Iterator[Replication]:
     try:
         yield one
     finally:
-        one.close()
-        close_all()
+        try:
+            one.close()
+        finally:
+            close_all()

@@ -216,3 +216,17 @@ def test_an_address_that_is_none_does_not_end_a_slave(replication: Replication, 
     wait_until(lambda: slave.view().problem != "", "the slave says what is wrong")
     now[0] = replication.master(master_log)[1]
     caught_up(slave_log, master_log)
+
+
+def test_a_slave_that_was_refused_is_forgotten_once_it_follows(replication: Replication, tmp_path: Path) -> None:
+    """It was wiped, as its master's condition asked for: nobody needs to wait until that is over by itself."""
+    master_log, other = filled(tmp_path / "m", 3), filled(tmp_path / "o", 5)
+    _, address = replication.master(master_log)
+    wrong = replication.slave(other, address, IMPATIENT, epoch="wrong")
+    wait_until(lambda: "bytes more than the master" in wrong.view().problem, "it is refused")
+    assert replication.conditions("master").holds(ConditionKind.NOT_REPLICATING, "127.0.0.1")
+    replication.bridge.run(wrong.close())
+    slave_log = opened(small_config(tmp_path / "s"))
+    replication.slave(slave_log, address)
+    caught_up(slave_log, master_log)
+    assert not replication.conditions("master").now()
