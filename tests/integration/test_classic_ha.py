@@ -53,7 +53,12 @@ def return_as_slave(brokers: ClassicBrokers, node: NodeId) -> str:
 
 
 @pytest.mark.parametrize(
-    ("flush", "least"), [("async", "1"), ("async", "2"), ("sync", "2")], ids=["async", "async-min2", "sync-min2"]
+    ("flush", "least"),
+    [
+        pytest.param("async", "1", id="async", marks=pytest.mark.soak),
+        pytest.param("async", "2", id="async-min2"),
+        pytest.param("sync", "2", id="sync-min2", marks=pytest.mark.soak),
+    ],
 )
 def test_what_was_acknowledged_is_with_the_slave_when_the_master_is_killed(
     make_classic: MakeClassic, flush: str, least: str
@@ -94,7 +99,14 @@ def test_a_master_that_slept_acknowledges_nothing_after_its_successor_took_over(
     brokers.check(N0)
 
 
-@pytest.mark.parametrize("sides", [(N0, N1), (N1, N0), (N0, N1, N0)], ids=["to-slave", "to-master", "both"])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        pytest.param((N0, N1), id="to-slave", marks=pytest.mark.soak),
+        pytest.param((N1, N0), id="to-master"),
+        pytest.param((N0, N1, N0), id="both", marks=pytest.mark.soak),
+    ],
+)
 def test_a_partitioned_master_acknowledges_nothing(make_classic: MakeClassic, sides: tuple[NodeId, ...]) -> None:
     """Bytes of one way or both are held back: producers learn it in time, and the slave has what was acknowledged.
 
@@ -168,7 +180,7 @@ def test_a_master_replaced_by_an_older_copy_of_its_directory_is_not_followed(mak
     brokers.check(N1)
 
 
-@pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", pytest.param("SYNC_MASTER", marks=pytest.mark.soak)])
 def test_a_master_that_is_stopped_leaves_everything_to_its_slave(make_classic: MakeClassic, role: str) -> None:
     """SIGTERM under load: what it acknowledged until then is with the slave, whatever its role."""
     brokers = make_classic(role=role)
