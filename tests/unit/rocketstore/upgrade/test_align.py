@@ -165,6 +165,20 @@ def test_what_was_torn_behind_the_end_is_overwritten(master: Path) -> None:
     assert_serves_everything(other)
 
 
+def test_what_was_torn_behind_the_masters_end_goes(master: Path) -> None:
+    """Also where nothing is written over it."""
+    other = copied(master, "b")
+    offsets = record_offsets(master)
+    cut(other, offsets[-3], FILE_BYTES)
+    overwrite(other, offsets[-1] + 1000, b"\xff" * 50, FILE_BYTES)
+    (other / ABORT_FILE).touch()
+
+    aligned([master, other])
+
+    for path in (master / "commitlog").iterdir():
+        assert (other / "commitlog" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_queues_that_know_of_more_than_the_log_had_are_built_anew(master: Path, slave: Path) -> None:
     """A log that lost its end, whose queues and checkpoint did not: nothing of what they held then remains."""
     with running(small_config(slave)) as store:
