@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-_MODULES: Final = {"check": "upgrade_check"}
+_MODULES: Final = {"check": "upgrade_check", "export": "upgrade_export"}
 """Maps each command to its module in ``cluster.commands``."""
 
 
@@ -32,6 +32,7 @@ class _Steps(click.Group):
     epilog="""\b
 Examples:
   dledger upgrade check --nodes /data/a,/data/b,/data/c    may these brokers start as a group?
+  dledger upgrade export /data/a /data/plain               from a group's member back to a plain broker
 
 The whole road: docs/master-slave.md.""",
 )

@@ -142,7 +142,7 @@ class HaService:
         if bridge is None:
             return
         if self._watch is not None:
-            self._watch.cancel()
+            bridge.run(_on_loop(self._watch.cancel))
         for side in (self._master, self._slave):
             if side is not None:
                 bridge.run(side.close())
@@ -227,5 +227,5 @@ class HaService:
             self._conditions.clear(ConditionKind.NOT_REPLICATING, _LACKS_SLAVES)
 
 
-async def _on_loop(step: Callable[[], None]) -> None:
+async def _on_loop(step: Callable[[], object]) -> None:
     step()
