@@ -37,6 +37,7 @@ MODULES: Final = {
     "tail": "log",
     "topic": "mq_topic",
     "transfer-leader": "group",
+    "upgrade": "upgrade",
     "verify": "verify",
 }
 """Maps each command to its module in ``cluster.commands``."""

@@ -48,6 +48,8 @@ class ConditionKind(StrEnum):
     MISNUMBERED = "misnumbered"
     """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
     subject. Holds until the broker is started again."""
+    OTHER_OLD_LOG = "other_old_log"
+    """It does not talk to a peer, which is the subject: the old logs that their own continue differ."""
     NOT_REPLICATING = "not_replicating"
     """Master and slave, of classic replication: a slave does not get its master's log, or a master lacks slaves. The
     subject is the other side."""

@@ -35,6 +35,7 @@ from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
+from dledger.store.opening import layout_of
 from dledger.types import LogIndex
 from dledger.values import address_text, host_of
 from rocketstore.broker import codec
@@ -55,6 +56,7 @@ from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
@@ -65,6 +67,7 @@ from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
 from rocketstore.store.message_store import MessageStore
+from rocketstore.store.takeover import take_over
 from rocketstore.types import BrokerRole
 
 _log = logging.getLogger("rocketstore")
@@ -147,18 +150,23 @@ class BrokerServer:
         if dledger is None:
             log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
+            layout = layout_of(dledger.store, dledger.node_id)
+            old = take_over(config.store, layout, dledger.store.segment_bytes, clock=self._clock)
             self.node = DLedgerServer(
                 for_broker(dledger),
                 repair=repair,
                 clock=self._clock,
                 instruments=self._instruments,
                 bodies=MESSAGES,
+                prehistory=lambda: None if old is None else old.now(),
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
+                if old is not None:
+                    log = MixedCommitLog(old.files, replicated, old.record)
             self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
             if isinstance(log, PlainCommitLog):
                 self.replication = HaService(

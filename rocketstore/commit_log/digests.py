@@ -8,7 +8,7 @@ are equal, and a digest of it would not tell a copy that lags from one that diff
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -202,10 +202,18 @@ def digest_file(path: Path, base: int, segment_bytes: int) -> FileDigest:
     return FileDigest(base, reader.end - base, crc, records, reader.ending, reader.reason)
 
 
-def digest_log(files: PlainFiles) -> LogDigest:
-    """Read and verify all of a log. A torn end is damage if anything follows in a later file. Raises ``OSError``."""
+def digest_log(files: PlainFiles, advance: Callable[[], None] = lambda: None) -> LogDigest:
+    """Read and verify all of a log; ``advance`` is called after each file. Raises ``OSError``."""
+    found = []
+    for base, path in sorted(files.paths.items()):
+        found.append(digest_file(path, base, files.segment_bytes))
+        advance()
+    return digest_of(files, found)
+
+
+def digest_of(files: PlainFiles, found: list[FileDigest]) -> LogDigest:
+    """The log's digest, given those of its files, oldest first. A torn end is damage if a later file has records."""
     problems, torn = list(files.problems), None
-    found = [digest_file(path, base, files.segment_bytes) for base, path in sorted(files.paths.items())]
     while found and not found[-1].length and found[-1].ending is FileEnding.ZEROS:
         found.pop()
     for number, one in enumerate(found):

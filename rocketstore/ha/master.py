@@ -21,6 +21,7 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError
 from dledger.records import record
+from dledger.rpc.front_door import stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of
@@ -127,7 +128,7 @@ class HaMaster:
         """Stop accepting, and end all connections. Idempotent."""
         servers, self._servers = self._servers, []
         for server in servers:
-            server.close()
+            await stop_serving(server)
         tasks = tuple(self._slaves)
         for task in tasks:
             task.cancel()
@@ -145,7 +146,13 @@ class HaMaster:
         address = address_text(name[0], name[1]) if name else "a client that has gone"
         slave = _Slave(reader, writer, address, self._log, self._pace, self._clock)
         self._make_room_to_greet(slave.host)
-        self._slaves[asyncio.create_task(self._serve(slave))] = slave
+        task = asyncio.create_task(self._serve(slave))
+        self._slaves[task] = slave
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Runs in any case, also when the task was cancelled before its first step."""
+        self._slaves.pop(task).abort()
 
     def _make_room_to_greet(self, host: str) -> None:
         """End the connection that has been silent for longest, if there are too many of them."""
@@ -192,11 +199,6 @@ class HaMaster:
             self._refuse(slave, f"its part of the log cannot be read: {error}")
         except (OSError, EOFError, TimeoutError) as error:
             _LOG.info("the slave %s is gone: %s", slave.name, error or f"silent for {self._pace.silence_s_max:g} s")
-        finally:
-            task = asyncio.current_task()
-            if task is not None:
-                del self._slaves[task]
-            slave.abort()
 
     def _refuse(self, slave: _Slave, why: str) -> None:
         _LOG.warning("the slave %s cannot be served: %s", slave.name, why)

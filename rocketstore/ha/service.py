@@ -150,7 +150,7 @@ class HaService:
         if bridge is None:
             return
         if self._watch is not None:
-            self._watch.cancel()
+            bridge.run(_on_loop(self._watch.cancel))
         for side in (self._master, self._slave):
             if side is not None:
                 bridge.run(side.close())
@@ -286,5 +286,5 @@ def _since(moment_ms: int, now_ms: int) -> int:
     return max(0, now_ms - moment_ms) if moment_ms else NEVER
 
 
-async def _on_loop(step: Callable[[], None]) -> None:
+async def _on_loop(step: Callable[[], object]) -> None:
     step()

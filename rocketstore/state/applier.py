@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.message.message import Message
@@ -32,7 +32,6 @@ from rocketstore.state.changes import (
 )
 from rocketstore.state.snapshot import BrokerSnapshot
 from rocketstore.state.tables import Tables
-from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, GetResult
 
 READ_COUNT: Final = 32
@@ -42,6 +41,23 @@ _TOLD_MAX: Final = 20
 _GONE: Final = frozenset({GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE})
 
 _log = logging.getLogger("rocketstore")
+
+
+class StateLog(Protocol):
+    """The messages of the state topic: a store's, or a stopped broker's."""
+
+    @property
+    def numbers_known(self) -> bool:
+        """Whether the log would show that there were messages before its begin."""
+
+    def min_offset(self, topic: str, queue_id: int, /) -> int:
+        """The first offset of a queue; negative if it is unknown."""
+
+    def max_offset(self, topic: str, queue_id: int, /) -> int:
+        """The next offset of a queue."""
+
+    def get(self, topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        """Messages from ``offset`` on."""
 
 
 class _Parts:
@@ -67,7 +83,7 @@ class _Parts:
 class StateApplier:
     """The tables, and how far the state topic is applied to them."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: StateLog) -> None:
         self.lock = threading.Lock()  # guards the tables and the numbers below, written by the applying thread
         self.tables = Tables()
         self.next_offset = 0

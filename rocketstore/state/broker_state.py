@@ -102,6 +102,23 @@ class StateSettings:
     limits: StateLimits = field(default_factory=StateLimits)
 
 
+def stored_state(config_dir: Path, *, has_log: bool) -> tuple[BrokerSnapshot | None, bool]:
+    """The snapshot; or RocketMQ's own files if there is neither a snapshot nor a log of state, and where they are
+    newer. Also whether anything comes from RocketMQ's files.
+    """
+    snapshot = read_snapshot(config_dir)
+    if snapshot is not None:
+        newer = newer_changes(config_dir, config_dir / SNAPSHOT_FILE, snapshot.changes)
+        if newer is None:
+            return snapshot, False
+        _log.warning("%s: RocketMQ has used this store since: importing its files", config_dir)
+        return replace(snapshot, changes=newer), True
+    if has_log:
+        return None, False
+    snapshot = BrokerSnapshot(read_rocketmq_files(config_dir))
+    return snapshot, bool(snapshot.changes)
+
+
 class BrokerState:
     """The replicated tables. All methods are thread-safe."""
 
@@ -157,15 +174,7 @@ class BrokerState:
 
         Call after the store's ``load``.
         """
-        snapshot, taken_over = read_snapshot(self._config_dir), False
-        if snapshot is not None:
-            newer = newer_changes(self._config_dir, self._config_dir / SNAPSHOT_FILE, snapshot.changes)
-            if newer is not None:
-                _log.warning("%s: RocketMQ has used this store since: importing its files", self._config_dir)
-                snapshot, taken_over = replace(snapshot, changes=newer), True
-        elif self._applier.end_offset == 0:
-            snapshot = BrokerSnapshot(read_rocketmq_files(self._config_dir))
-            taken_over = bool(snapshot.changes)
+        snapshot, taken_over = stored_state(self._config_dir, has_log=self._applier.end_offset > 0)
         self._applier.restore(snapshot or BrokerSnapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
         if taken_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -398,6 +399,27 @@ def test_a_silent_slave_is_given_up(replication: Replication, tmp_path: Path) ->
     _, address = replication.master(master_log, replace(PACE, silence_s_max=0.3))
     with connected(address) as link:
         link.sendall(REPORT.pack(0))
+        assert is_closed(link)
+    master_log.shutdown()
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_master_that_closes_ends_whoever_is_just_connecting(
+    replication: Replication, tmp_path: Path, turns: int
+) -> None:
+    """However many turns of the loop ago it was accepted: its task may not have begun."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+
+    async def close_meanwhile() -> socket.socket:
+        host, _, port = address.rpartition(":")
+        link = socket.create_connection((host, int(port)), timeout=10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await master.close()
+        return link
+
+    with replication.bridge.run(close_meanwhile()) as link:
         assert is_closed(link)
     master_log.shutdown()
 

@@ -1,0 +1,207 @@
+"""Compares the old logs of a group's future members, as RocketMQ's guide does with ``md5sum``, but record by record.
+
+In DLedger mode the members of a group continue the logs they had as plain brokers. Raft replicates new messages only,
+and a new message must get the same offset everywhere; so the old logs must hold the same records. A log that ends
+earlier than another is *behind*; one that holds something else *differs*, and no one but a person can say which is
+right. What has expired in one of them is not compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dledger.store.format import segment_name
+from rocketstore.commit_log.digests import FileDigest, LogDigest, PlainFileReader, PlainFiles
+from rocketstore.config import MIB
+from rocketstore.message.record import BLANK, BLANK_MAGIC, CorruptRecordError, decode_record
+
+_CHUNK_BYTES: Final = 8 * MIB
+_KEYS_SHOWN: Final = 60
+
+
+class LogStanding(StrEnum):
+    """How a member's log stands to the one it is compared with."""
+
+    EQUAL = "equal"
+    BEHIND = "behind"
+    """It lacks the end."""
+    AHEAD = "ahead"
+    """It has more than the master that was named."""
+    DIFFERS = "differs"
+    DAMAGED = "damaged"
+    UNKNOWN = "not compared"
+    """The one to compare with is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldLog:
+    """One member's log."""
+
+    name: str
+    files: PlainFiles
+    digest: LogDigest
+
+
+class RecordAt(NamedTuple):
+    """What a log has at an offset: a message, or ``what`` else."""
+
+    what: str
+    topic: str = ""
+    queue_id: int = -1
+    queue_offset: int = -1
+    keys: str = ""
+    store_timestamp: int = 0
+
+    def sentence(self) -> str:
+        """For people."""
+        if not self.topic:
+            return self.what
+        keys = f", key {self.keys[:_KEYS_SHOWN]}" if self.keys else ""
+        return f"{self.what} of queue {self.topic}-{self.queue_id}, offset {self.queue_offset}{keys}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two logs differ: a physical offset, and what each of them has there."""
+
+    offset: int
+    file: Path
+    other_file: Path
+    found: RecordAt
+    other_found: RecordAt
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One member against the reference: how far it is behind or ahead, or where it diverges."""
+
+    log: OldLog
+    standing: LogStanding
+    bytes_apart: int = 0
+    """Bytes of records that it lacks, or has more; blanks do not count."""
+    messages_apart: int = 0
+    divergence: Divergence | None = None
+
+
+def reference_of(logs: Sequence[OldLog], master: str = "") -> OldLog:
+    """The log to compare with: the master's, otherwise the longest sound one."""
+    named = [one for one in logs if one.name == master]
+    sound = [one for one in logs if not one.digest.problems]
+    return named[0] if named else max(sound or logs, key=lambda one: (one.digest.end, -one.digest.min_offset))
+
+
+def compare(logs: Sequence[OldLog], reference: OldLog) -> list[Compared]:
+    """Compare each log with the reference. Raises ``OSError``."""
+    return [_compared(one, reference) for one in logs]
+
+
+def _compared(log: OldLog, reference: OldLog) -> Compared:
+    if log.digest.problems:
+        return Compared(log, LogStanding.DAMAGED)
+    if log is not reference and reference.digest.problems:
+        return Compared(log, LogStanding.UNKNOWN)
+    if log is reference or not log.digest.difference(reference.digest):
+        return Compared(log, LogStanding.EQUAL)
+    if log.digest.files and reference.digest.files and log.files.segment_bytes != reference.files.segment_bytes:
+        return Compared(log, LogStanding.DIFFERS)
+    ahead = log.digest.end > reference.digest.end
+    shorter, longer = (reference, log) if ahead else (log, reference)
+    found = _diverges(shorter, longer)
+    if found is not None:
+        return Compared(log, LogStanding.DIFFERS, divergence=_turned(found) if ahead else found)
+    missing = _missing(shorter.digest, longer.digest, lambda one: one.length)
+    messages = _missing(shorter.digest, longer.digest, lambda one: one.records)
+    return Compared(log, LogStanding.AHEAD if ahead else LogStanding.BEHIND, missing, messages)
+
+
+def _turned(found: Divergence) -> Divergence:
+    return Divergence(found.offset, found.other_file, found.file, found.other_found, found.found)
+
+
+def _diverges(shorter: OldLog, longer: OldLog) -> Divergence | None:
+    """The first difference; None if one log is the begin of the other."""
+    begin = max(shorter.digest.min_offset, longer.digest.min_offset)
+    ours, theirs = ({one.base: one for one in log.digest.files} for log in (shorter, longer))
+    for base in sorted(base for base in ours if base >= begin):
+        one, other = ours[base], theirs.get(base)
+        if other is None:
+            return _divergence(shorter, longer, base)
+        if (one.length, one.crc32c) == (other.length, other.crc32c):
+            continue
+        common = min(one.length, other.length)
+        at = _first_difference(shorter.files.paths[base], longer.files.paths[base], common)
+        if at < common:
+            return _divergence(shorter, longer, _record_start(longer.files, base, base + at))
+        if base != shorter.digest.files[-1].base or one.length > other.length:
+            return _divergence(shorter, longer, base + common)
+        break  # it ends here
+    return None
+
+
+def _first_difference(path: Path, other: Path, length: int) -> int:
+    """The first place below ``length`` where two files differ; ``length`` if there is none."""
+    with path.open("rb") as one, other.open("rb") as two:
+        for start in range(0, length, _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, length - start)
+            a, b = os.pread(one.fileno(), size, start), os.pread(two.fileno(), size, start)
+            if a != b:
+                return start + int(np.argmax(np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8)))
+    return length
+
+
+def _record_start(files: PlainFiles, base: int, offset: int) -> int:
+    """The start of the record that contains ``offset``."""
+    start = base
+    for piece in PlainFileReader(files.paths[base], base, files.segment_bytes):
+        for head in piece.heads:
+            if head.offset > offset:
+                return start
+            start = head.offset
+    return start
+
+
+def _divergence(shorter: OldLog, longer: OldLog, offset: int) -> Divergence:
+    one, other = (_file_of(log, offset) for log in (shorter, longer))
+    return Divergence(offset, one, other, record_at(shorter.files, offset), record_at(longer.files, offset))
+
+
+def _file_of(log: OldLog, offset: int) -> Path:
+    base = offset - offset % log.files.segment_bytes
+    return log.files.paths.get(base, Path(segment_name(base)))
+
+
+def record_at(files: PlainFiles, offset: int) -> RecordAt:
+    """What a log has at ``offset``. Raises ``OSError``."""
+    base = offset - offset % files.segment_bytes
+    path = files.paths.get(base)
+    if path is None:
+        return RecordAt("nothing")
+    with path.open("rb") as file:
+        head = os.pread(file.fileno(), BLANK.size, offset - base)
+        size, magic = BLANK.unpack(head) if len(head) == BLANK.size else (0, 0)
+        if magic == BLANK_MAGIC:
+            return RecordAt("the end of the file")
+        if not size and not magic:
+            return RecordAt("the end of the log")
+        record = os.pread(file.fileno(), max(0, min(size, files.segment_bytes - (offset - base))), offset - base)
+    try:
+        message = decode_record(record)
+    except CorruptRecordError:
+        return RecordAt("no sound record")
+    keys = message.properties.get("KEYS", "")
+    return RecordAt("a message", message.topic, message.queue_id, message.queue_offset, keys, message.store_timestamp)
+
+
+def _missing(shorter: LogDigest, longer: LogDigest, count: Callable[[FileDigest], int]) -> int:
+    """What the longer log has behind the end of the shorter one, file by file."""
+    last = shorter.files[-1] if shorter.files else None
+    begin = shorter.min_offset if last is None else last.base
+    there = sum(count(one) for one in longer.files if one.base >= begin)
+    return there - (count(last) if last is not None and last.base >= longer.min_offset else 0)

@@ -1,0 +1,357 @@
+"""``export_member``: a group member's log as a plain broker's directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, DiskError, DiskFullError
+from dledger.store.checkpoint import create_checkpoint, read_checkpoint
+from dledger.store.fs import DiskUsage, FileSystem
+from dledger.store.verify import verify_node
+from dledger.types import LogIndex
+from rocketstore.config import MessageStoreConfig
+from rocketstore.export import run
+from rocketstore.export.run import Choices, export_member
+from rocketstore.export.state import StateRecords
+from rocketstore.message.message import Message
+from rocketstore.message.record import BLANK, BLANK_MAGIC
+from rocketstore.state.changes import GroupConfig, TopicConfig
+from rocketstore.state.publisher import StateDone
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, PutResult, RecordHead
+from rocketstore.verification.verify import verify_broker
+from tests.support.damage import turn
+from tests.support.waiting import wait_until
+from tests.unit.dledger_spark.rebuild.stores import put_all
+from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
+from tests.unit.rocketstore.export.expiring import OLD, make_expired
+from tests.unit.rocketstore.export.members import export_of, in_place, messages_in, plain, with_state
+from tests.unit.rocketstore.store.test_message_store_replicated import master
+
+COMMITTED = 0x8
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> MessageStoreConfig:
+    return small_config(tmp_path / "member", enable_dledger_commit_log=True, max_index_num=120)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "plain"
+
+
+def done(change: Callable[[StateDone], None]) -> None:
+    """Make a change of the state and wait for it."""
+    results: list[PutResult] = []
+    change(results.append)
+    wait_until(lambda: bool(results), "the change is answered")
+    assert results[0].ok, results
+
+
+def test_a_plain_store_serves_every_message_where_it_was_in_its_queue(config: MessageStoreConfig, target: Path) -> None:
+    """Of every kind and over many files; only physical offsets change, and new messages come after the old ones."""
+    with master(config) as store:
+        put_all(store, 400)
+        before = messages_in(store)
+        ends = {key: store.max_offset(*key) for key in store.queues() if key[0] not in HIDDEN_TOPICS}
+
+    found = export_of(config, target)
+
+    assert found.messages >= 400 > len(before) > 300  # prepared and rolled-back ones are in no queue
+    assert found.files > 3
+    with running(plain(config, target)) as store:
+        after = messages_in(store)
+        assert {place: in_place(one) for place, one in after.items()} == {
+            place: in_place(one) for place, one in before.items()
+        }
+        assert {key: store.max_offset(*key) for key in store.queues()} == ends
+        put_all(store, 20, first=400)
+        assert len(messages_in(store)) > len(after)
+
+
+def test_files_end_with_blanks_as_rocketmqs_do(config: MessageStoreConfig, target: Path) -> None:
+    """store.md 1.1: what remains of the file and the magic; no record leaves less room than that."""
+    with master(config) as store:
+        fill(store, 200, size=700)
+    export_of(config, target)
+
+    paths = sorted((target / "commitlog").iterdir())
+    assert len(paths) > 5
+    for number, path in enumerate(paths):
+        assert path.name == f"{number * config.mapped_file_size_commit_log:020d}"
+        content = path.read_bytes()
+        assert len(content) == config.mapped_file_size_commit_log
+        at = 0
+        while True:
+            size, magic = BLANK.unpack_from(content, at)
+            if magic == BLANK_MAGIC or size == 0:
+                break
+            at += size
+            assert at + BLANK.size <= len(content)
+        assert size == (len(content) - at if path is not paths[-1] else 0)
+
+
+def test_a_committed_message_names_its_half_message_where_that_is_now(config: MessageStoreConfig, target: Path) -> None:
+    """Brokers find out with it which transactions are done; one whose half message has expired names none."""
+    with master(config) as store:
+        fill(store, 30)
+        half = store.put(Message(HALF_TOPIC, b"half", 0, {"REAL_TOPIC": "T"})).stored
+        assert half is not None
+        fill(store, 30, first=30)
+        for prepared in (half.offset, 12345):
+            assert store.put(Message("Done", b"", sys_flag=COMMITTED, prepared_offset=prepared)).ok
+
+    found = export_of(config, target)
+
+    assert found.commits == 1
+    with running(plain(config, target)) as store:
+        messages = messages_in(store)
+        moved = messages[HALF_TOPIC, 0, 0].offset
+        assert moved != half.offset
+        assert [messages["Done", 0, number].prepared_offset for number in (0, 1)] == [moved, -1]
+
+
+def test_topics_groups_offsets_and_delays_come_along(config: MessageStoreConfig, target: Path) -> None:
+    """In the files that RocketMQ reads, and in the snapshot that our broker does; without the log's records of them."""
+    with with_state(config) as (store, state):
+        done(lambda then: state.put_topic(TopicConfig("T", 4, 4, 6, order=True), then))
+        done(lambda then: state.put_group(GroupConfig("strict", retry_times_max=3), then))
+        fill(store, 20)
+        done(lambda then: state.commit_offsets("readers", [("T", 0, 7), ("T", 1, 10)], done=then))
+        done(lambda then: state.commit_delay_offsets({3: 0}, then))
+        done(lambda then: state.put_topic(TopicConfig("Later", 1, 1), then))
+
+    found = export_of(config, target)
+
+    assert found.left_out["RMQ_SYS_BROKER_STATE"] >= 5
+    assert (found.topics, found.groups, found.offsets) == (2, 2, 2)
+    names = ("topics", "consumerOffset", "subscriptionGroup", "delayOffset")
+    files = {name: json.loads((target / "config" / f"{name}.json").read_text()) for name in names}
+    assert set(files["topics"]["topicConfigTable"]) == {"T", "Later"}
+    assert files["topics"]["topicConfigTable"]["T"]["order"] is True
+    assert files["consumerOffset"]["offsetTable"] == {"T@readers": {"0": 7, "1": 10}}
+    assert files["subscriptionGroup"]["subscriptionGroupTable"]["strict"]["retryMaxTimes"] == 3
+    assert files["delayOffset"]["offsetTable"] == {"3": 0}
+    with with_state(plain(config, target)) as (store, state):
+        assert [one.name for one in state.topics()] == ["Later", "T"]
+        assert state.offset("readers", "T", 1) == 10
+        assert state.group("strict").retry_times_max == 3
+        assert len(bodies(store)) == 10
+
+
+def test_state_that_is_only_in_the_log_is_exported(config: MessageStoreConfig, target: Path) -> None:
+    """After a kill, the snapshot may be missing or old."""
+    with with_state(config) as (_, state):
+        done(lambda then: state.put_topic(TopicConfig("T", 2, 2), then))
+    shutil.rmtree(config.config_dir)
+
+    assert export_of(config, target).topics == 1
+
+
+def test_state_of_which_changes_are_missing_is_refused(config: MessageStoreConfig, target: Path) -> None:
+    """A state that lacks a topic or an offset must not be taken for the group's."""
+    with with_state(config) as (_, state):
+        done(lambda then: state.put_topic(TopicConfig("T", 2, 2), then))
+    snapshot = config.config_dir / "brokerState.json"
+    snapshot.unlink()
+
+    class Expired(StateRecords):
+        """As if the messages had expired."""
+
+        def add(self, head: RecordHead) -> None:
+            self.next_offset = head.queue_offset + 1
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run, "StateRecords", Expired)
+        with pytest.raises(CorruptLogError, match="Export another member"):
+            export_of(config, target)
+    assert not target.exists()
+
+
+def test_queues_go_on_although_their_messages_have_expired(config: MessageStoreConfig, target: Path) -> None:
+    """RocketMQ counts on from a queue's last unit; else offsets are given out twice, and consumers skip messages."""
+    make_expired(config)
+
+    found = export_of(config, target)
+
+    assert found.begin > 0
+    assert found.expired_queues == 1
+    opened = plain(config, target)
+    with running(opened) as store:
+        assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (OLD, OLD)
+        assert store.put(Message("Old", b"%d" % OLD)).ok
+    shutil.rmtree(target / "index")
+    (target / "abort").touch()
+    with running(opened) as store:
+        assert bodies(store, topic="Old") == [OLD]
+        assert store.max_offset("Old", 0) == OLD + 1
+    assert not verify_broker(opened, None).problems
+
+
+def forget_commits(config: MessageStoreConfig, entries: int) -> None:
+    """As a killed member's checkpoint is: behind what was committed."""
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+    path = directory / "checkpoint"
+    known = read_checkpoint(path)
+    path.unlink()
+    create_checkpoint(FileSystem(), path, replace(known, committed=LogIndex(known.committed - entries)))
+
+
+def test_messages_not_known_to_be_committed_are_named_and_left_to_a_person(
+    config: MessageStoreConfig, target: Path
+) -> None:
+    """They may be acknowledged, and nobody may lose those; or nobody was told, and they would come from nowhere."""
+    with master(config) as store:
+        fill(store, 40)
+    forget_commits(config, 7)
+
+    with pytest.raises(ConfigError, match=r"7 messages.*--whole-log.*--committed-only"):
+        export_of(config, target)
+    assert not target.exists()
+
+    found = export_of(config, target, Choices(committed_only=True))
+    assert (found.tail, found.tail_messages, found.messages) == (7, 7, 33)
+    with running(plain(config, target)) as store:
+        assert len(messages_in(store)) == 33
+    shutil.rmtree(target)
+
+    found = export_of(config, target, Choices(whole_log=True))
+    assert (found.tail, found.messages) == (0, 40)
+
+
+def test_no_ops_that_are_not_known_to_be_committed_need_no_decision(config: MessageStoreConfig, target: Path) -> None:
+    """The last members of a group to be stopped elect each other, and cannot commit any more."""
+    with master(config) as store:
+        fill(store, 4)
+    with master(config):
+        pass
+    forget_commits(config, 1)
+
+    found = export_of(config, target)
+
+    assert (found.tail, found.tail_messages, found.messages) == (1, 0, 4)
+
+
+def test_damage_in_the_member_is_refused(config: MessageStoreConfig, target: Path) -> None:
+    """A plain log has fewer checksums: what is wrong would be served from then on."""
+    with master(config) as store:
+        fill(store, 40)
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+    turn(min((directory / "data").iterdir()), 500)
+
+    with pytest.raises(ConfigError, match="export another member"):
+        export_of(config, target)
+
+
+def test_a_running_member_is_refused(config: MessageStoreConfig, target: Path) -> None:
+    """Its log goes on, and so does its state."""
+    with master(config) as store:
+        fill(store, 4)
+        with pytest.raises(DirectoryLockedError):
+            export_of(config, target)
+
+
+def test_what_stands_in_the_way_is_said_before_anything_is_written(config: MessageStoreConfig, target: Path) -> None:
+    """A target with something in it, one inside the source, the rest of an interrupted export, a full disk."""
+    with master(config) as store:
+        fill(store, 4)
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+
+    class Full(FileSystem):
+        def usage(self, path: Path) -> DiskUsage:
+            return DiskUsage(super().usage(path).total_bytes, 1000, 1)
+
+    with pytest.raises(DiskFullError, match="1,000 bytes left"):
+        export_member(config, verify_node(directory), target, fs=Full())
+    with pytest.raises(ConfigError, match="inside the directory"):
+        export_of(config, config.store_path_root_dir / "plain")
+    target.mkdir()
+    (target / "something").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        export_of(config, target)
+    (target / "something").unlink()
+    partial = target.with_name("plain.partial")
+    partial.mkdir()
+    with pytest.raises(ConfigError, match="remove it"):
+        export_of(config, target)
+    partial.rmdir()
+    assert export_of(config, target).messages == 4
+
+
+class Interrupted(FileSystem):
+    """Fails at one of its writes, syncs and renames."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(5, "interrupted")
+
+    def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        self._count()
+        super().write(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._count()
+
+    def sync_dir(self, path: Path) -> None:
+        self._count()
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+
+def test_an_export_that_fails_anywhere_leaves_nothing(config: MessageStoreConfig, target: Path) -> None:
+    """Neither a target that looks whole nor the rest of one; the source is as before, and the next attempt succeeds."""
+    with master(config) as store:
+        fill(store, 60, size=500)
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+    node = verify_node(directory)
+
+    failed, at = 0, 1
+    while True:
+        fs = Interrupted(at)
+        try:
+            export_member(config, node, target, fs=fs)
+            break
+        except (OSError, DiskError):
+            failed += 1
+            renamed = target.exists()  # the last sync comes after the rename
+            assert list(target.parent.glob("*.partial")) == []
+            if renamed:
+                shutil.rmtree(target)
+        at += 1
+
+    assert failed > 20
+    with running(plain(config, target)) as store:
+        assert bodies(store) == list(range(0, 60, 2))
+        assert with_key(store, 33) == [33]
+
+
+@pytest.mark.parametrize("what", ["commitlog", "consumequeue/T/0", "index"])
+def test_an_export_that_the_disk_altered_is_refused(
+    config: MessageStoreConfig, target: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is read back before the directory gets its name."""
+    with master(config) as store:
+        fill(store, 40)
+    write_state = run._Export.write_state
+
+    def altered(export: run._Export) -> None:
+        write_state(export)
+        path = min((target.with_name("plain.partial") / what).iterdir())
+        turn(path, 60 if what != "index" else path.stat().st_size - 20 * (400 - 20) + 11)
+
+    monkeypatch.setattr(run._Export, "write_state", altered)
+    with pytest.raises(CorruptLogError):
+        export_of(replace(config, max_index_num=400), target)
+    assert not target.exists()

@@ -1,0 +1,27 @@
+"""``HalfPlaces``: where half messages went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.store.fs import FileSystem
+from rocketstore.export import plain_log
+from rocketstore.export.plain_log import HalfPlaces
+
+
+def test_every_half_message_is_found_in_memory_or_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be more than memory holds; what never was is not found."""
+    monkeypatch.setattr(plain_log, "_PAIRS_IN_MEMORY", 10)
+    path = tmp_path / "halves"
+    places = HalfPlaces(FileSystem(), path)
+    for number in range(57):
+        places.add(1000 + 7 * number, number)
+
+    assert path.stat().st_size == 50 * 16
+    assert [places.find(1000 + 7 * number) for number in range(57)] == list(range(57))
+    assert [places.find(offset) for offset in (0, 999, 1001, 1349, 1351, 1393, 5000)] == [None] * 7
+
+    places.close()
+    assert not path.exists()
