@@ -53,9 +53,9 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
         self.history = BrokerHistory()
         self.allowed_to_fail: set[NodeId] = set()
 
-    def load(self, *, consumers: int = 2, pace_s: float = 0.004) -> BrokerLoad:
+    def load(self, *, consumers: int = 2, pace_s: float = 0.004, timeout_s: float = 5.0) -> BrokerLoad:
         """A background load on all brokers, recorded in this group's history; one after the other."""
-        return BrokerLoad(self.addresses, self.history, consumers=consumers, pace_s=pace_s)
+        return BrokerLoad(self.addresses, self.history, consumers=consumers, pace_s=pace_s, timeout_s=timeout_s)
 
     def create_topic(self, name: str = TOPIC, queues: int = QUEUES) -> None:
         """Create it and wait until every broker knows."""
