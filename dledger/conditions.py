@@ -48,9 +48,13 @@ class ConditionKind(StrEnum):
     MISNUMBERED = "misnumbered"
     """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
     subject. Holds until the broker is started again."""
+    OTHER_OLD_LOG = "other_old_log"
+    """It does not talk to a peer, which is the subject: the old logs that their own continue differ."""
     NOT_REPLICATING = "not_replicating"
     """Master and slave, of classic replication: a slave does not get its master's log, or a master lacks slaves. The
     subject is the other side."""
+    SUPERSEDED = "superseded"
+    """A plain master that came back: another broker has become master of its log meanwhile. It takes no messages."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

@@ -38,12 +38,14 @@ from dledger.core.progress import full_members
 from dledger.errors import CorruptLogError, DLedgerError, FencedError, InvalidRequestError, LeaderHint
 from dledger.instruments import SILENT, Instruments
 from dledger.measurements import NodeMeasurements, PeerMeasurements
+from dledger.prehistory import Prehistory
 from dledger.records import record
 from dledger.retention import Retention
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.server import ClientServer
+from dledger.rpc.peers.identity import OldLogs
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import GrpcTransport
 from dledger.rpc.ports import (
@@ -107,8 +109,11 @@ class DLedgerServer:
         clock: Clock | None = None,
         instruments: Instruments = SILENT,
         bodies: BodyFormat = OPAQUE,
+        prehistory: Callable[[], Prehistory | None] = lambda: None,
     ) -> None:
+        """``prehistory``: of the older log that this one continues, as it is now; its ``end`` must not change."""
         self.bodies: Final = bodies
+        self._prehistory = prehistory
         self._config = config.check()
         self._instruments = instruments
         measured = instruments is not SILENT
@@ -148,6 +153,7 @@ class DLedgerServer:
         verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
         store = replace(config.store, recovery_verify_bytes=verified_bytes)
         mend = config.store.auto_repair and bool(config.peers) and not repair
+        continued = self._prehistory()
 
         def open_it() -> FileStore:
             return FileStore.open(
@@ -158,6 +164,7 @@ class DLedgerServer:
                 clock=self._clock,
                 mend=mend,
                 instruments=self._instruments,
+                first_position=0 if continued is None else continued.end,
             )
 
         why: object
@@ -275,6 +282,12 @@ class DLedgerServer:
         )
         self.conditions.set(ConditionKind.FENCED, f"{reason}: {advice}")
 
+    def _compared_old_logs(self, peer: NodeId, apart: str) -> None:
+        if apart:
+            self.conditions.set(ConditionKind.OTHER_OLD_LOG, apart, subject=peer)
+        else:
+            self.conditions.clear(ConditionKind.OTHER_OLD_LOG, peer)
+
     def _refuse_if_fenced(self) -> None:
         if self.fenced:
             raise FencedError(f"{self._config.node_id} is fenced: {self.fenced}. Ask another member")
@@ -318,6 +331,7 @@ class DLedgerServer:
                     bridge=self._clients.bridge,
                     tls_keeper=self.tls,
                     log=self.log,
+                    old_logs=OldLogs(self._prehistory, self._compared_old_logs),
                     report=self._supervisor.report,
                 )
                 self._transport.start(self)

@@ -71,7 +71,7 @@ class Node:
         self.noops = Noops(config, wrap_noop)
         self.elector = LeaderElector(self.state, self.reads, self.noops, config)
         self.dispatchers = {peer: EntryDispatcher(self.state, peer, replication) for peer in self.state.peers}
-        self.handler = EntryHandler(self.state, replication)
+        self.handler = EntryHandler(self.state, replication, config.store.segment_bytes)
         self.quorum_ack = QuorumAckChecker(self.state, self.reads, self.noops, replication)
 
     # -- user requests; others go to ``quorum_ack`` (appends), ``reads`` and ``elector`` (transfers) -------------------

@@ -249,20 +249,36 @@ class PushResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[int] = ..., code: _Optional[int] = ..., verified_index: _Optional[int] = ..., flushed_index: _Optional[int] = ..., end_index: _Optional[int] = ..., conflict: _Optional[_Union[EntryId, _Mapping]] = ..., boot_id: _Optional[int] = ..., standing: _Optional[int] = ..., held_index: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("header", "protocol_version", "members", "segment_bytes", "max_entry_bytes", "client_address")
+    __slots__ = ("header", "protocol_version", "members", "segment_bytes", "max_entry_bytes", "client_address", "prehistory")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREHISTORY_FIELD_NUMBER: _ClassVar[int]
     header: Header
     protocol_version: int
     members: _containers.RepeatedScalarFieldContainer[str]
     segment_bytes: int
     max_entry_bytes: int
     client_address: str
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ...) -> None: ...
+    prehistory: Prehistory
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., protocol_version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., segment_bytes: _Optional[int] = ..., max_entry_bytes: _Optional[int] = ..., client_address: _Optional[str] = ..., prehistory: _Optional[_Union[Prehistory, _Mapping]] = ...) -> None: ...
+
+class Prehistory(_message.Message):
+    __slots__ = ("begin", "end", "file_bytes", "digests", "kept_from")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FROM_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    file_bytes: int
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    kept_from: int
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., file_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., kept_from: _Optional[int] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
     __slots__ = ("code", "reason", "protocol_version", "client_address")

@@ -105,17 +105,20 @@ class FileStore(LogReader):
         fs: FileSystem | None = None,
         mend: bool = False,
         instruments: Instruments = SILENT,
+        first_position: int = 0,
     ) -> FileStore:
         """Open or create ``<base_dir>/dledger-<node_id>``, recovering its log.
 
         With ``mend`` a member that others can complete opens although its log is damaged (``damaged_start``).
+        ``first_position``: where the first entry of an empty log goes, if the log continues an older one.
 
         Raises ``DirectoryLockedError``, ``IdentityError``, ``CorruptLogError``, ``ConfigError``, ``DiskError``,
         ``DiskFullError``.
         """
         fs = fs or FileSystem()
         identity = StoreIdentity(cluster_id, group, node_id, config.segment_bytes, config.index_segment_bytes)
-        return cls(config, open_directory(config, identity, clock, fs, mend=mend), clock, fs, instruments)
+        opened = open_directory(config, identity, clock, fs, mend=mend, first_position=first_position)
+        return cls(config, opened, clock, fs, instruments)
 
     @property
     def hard_state(self) -> FileHardState:
@@ -374,6 +377,7 @@ class FileStore(LogReader):
         with self._state.shape_lock:
             invariant(begin.index >= state.committed, "reset below the commit index", begin=begin, by=state.committed)
             state.restart_at(begin)
+            self._committed_end = (begin.index, begin.position)
             try:
                 self._checkpoint_file.write_durably(state.checkpoint)
                 self._files.data.drop_from(0)

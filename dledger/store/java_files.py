@@ -19,7 +19,7 @@ from dledger.store.format import UNIT
 from dledger.store.fs import FileSystem
 from dledger.store.hard_state import MIRROR_FILE
 from dledger.store.mmap_file_list import Found
-from dledger.types import GENESIS, NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
+from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
 
 _HEADER: Final = ENTRY.struct("magic", "size", "index", "term")
 _ADVICE: Final = "Let the Java node repair it, or copy the log from another member"
@@ -69,6 +69,8 @@ def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:
     if magic not in tuple(Magic) or number < 0:
         raise CorruptLogError(first.path, skipped, "the log's first entry is unreadable", _ADVICE)
     before = _unit(index, number - 1)
+    if number == 0:
+        return Boundary(NO_INDEX, NO_TERM, Position(first.base + skipped), 0)
     if before is not None and before[1:] == (number - 1, before[2]) and 0 <= before[2] <= term:
         term = before[2]
     return Boundary(LogIndex(number - 1), Term(term), Position(first.base + skipped), 0)

@@ -21,6 +21,7 @@ from dledger.store.checkpoint import (
     read_checkpoint,
 )
 from dledger.store.damaged_start import DamagedStart
+from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
@@ -39,7 +40,7 @@ from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Place
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
 from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
 from dledger.store.traces import last_life, traces_of, write_traces
-from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, Standing, Term
+from dledger.types import NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
@@ -110,7 +111,13 @@ class Opened:
 
 
 def open_directory(
-    config: StoreConfig, identity: StoreIdentity, clock: Clock, fs: FileSystem, *, mend: bool = False
+    config: StoreConfig,
+    identity: StoreIdentity,
+    clock: Clock,
+    fs: FileSystem,
+    *,
+    mend: bool = False,
+    first_position: int = 0,
 ) -> Opened:
     """Open or create a node's directory. Raises what ``FileStore.open`` documents."""
     started_ms = clock.monotonic_ms()
@@ -124,7 +131,7 @@ def open_directory(
         for directory in (layout.directory, *shared):
             keep_private(directory)
             locks.append(DirectoryLock(directory))
-        opened = _Opener(config, identity, fs, layout, locks, mend=mend).open()
+        opened = _Opener(config, identity, fs, layout, locks, mend=mend, first_position=first_position).open()
     except OSError as error:
         _release(locks)
         kind = DiskFullError if error.errno == errno.ENOSPC else DiskError
@@ -153,8 +160,10 @@ class _Opener:
         locks: list[DirectoryLock],
         *,
         mend: bool,
+        first_position: int,
     ) -> None:
         self._config = config
+        self._first = Boundary(NO_INDEX, NO_TERM, Position(first_position), 0)
         self._identity = identity
         self._fs = fs
         self._layout = layout
@@ -165,11 +174,13 @@ class _Opener:
     def open(self) -> Opened:
         """Open the directory."""
         layout, config = self._layout, self._config
-        data = list_segments([*layout.data, *layout.read_only], config.segment_bytes)
+        data = self._without_older_log(list_segments([*layout.data, *layout.read_only], config.segment_bytes))
         index = list_segments([layout.index], config.index_segment_bytes)
         life = last_life(layout.directory)
         imported = self._settle_identity(data, index)
         checkpoint = read_checkpoint(layout.checkpoint)
+        if self._begins_elsewhere(checkpoint, data):
+            data, checkpoint = self._move_empty_log(data)
         files = self._files()
         misshapen = self._adopt(files, data, index, checkpoint)
         settings = ScanSettings(config.recovery_verify_bytes, config.import_unchecked, layout.data[0])
@@ -205,6 +216,35 @@ class _Opener:
         file = LogCheckpointFile(self._fs, layout.checkpoint)
         holes = () if self._damage is None else tuple(self._damage.holes)
         return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign, holes)
+
+    def _without_older_log(self, data: Found) -> Found:
+        """What was found, without the older log's files, which may lie in the same read-only directories."""
+        position, read_only = self._first.position, self._layout.read_only
+        older = [one for one in data.segments if one.base < position and one.path.parent in read_only]
+        return replace(data, segments=tuple(one for one in data.segments if one not in older)) if older else data
+
+    def _begins_elsewhere(self, checkpoint: LogCheckpoint, data: Found) -> bool:
+        """Whether an empty log does not begin where the older one ends. Raises ``IdentityError`` if it is not empty."""
+        begin, first = checkpoint.begin, self._first
+        if begin.index != NO_INDEX or begin.position == first.position:
+            return False
+        written = next((one for one in data.segments if not _is_blank(one)), None)
+        if written is not None and first.position:
+            raise IdentityError(
+                f"{written.path.parent} holds a log that begins at {begin.position}, and the older log that it "
+                f"continues ends at {first.position}: restore the older log's files, as they were, from a copy"
+            )
+        return written is None
+
+    def _move_empty_log(self, data: Found) -> tuple[Found, LogCheckpoint]:
+        """Let an empty log begin where the older one ends by now: it went on, or this directory was emptied.
+
+        Its segments are only prepared ones.
+        """
+        self._removed.extend(one.path for one in data.segments)
+        checkpoint = LogCheckpoint(mark_of(self._first), begin=self._first)
+        create_checkpoint(self._fs, self._layout.checkpoint, checkpoint)
+        return replace(data, segments=()), checkpoint
 
     def _hard_state(self) -> FileHardState:
         """Term and vote; if they are unreadable and may be mended, a doubtful member without either."""
@@ -258,10 +298,12 @@ class _Opener:
             )
         # The identity is written last: without it nothing here was ever used, and a start after a crash starts over.
         committed = java_committed(path)
-        begin = self._begin_of(data, index)
+        begin = self._begin_of(data, index) if data.segments else self._first
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
         create_checkpoint(
-            self._fs, path, LogCheckpoint(committed=NO_INDEX if committed is None else committed, begin=begin)
+            self._fs,
+            path,
+            LogCheckpoint(mark_of(self._first), committed=NO_INDEX if committed is None else committed, begin=begin),
         )
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
@@ -388,6 +430,11 @@ class _Opener:
             index_rewritten_from=outcome.index_wrong_from,
             removed=tuple(self._removed),
         )
+
+
+def _is_blank(file: FoundFile) -> bool:
+    with file.path.open("rb") as opened:
+        return non_zero_end(opened.fileno(), 0, file.size) == 0
 
 
 def _is_new(path: Path, known: set[tuple[int, int]]) -> bool:

@@ -25,7 +25,7 @@ from dledger.store.headers import Headers
 from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import UnreadableError
-from dledger.types import NO_INDEX, Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
+from dledger.types import Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
 
 _Result = TypeVar("_Result")
 
@@ -50,7 +50,7 @@ class LogReader:
         self._state = state
         self._unchecked = unchecked
         self._headers = Headers(files, state, unchecked=unchecked)
-        self._committed_end = (NO_INDEX, Position(0))  # an index and where its record ends; replaced as a whole
+        self._committed_end = (state.begin.index, state.begin.position)  # an entry and its end; replaced as a whole
         self._latest_run: tuple[int, EntryRun] | None = None
         """The last run read and the generation before that: the next follower is usually sent the same one."""
 

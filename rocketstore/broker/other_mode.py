@@ -1,54 +1,67 @@
-"""A broker's directory belongs to the mode in which its log was created: plain, or as a member of a group.
+"""A plain broker must not start on a group member's directory: it would neither see nor continue the group's log.
 
-In the other mode, the broker would start a new log next to the old one, whose messages could no longer be pulled.
-(RocketMQ continues from a plain log in DLedger mode; here it is replayed into the group.)
+The other way round is a road: a group's log continues a plain one (``rocketstore.store.takeover``). Until the group has
+stored its first entry, a plain broker may still go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, CorruptLogError
+from dledger.store.checkpoint import read_checkpoint
 from dledger.store.format import parse_segment_name
-from dledger.store.opening import layout_of
+from dledger.store.opening import CHECKPOINT_FILE
+from dledger.types import NO_INDEX
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.old_log import OLD_LOG_FILE
 
 _HEAD_BYTES = 8
 
 
 def refuse_other_mode(config: BrokerConfig) -> None:
-    """Raises ``ConfigError`` if a first start in this mode would hide messages of the other one."""
+    """Raises ``ConfigError`` if a plain broker's start would hide a group's messages."""
+    if config.dledger is not None:
+        return
     store = config.store
     root = store.store_path_root_dir
-    plain = next(_holding((*store.commit_log_dirs, *store.read_only_commit_log_dirs)), None)
-    if config.dledger is not None:
-        if plain is not None and not layout_of(config.dledger.store, config.dledger.node_id).directory.exists():
+    plain = any(map(_holds, (*store.commit_log_dirs, *store.read_only_commit_log_dirs)))
+    for node in sorted(root.glob("dledger-*")):
+        data = node / "data"
+        if _continues_another(node) if plain else _holds(data):
             raise ConfigError(
                 [
-                    f"{plain} holds the log of a plain broker, which a group cannot continue: its messages would "
-                    "become unreadable. Give the group its own storePathRootDir and copy the messages topic by "
-                    f"topic: dledger pipeline replay {root} -t TOPIC --to HOST:PORT --to-group NAME --to-topic "
-                    "TOPIC"
+                    f"{data} holds the log of a group member, which a plain broker cannot read: its messages would "
+                    "become unreadable. Set enableDLegerCommitLog=true, or give the plain broker another "
+                    "storePathRootDir"
                 ]
             )
-        return
-    node = next(_holding(sorted(root.glob("dledger-*/data"))), None)
-    if node is not None and plain is None:
-        raise ConfigError(
-            [
-                f"{node} holds the log of a group member, which a plain broker cannot read: its messages would "
-                "become unreadable. Set enableDLegerCommitLog=true, or give the plain broker another "
-                "storePathRootDir"
-            ]
-        )
 
 
-def _holding(directories: Iterable[Path]) -> Iterator[Path]:
-    """The directories that contain a non-empty segment."""
-    for directory in directories:
-        if directory.is_dir() and any(_is_written(path) for path in directory.iterdir()):
-            yield directory
+def _continues_another(node: Path) -> bool:
+    """Whether a member's log has entries that follow a plain log's."""
+    written = [parse_segment_name(path.name) for path in _written(node / "data")]
+    if written and 0 not in written:
+        return True
+    if not (node / OLD_LOG_FILE).exists():
+        return False
+    try:
+        return read_checkpoint(node / CHECKPOINT_FILE).flushed.index != NO_INDEX  # its data may be elsewhere
+    except CorruptLogError:
+        return True
+
+
+def _holds(directory: Path) -> bool:
+    return any(True for _ in _written(directory))
+
+
+def _written(directory: Path) -> Iterator[Path]:
+    """The non-empty segments of a directory."""
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if _is_written(path):
+                yield path
 
 
 def _is_written(path: Path) -> bool:

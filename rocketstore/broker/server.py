@@ -35,6 +35,7 @@ from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
+from dledger.store.opening import layout_of
 from dledger.types import LogIndex
 from dledger.values import address_text, host_of
 from rocketstore.broker import codec
@@ -48,12 +49,14 @@ from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
 from rocketstore.broker.remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker.remoting.service import RemotingService
+from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
 from rocketstore.broker.status import group_view, is_leader
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
@@ -64,6 +67,7 @@ from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
 from rocketstore.store.message_store import MessageStore
+from rocketstore.store.takeover import take_over
 from rocketstore.types import BrokerRole
 
 _log = logging.getLogger("rocketstore")
@@ -123,6 +127,7 @@ class BrokerServer:
         self._slave_sync: SlaveSync | None = None
         self.replication: HaService | None = None
         """Classic replication, of a plain broker."""
+        self._successors: SuccessorWatch | None = None
         self._remoting: RemotingService | None = None
         self._registration: NameServerRegistration | None = None
         self._dialled: tuple[RemotingClient, ...] = ()
@@ -145,18 +150,23 @@ class BrokerServer:
         if dledger is None:
             log = PlainCommitLog(config.store, clock=self._clock, instruments=self._instruments)
         else:
+            layout = layout_of(dledger.store, dledger.node_id)
+            old = take_over(config.store, layout, dledger.store.segment_bytes, clock=self._clock)
             self.node = DLedgerServer(
                 for_broker(dledger),
                 repair=repair,
                 clock=self._clock,
                 instruments=self._instruments,
                 bodies=MESSAGES,
+                prehistory=lambda: None if old is None else old.now(),
             )
             self._tls = self.node.tls
             self.conditions = self.node.conditions
         try:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
+                if old is not None:
+                    log = MixedCommitLog(old.files, replicated, old.record)
             self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
             if isinstance(log, PlainCommitLog):
                 self.replication = HaService(
@@ -167,6 +177,7 @@ class BrokerServer:
                     tls=self._tls,
                     report=self._threads.report,
                     require_replicas=self.store.require_replicas,
+                    supersede=self.store.supersede,
                 )
             self.state = BrokerState(
                 self.store,
@@ -310,6 +321,9 @@ class BrokerServer:
         serves = self._service is not None and not self._stopping.is_set() and self.fatal is None
         return serves and bool(self.view().leader) and self._has_caught_up()
 
+    def _replication_table(self) -> dict[str, str]:
+        return {} if self.replication is None else self.replication.facts().table()
+
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._service.counters() if self._service is not None else ServiceCounters()
@@ -351,9 +365,15 @@ class BrokerServer:
             position_of=self._position_of,
             conditions=self.conditions,
             transactions=self.transactions,
+            replication=self._replication_table,
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         self._serve_remoting(self._service.parts)
+        if self._successors is not None:  # before anybody is served: what an old master takes would be lost
+            await self._successors.look()
+            self._successors.start(self._threads.report)
+        if self._registration is not None:
+            self._registration.start()
         await server.start()
         door.open()
         connections.watch(door.ports, calls_max, door.remoting_clients)
@@ -371,13 +391,22 @@ class BrokerServer:
         replication = self.replication
         if replication is not None:
             replication.known_master = lambda: registration.master_for_slaves
+            if self.store.role is not BrokerRole.SLAVE and self.config.name_servers:
+                self._successors = successors = SuccessorWatch(
+                    self.config,
+                    self.address,
+                    lambda: max(1, replication.epoch),  # it begins with 1
+                    replication.superseded,
+                    to_members,
+                    to_name_servers,
+                )
+                registration.may_lead = lambda: not successors.found
             if self.store.role is BrokerRole.SLAVE:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._threads.report)
         self._remoting = RemotingService(parts, to_members, registration.announce)
         if self._service is not None:
             self._service.memberships.serve(self._remoting.members, self._remoting.retries)
-        registration.start()
 
     def _remoting_factory(self) -> RemotingFactory | None:
         wanted = self._own_remoting
@@ -425,6 +454,8 @@ class BrokerServer:
             self._door.stop_listening()
         if self._slave_sync is not None:
             await self._slave_sync.close()
+        if self._successors is not None:
+            await self._successors.close()
         if self._registration is not None:
             await self._registration.close()
         if self._remoting is not None:

@@ -15,6 +15,7 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
 from dledger.runtime.supervisor import Supervisor
+from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.mmap_file import UnreadableError
 from dledger.store.mmap_file_list import Placement
@@ -104,6 +105,8 @@ class PlainCommitLog:
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._keep_from: Callable[[], int | None] = lambda: None
         self._wait_for_slaves: Callable[[int, FlushDone], None] | None = None
+        self._sealed_end: int | None = None
+        """The end, of a log that nothing is appended to any more."""
         self.recovery_report: PlainRecoveryReport | None = None
         """The result of ``load``."""
 
@@ -127,10 +130,14 @@ class PlainCommitLog:
 
     @property
     def min_offset(self) -> int:
+        if self._sealed_end is not None and not self._queue.files():
+            return self._sealed_end
         return max(0, self._queue.min_offset)
 
     @property
     def max_offset(self) -> int:
+        if self._sealed_end is not None:
+            return self._sealed_end
         # A consumer must not see what a crash may undo: another message would get its offset.
         return self._queue.max_offset if self._flusher.group is None else self._queue.flushed_where
 
@@ -223,6 +230,35 @@ class PlainCommitLog:
                 raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and is not full yet"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
+
+    def seal(self) -> int:
+        """Fill the last file with a blank, durably, so that another log can continue at its end; returns that end.
+
+        Between ``load`` and ``shutdown``, without ``start``. Raises ``DiskError``.
+        """
+        file = self._queue.last_file(create=False)
+        if file is not None and 0 < file.wrote < file.size:
+            self._queue.append_to(file, BLANK.pack(file.size - file.wrote, BLANK_MAGIC), fill=True)
+        self._flusher.flush()
+        return self._queue.max_offset
+
+    def paths(self) -> dict[int, Path]:
+        """The files, by where they start."""
+        return {file.base: file.path for file in self._queue.files()}
+
+    def load_sealed(self, end: int) -> None:
+        """Instead of ``load``: open for reading what was sealed and ends at ``end``, whose files all may expire.
+
+        Raises ``CorruptLogError`` if a file is missing, ``DiskError``.
+        """
+        self._queue.load(below=end)
+        self._queue.may_empty = True
+        files = self._queue.files()
+        if files and files[-1].end != end:
+            missing = files[-1].path.with_name(segment_name(files[-1].end))
+            raise CorruptLogError(missing, 0, "the file is missing", "Restore it from a copy, or from another member")
+        self._queue.set_end(end)
+        self._sealed_end = end
 
     def start(self) -> None:
         if self._started:

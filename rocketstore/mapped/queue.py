@@ -64,6 +64,8 @@ class MappedFileQueue:
         """Every message up to this store timestamp is durable; 0 if unknown."""
         self.poison = ""
         """Why nothing can be written any more; empty if writable."""
+        self.may_empty = False
+        """Whether even the last file may be deleted: nothing will be appended."""
         self._fs = fs
         self._allocation = allocation
         self._descriptors = descriptors
@@ -137,8 +139,9 @@ class MappedFileQueue:
 
     # Opening
 
-    def load(self) -> None:
-        """Map the existing files, regarding them as full: recovery sets the end.
+    def load(self, below: int | None = None) -> None:
+        """Map the existing files (``below``: only those that start before it), regarding them as full: recovery sets
+        the end.
 
         A crash while creating a file may leave it short, and files created ahead are blank: short files at the end that
         contain nothing are removed, a short last one with contents is padded with zeros. Raises ``CorruptLogError`` for
@@ -150,7 +153,7 @@ class MappedFileQueue:
             for path in found.temporary:
                 if path.parent not in self.placement.read_only:
                     self._fs.unlink(path)
-            segments = self._settle_sizes(_without_doubles(found))
+            segments = self._settle_sizes([one for one in _without_doubles(found) if below is None or one.base < below])
             files = tuple(self._open(one) for one in segments)
         except OSError as error:
             raise DiskError(f"opening {', '.join(map(str, directories))} failed: {error}") from error
@@ -405,11 +408,12 @@ class MappedFileQueue:
     ) -> int:
         """Delete the oldest files not modified for ``age_ms_max`` (or of any age, ``immediately``).
 
-        Never the last file, or one that ends after ``keep_from``; at most ``DELETED_MAX``, with a pause of ``gap_ms``
-        between two; stops at the first one that is younger or cannot be deleted. Returns how many were deleted.
+        Never the last file (unless ``may_empty``), or one that ends after ``keep_from``; at most ``DELETED_MAX``, with
+        a pause of ``gap_ms`` between two; stops at the first one that is younger or cannot be deleted. Returns how many
+        were deleted.
         """
         deleted = 0
-        for file in self._files[:-1][:DELETED_MAX]:
+        for file in self._deletable[:DELETED_MAX]:
             if not (immediately or file.last_modified_ms + age_ms_max <= now_ms):
                 break
             if keep_from is not None and file.base + file.size > keep_from:
@@ -423,10 +427,14 @@ class MappedFileQueue:
 
     def expired_end(self, age_ms_max: int, *, now_ms: int, immediately: bool) -> int:
         """The end of the first file that ``delete_expired_by_time`` would delete; 0 if there is none."""
-        first = next(iter(self._files[:-1]), None)
+        first = next(iter(self._deletable), None)
         if first is None or not (immediately or first.last_modified_ms + age_ms_max <= now_ms):
             return 0
         return first.base + first.size
+
+    @property
+    def _deletable(self) -> Sequence[StoreFile]:
+        return self._files if self.may_empty else self._files[:-1]
 
     def delete_expired_by_offset(self, offset_min: int, unit_bytes: int) -> int:
         """Delete the oldest files whose last unit starts with a big-endian offset below ``offset_min``.
@@ -447,9 +455,12 @@ class MappedFileQueue:
         return first is not None and first.doomed and self.delete_first(first)
 
     def delete_first(self, file: StoreFile) -> bool:
-        """Delete ``file`` if it is the first and not the last; returns whether it is gone. A failure is remembered."""
+        """Delete ``file`` if it is the first, and not the last unless ``may_empty``; returns whether it is gone.
+
+        A failure is remembered.
+        """
         with self._delete_lock:
-            if not self._files or self._files[0] is not file or len(self._files) == 1:
+            if next(iter(self._deletable), None) is not file:
                 return False
             try:
                 self._remove(file)

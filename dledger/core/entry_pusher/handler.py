@@ -12,6 +12,7 @@ the push is refused (``OTHER_HISTORY``), and this log stays as it is.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import assert_never
 
@@ -41,6 +42,7 @@ from dledger.types import (
     EntryId,
     LogIndex,
     NodeId,
+    Position,
     Term,
 )
 
@@ -61,9 +63,10 @@ class _OtherHistoryError(Exception):
 class EntryHandler:
     """Takes pushes (``on_push``, transport threads), executes them (``step``, its thread), answers after flushes."""
 
-    def __init__(self, state: MemberState, config: ReplicationConfig) -> None:
+    def __init__(self, state: MemberState, config: ReplicationConfig, segment_bytes: int = sys.maxsize) -> None:
         self._state = state
         self._config = config
+        self._segment_bytes = segment_bytes
         self._queue: deque[tuple[NodeId, ReceivedPush, int]] = deque()
         self.belief = Belief(state)
         self._connection = 0
@@ -204,6 +207,8 @@ class EntryHandler:
             self._answer(push.epoch, PushKind.APPEND, ResponseCode.INCONSISTENT_STATE)
             return
         log = self._state.log
+        if checked.run.first_index == 0 and log.last.index == NO_INDEX:
+            self._begin_at(checked.run.position)
         try:
             if checked.last.index > log.last.index:
                 log.append_run(checked, LogIndex(log.last.index + 1))
@@ -219,6 +224,15 @@ class EntryHandler:
         self._ack_due = True
         self._state.outbox.wake |= Wake.FLUSH
         self._acknowledge()
+
+    def _begin_at(self, position: Position) -> None:
+        """Let this empty log begin where its leader's does, whose log continues an older one.
+
+        The old files have expired by now, or the handshake would have kept the two apart.
+        """
+        log = self._state.log
+        if log.end_position == 0 < position and position % self._segment_bytes == 0:
+            log.reset(Boundary(NO_INDEX, NO_TERM, position, 0))
 
     def _continues_log(self, checked: CheckedRun) -> bool:
         """Whether the run equals the log where they overlap, or directly follows it.

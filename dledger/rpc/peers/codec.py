@@ -37,6 +37,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
+from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
@@ -87,6 +88,7 @@ class Handshake:
     segment_bytes: int
     max_entry_bytes: int
     client_address: str = ""
+    prehistory: Prehistory | None = None
 
 
 @record(frozen=True, slots=True)
@@ -268,7 +270,18 @@ def encode_handshake(handshake: Handshake) -> bytes:
         segment_bytes=handshake.segment_bytes,
         max_entry_bytes=handshake.max_entry_bytes,
         client_address=handshake.client_address,
+        prehistory=None if handshake.prehistory is None else _prehistory_to_proto(handshake.prehistory),
     ).SerializeToString()
+
+
+def _prehistory_to_proto(prehistory: Prehistory) -> pb.Prehistory:
+    return pb.Prehistory(
+        begin=prehistory.begin,
+        end=prehistory.end,
+        file_bytes=prehistory.file_bytes,
+        digests=prehistory.digests,
+        kept_from=prehistory.kept_from,
+    )
 
 
 def encode_handshake_answer(answer: HandshakeAnswer) -> bytes:
@@ -479,7 +492,16 @@ def decode_handshake(data: bytes | memoryview) -> Handshake:
         segment_bytes=_count(wire.segment_bytes, "segment_bytes"),
         max_entry_bytes=_count(wire.max_entry_bytes, "max_entry_bytes"),
         client_address=name(wire.client_address, "client_address"),
+        prehistory=_prehistory(wire.prehistory) if wire.HasField("prehistory") else None,
     )
+
+
+def _prehistory(wire: pb.Prehistory) -> Prehistory:
+    begin, end, size = (_count(value, "prehistory") for value in (wire.begin, wire.end, wire.file_bytes))
+    kept_from = _count(wire.kept_from, "kept_from")
+    if not size or len(wire.digests) > DIGESTS_MAX or len(wire.digests) * size > end - begin or kept_from > end:
+        raise InvalidRequestError("the old log that a handshake describes is impossible")
+    return Prehistory(begin, end, size, tuple(wire.digests), kept_from)
 
 
 def decode_read_log(data: bytes) -> tuple[EnvelopeHeader, Position, int]:

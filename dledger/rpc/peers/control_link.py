@@ -199,6 +199,7 @@ class ControlLink:
             except DLedgerError as error:
                 reason = str(error)
             else:
+                self._identity.take_answer(self.peer, answer)
                 if answer.code is ResponseCode.SUCCESS:
                     self._learn(self.peer, answer.client_address)
                     with self._lock:

@@ -1,14 +1,28 @@
-"""A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee and member set."""
+"""A node's identity towards its peers, and the messages it accepts: same cluster, group, addressee,
+member set and old log.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dledger.config import ServerConfig
 from dledger.core.messages import Envelope
 from dledger.errors import IdentityError, ResponseCode, UnknownMemberError
+from dledger.prehistory import Prehistory, why_apart
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
 from dledger.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class OldLogs:
+    """What a member says about the log that its own continues, and what it does when a peer's differs."""
+
+    own: Callable[[], Prehistory | None] = lambda: None
+    """The prehistory as it is now: its files expire."""
+    compared: Callable[[NodeId, str], None] = lambda _peer, _why: None
+    """Called after each comparison with a peer's, on any thread: why the two stay apart, or empty if they agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +35,10 @@ class PeerIdentity:
     members: dict[NodeId, str]
     segment_bytes: int
     max_entry_bytes: int
+    old_logs: OldLogs = OldLogs()
 
     @classmethod
-    def of(cls, config: ServerConfig) -> PeerIdentity:
+    def of(cls, config: ServerConfig, old_logs: OldLogs | None = None) -> PeerIdentity:
         """The identity in a configuration."""
         return cls(
             cluster_id=config.effective_cluster_id,
@@ -32,6 +47,7 @@ class PeerIdentity:
             members={member.node_id: member.address for member in config.members},
             segment_bytes=config.store.segment_bytes,
             max_entry_bytes=config.store.max_entry_bytes,
+            old_logs=old_logs or OldLogs(),
         )
 
     @property
@@ -75,7 +91,13 @@ class PeerIdentity:
             segment_bytes=self.segment_bytes,
             max_entry_bytes=self.max_entry_bytes,
             client_address=client_address,
+            prehistory=self.old_logs.own(),
         )
+
+    def take_answer(self, peer: NodeId, answer: HandshakeAnswer) -> None:
+        """Note what a peer's answer to our handshake says of our old logs."""
+        if answer.code in (ResponseCode.SUCCESS, ResponseCode.OTHER_HISTORY):
+            self.old_logs.compared(peer, "" if answer.code is ResponseCode.SUCCESS else answer.reason)
 
     def judge(self, handshake: Handshake, client_address: str) -> HandshakeAnswer:
         """Our answer to a peer's handshake, whose header was checked."""
@@ -89,4 +111,8 @@ class PeerIdentity:
             if theirs != mine:
                 reason = f"{what} of {handshake.header.sender} is {theirs}, of {self.node_id} {mine}: make them equal"
                 return HandshakeAnswer(ResponseCode.UNEXPECTED_ARGUMENT, reason, client_address=client_address)
+        apart = why_apart(ours.prehistory, handshake.prehistory, self.node_id, handshake.header.sender)
+        self.old_logs.compared(NodeId(handshake.header.sender), apart)
+        if apart:
+            return HandshakeAnswer(ResponseCode.OTHER_HISTORY, apart, client_address=client_address)
         return HandshakeAnswer(ResponseCode.SUCCESS, client_address=client_address)

@@ -160,6 +160,7 @@ class PushLink:
                 return False
             case FrameType.HANDSHAKE_ANSWER:
                 consent = codec.decode_handshake_answer(payload)
+                self._identity.take_answer(self.peer, consent)
                 if consent.code is not ResponseCode.SUCCESS:
                     raise InvalidRequestError(consent.reason)
                 self._learn(self.peer, consent.client_address)

@@ -21,7 +21,7 @@ from dledger.core.messages import (
 from dledger.errors import InvariantError
 from dledger.rpc.bridge import LoopBridge, LoopThread, Report, log_failure
 from dledger.rpc.peers.control_link import ControlLink, Introduction, Refusals
-from dledger.rpc.peers.identity import PeerIdentity
+from dledger.rpc.peers.identity import OldLogs, PeerIdentity
 from dledger.rpc.peers.push_link import PushLink
 from dledger.rpc.peers.server import PeerServer
 from dledger.rpc.ports import PeerLog, Receiver
@@ -44,13 +44,14 @@ class GrpcTransport:
         bridge: LoopBridge | None = None,
         tls_keeper: TlsKeeper | None = None,
         log: PeerLog | None = None,
+        old_logs: OldLogs | None = None,
         report: Report = log_failure,
     ) -> None:
         self._config = config
         self._report = report
         self._tls = tls_keeper or TlsKeeper.of(config)
         self._log = log
-        self._identity = PeerIdentity.of(config)
+        self._identity = PeerIdentity.of(config, old_logs)
         self._client_address = client_address
         self._client_addresses: dict[NodeId, str] = {}
         self._bridge = bridge

@@ -88,7 +88,7 @@ class RunningBroker:
         told = parts.store.runtime_info() | parts.state.runtime_info() | parts.transactions.runtime_info()
         view, conditions = parts.view(), [one.kind for one in parts.conditions.now()]
         own = own_table(self._release, parts.config.node_id, view.role, view.term, view.members, conditions)
-        return KVTable(told | here | own).encode()
+        return KVTable(told | here | own | parts.replication()).encode()
 
     async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONFIG."""

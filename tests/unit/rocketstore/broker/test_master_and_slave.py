@@ -103,12 +103,12 @@ def test_a_slave_serves_what_the_master_has_taken(stack: ExitStack, tmp_path: Pa
         refused = client.send()
         assert refused.code != AnswerCode.SUCCESS
     assert send(slave, b"three")[0].status == "SERVICE_NOT_AVAILABLE"
-    assert slave.conditions.holds(ConditionKind.NOT_REPLICATING)
+    wait_until(lambda: slave.conditions.holds(ConditionKind.NOT_REPLICATING), "it says that it follows nobody")
 
 
 def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: Path) -> None:
     """PUT_OK means two copies; without a slave the producer learns that there is one."""
-    master, slave = pair(stack, tmp_path, "SYNC_MASTER", slaveTimeout="2000")
+    master, slave = pair(stack, tmp_path, "SYNC_MASTER", slaveTimeout="30000")
     for number in range(20):
         (result,) = send(master, b"%d" % number)
         assert result.status == "PUT_OK"
@@ -126,7 +126,7 @@ def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: P
 def test_too_few_replicas_close_the_master(stack: ExitStack, tmp_path: Path) -> None:
     """``minInSyncReplicas=2``: nothing is taken that would have one copy, and something again with a slave."""
     ha_port = port_for_slaves()
-    settings = {"brokerRole": "SYNC_MASTER", "minInSyncReplicas": "2", "haListenPort": ha_port}
+    settings = {"brokerRole": "SYNC_MASTER", "minInSyncReplicas": "2", "haListenPort": ha_port, "slaveTimeout": "30000"}
     master = stack.enter_context(broker(tmp_path / "m", **settings))
     refusal = master.store.refusal
     assert refusal is not None

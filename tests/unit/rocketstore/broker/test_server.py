@@ -292,20 +292,19 @@ def test_stopping_twice_and_before_the_start_is_harmless(config: BrokerConfig) -
     assert server.wait(0) == 0
 
 
-def test_a_directory_with_the_other_modes_messages_is_refused(tmp_path: Path) -> None:
-    """A new log beside the old one would hide them; the mode that they were stored in goes on as before."""
-    roots = tmp_path / "plain", tmp_path / "group"
-    kinds = [(plain(roots[0]), alone(roots[0])), (alone(roots[1]), plain(roots[1]))]
-    for own, other in kinds:
-        BrokerServer(own).stop()  # nothing is stored yet
-        with running(own) as server:
-            send(server, b"kept")
+def test_a_plain_broker_is_refused_on_a_members_directory(tmp_path: Path) -> None:
+    """A new log beside the group's would hide its messages; the member goes on as before."""
+    own = alone(tmp_path)
+    BrokerServer(own).stop()
+    BrokerServer(plain(tmp_path)).stop()  # nothing is stored yet
+    with running(own) as server:
+        send(server, b"kept")
 
-        with pytest.raises(ConfigError, match="messages would become unreadable"):
-            BrokerServer(other)
+    with pytest.raises(ConfigError, match="messages would become unreadable"):
+        BrokerServer(plain(tmp_path))
 
-        with running(own) as server:
-            assert b"kept" in pull(server).records
+    with running(own) as server:
+        assert b"kept" in pull(server).records
 
 
 def test_a_producer_learns_how_much_the_broker_takes(tmp_path: Path) -> None:

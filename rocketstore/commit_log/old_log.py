@@ -1,0 +1,81 @@
+"""The record of the plain log that a group's log continues: what it held when the group took it over.
+
+A file in the node's directory, written once, before the group's log has its first entry. While it exists, the plain
+log's files are part of the broker's log, up to the record's end; nothing is appended to them any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from dledger.errors import CorruptLogError
+from dledger.prehistory import DIGESTS_MAX, Prehistory
+from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
+from dledger.store.inspect import ProblemItem
+from rocketstore.commit_log.digests import FileEnding, PlainFiles, digest_log
+
+OLD_LOG_FILE: Final = "old-log"
+_VERSION: Final = 1
+_ADVICE: Final = (
+    "Copy the file of this name from another member of the group: it is the same on all of them, if their old logs are"
+)
+_DAMAGE_ADVICE: Final = "Restore the file from a copy, or from another broker: dledger upgrade check --align"
+
+
+def read_old_log(node_directory: Path) -> Prehistory | None:
+    """The record; None if the group's log continues no other. Raises ``CorruptLogError``, ``OSError``."""
+    path = node_directory / OLD_LOG_FILE
+    if not path.exists():
+        return None
+    try:
+        found = _decode(read_whole(path))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if found is None:
+        raise CorruptLogError(path, 0, "the record of the old log is unreadable", _ADVICE)
+    return found
+
+
+def _decode(text: bytes) -> Prehistory | None:
+    """The record in a file; None, or what Python raises, if it is not one."""
+    content = json.loads(text)
+    record = content["record"]
+    if content["version"] != _VERSION or crc32c(_text(record)) != content["crc32c"]:
+        return None
+    begin, end, file_bytes = (int(record[name]) for name in ("begin", "end", "file_bytes"))
+    return Prehistory(begin, end, file_bytes, tuple(int(one) for one in record["digests"]), begin)
+
+
+def write_old_log(fs: FileSystem, node_directory: Path, prehistory: Prehistory) -> None:
+    """Replace the record durably. Raises ``OSError``."""
+    record = asdict(prehistory)
+    del record["kept_from"]
+    make_dirs_durably(fs, node_directory)
+    content = {"version": _VERSION, "crc32c": crc32c(_text(record)), "record": record}
+    replace_durably(fs, node_directory / OLD_LOG_FILE, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _text(record: object) -> bytes:
+    return json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+
+
+def describe(paths: Mapping[int, Path], file_bytes: int, end: int) -> Prehistory:
+    """Read and verify the files of a sealed log that ends at ``end``. Raises ``CorruptLogError``, ``OSError``."""
+    digest = digest_log(PlainFiles(file_bytes, paths))
+    problems = list(digest.problems)
+    if digest.torn is not None:
+        problems.append(digest.torn)
+    elif digest.files and (digest.divided != end or digest.files[-1].ending is not FileEnding.FULL):
+        last = digest.files[-1]
+        problems.append(ProblemItem(paths[last.base], last.length, "the log ends here, and no blank fills the file"))
+    for problem in problems:
+        raise CorruptLogError(problem.path, problem.offset, problem.reason, _DAMAGE_ADVICE)
+    crcs = tuple(one.crc32c for one in digest.files)[-DIGESTS_MAX:]
+    begin = min(paths, default=end)
+    return Prehistory(begin, end, file_bytes, crcs, begin)

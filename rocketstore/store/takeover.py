@@ -1,0 +1,186 @@
+"""The first start of a group whose members have a plain broker's log: the group's log continues it.
+
+Steps, each repeated by a start that follows a crash, because until the group's log has an entry, every start does all
+of them:
+
+1. Recover the plain log, as a plain broker would.
+2. Fill its last file with a blank, durably. The log still is a plain one, which a plain broker could go on with.
+3. Read and verify it, and record where it ends and what it holds (``rocketstore.commit_log.old_log``), durably.
+4. The node opens its own log, whose first entry goes where the old one ends (``dledger.store.opening``).
+
+Once the group's log has entries, only the record counts. A plain broker must not write any more then: see
+``rocketstore.broker.other_mode``. What RocketMQ took over is recognized by the start of its log's first segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dledger.clock import Clock
+from dledger.errors import ConfigError, DiskError
+from dledger.prehistory import Prehistory
+from dledger.store.extents import non_zero_end
+from dledger.store.fs import FileSystem
+from dledger.store.mmap_file_list import FoundFile, list_segments
+from dledger.store.opening import Layout
+from rocketstore.commit_log.old_log import describe, read_old_log, write_old_log
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.config import MessageStoreConfig
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
+from rocketstore.store.directory import StoreDirectory
+
+_log = logging.getLogger("rocketstore")
+
+
+class SealedLog:
+    """The plain log that a group's log continues: opened by the store, like the log that continues it."""
+
+    def __init__(self, files: PlainCommitLog, record: Prehistory) -> None:
+        self.files: Final = files
+        self.record: Final = record
+
+    def now(self) -> Prehistory:
+        """The record, and from where its files still are there."""
+        return replace(self.record, kept_from=self.files.min_offset)
+
+
+def take_over(
+    config: MessageStoreConfig, layout: Layout, segment_bytes: int, *, clock: Clock, fs: FileSystem | None = None
+) -> SealedLog | None:
+    """What the group's log in ``layout``, of segments of ``segment_bytes``, continues; None if there is nothing.
+
+    Raises ``ConfigError``, ``DirectoryLockedError``, ``CorruptLogError``, ``DiskError``.
+    """
+    fs = fs or FileSystem()
+    config = replace(config, transient_store_pool_enable=False)
+    try:
+        record = _TakeOver(config, layout, segment_bytes, clock, fs).run()
+    except OSError as error:
+        raise DiskError(f"taking over the plain log of {config.store_path_root_dir} failed: {error}") from error
+    return None if record is None else SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record)
+
+
+class _TakeOver:
+    def __init__(
+        self, config: MessageStoreConfig, layout: Layout, segment_bytes: int, clock: Clock, fs: FileSystem
+    ) -> None:
+        self._config = config
+        self._layout = layout
+        self._segment_bytes = segment_bytes
+        self._clock = clock
+        self._fs = fs
+
+    def run(self) -> Prehistory | None:
+        """The record of the old log, made if there is none yet or if the group's log is empty."""
+        known = read_old_log(self._layout.directory)
+        begun = next(_written(self._layout.data, self._segment_bytes), None)
+        if begun is None:
+            return self._begin(known)
+        if known is None:
+            return self._of_rocketmq(begun)
+        own = set(self._config.commit_log_dirs) - set(self._config.read_only_commit_log_dirs) - set(self._layout.data)
+        after = next(_written(own, self._config.mapped_file_size_commit_log, known.end), None)
+        if after is not None:
+            raise ConfigError(
+                [
+                    f"{after.path} was written by a plain broker after the group had continued its log at "
+                    f"{known.end}: its messages would become unreadable. Give the plain broker another "
+                    "storePathRootDir, and move the file away"
+                ]
+            )
+        return known
+
+    def _begin(self, known: Prehistory | None) -> Prehistory | None:
+        """Take over the plain log; what a start before this one recorded counts if the files have expired since."""
+        first = next(self._plain_files(), None)
+        if first is None:  # unless all has expired but the file that says where the log goes on
+            first = next((one for one in self._plain_files(blank=True) if one.base), None)
+        if first is None:
+            return known
+        if first.path.parent in self._layout.data:
+            raise ConfigError(
+                [
+                    f"{first.path.parent} holds the log of a plain broker: a group needs a directory of its own, "
+                    "storePathDLedgerCommitLog"
+                ]
+            )
+        with self._locked() as directory, self._plain_log() as log:
+            checkpoint = StoreCheckpointFile(self._fs, self._config.store_path_root_dir / CHECKPOINT_FILE).read()
+            is_known = checkpoint.replay_from != UNKNOWN
+            log.load(
+                clean_stop=directory.stopped_cleanly,
+                from_timestamp_ms=checkpoint.replay_time(with_index=False) if is_known else None,
+                durable_offset=checkpoint.replay_from if is_known else None,
+            )
+            end = log.seal()
+            if end % self._segment_bytes:
+                raise ConfigError(
+                    [
+                        f"the files of the plain log have {self._config.mapped_file_size_commit_log} bytes, those of "
+                        f"the group's log {self._segment_bytes}: make them equal (mappedFileSizeCommitLog)"
+                    ]
+                )
+            _log.info("reading the old log up to %d, to compare it with the other members'", end)
+            return self._record(log, end)
+
+    def _record(self, log: PlainCommitLog, end: int) -> Prehistory:
+        record = describe(log.paths(), self._config.mapped_file_size_commit_log, end)
+        write_old_log(self._fs, self._layout.directory, record)
+        _log.info("the group's log continues the plain log of %d to %d", record.begin, end)
+        return record
+
+    def _of_rocketmq(self, begun: FoundFile) -> Prehistory | None:
+        """RocketMQ, in its DLedger mode, has filled the old log's last file and begun its own where that ends."""
+        files = list(self._plain_files())
+        if not files or files[0].path.parent in self._layout.data:
+            return None
+        if files[-1].base + self._config.mapped_file_size_commit_log != begun.base:
+            raise ConfigError(
+                [
+                    f"{files[-1].path.parent} holds the log of a plain broker, which the group's log in "
+                    f"{begun.path.parent} does not continue: its messages would be unreadable. Move it to another "
+                    "storePathRootDir"
+                ]
+            )
+        with self._locked(), self._plain_log() as log:
+            log.load_sealed(begun.base)
+            return self._record(log, begun.base)
+
+    @contextmanager
+    def _locked(self) -> Iterator[StoreDirectory]:
+        directory = StoreDirectory(self._config.store_path_root_dir, self._fs)
+        try:
+            yield directory
+        finally:
+            directory.release()
+
+    @contextmanager
+    def _plain_log(self) -> Iterator[PlainCommitLog]:
+        log = PlainCommitLog(self._config, clock=self._clock, fs=self._fs)
+        try:
+            yield log
+        finally:
+            log.shutdown()
+
+    def _plain_files(self, *, blank: bool = False) -> Iterator[FoundFile]:
+        config = self._config
+        directories = (*config.commit_log_dirs, *config.read_only_commit_log_dirs)
+        return _written(directories, config.mapped_file_size_commit_log, blank=blank)
+
+
+def _written(
+    directories: Iterable[Path], file_bytes: int, start: int = 0, *, blank: bool = False
+) -> Iterator[FoundFile]:
+    """The segments from ``start`` on that contain anything (or, ``blank``, nothing), in order."""
+    there = dict.fromkeys(path for path in directories if path.is_dir())
+    for found in list_segments(there, file_bytes).segments:
+        if found.base < start:
+            continue
+        with found.path.open("rb") as file:
+            if blank or non_zero_end(file.fileno(), 0, found.size):
+                yield found

@@ -1,0 +1,270 @@
+"""Whole brokers whose group continues the log of a plain one: alone, and three of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.local.group import free_ports
+from dledger.conditions import ConditionKind
+from dledger.errors import ConfigError
+from rocketstore.broker.server import BrokerServer
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.mixed import MixedCommitLog
+from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.settings import load_broker_settings
+from rocketstore.state.changes import TopicConfig
+from rocketstore.types import BrokerRole, GetMessageStatus, PutResult
+from tests.support.waiting import wait_until
+
+FILE_BYTES = 16 * 1024
+_SMALL = {
+    "listenPort": "0",
+    "mappedFileSizeCommitLog": str(FILE_BYTES),
+    "mappedFileSizeConsumeQueue": "2000",
+    "maxMessageSize": "4000",
+    "maxHashSlotNum": "100",
+    "maxIndexNum": "400",
+    "deleteWhen": "",
+    "deleteCommitLogFilesInterval": "0",
+    "vipPort": "0",
+}
+_MEMBER = {
+    "enableDLegerCommitLog": "true",
+    "dLegerGroup": "G",
+    "index_segment_bytes": "32000",
+    "warm_bytes": "0",
+    "heartbeat_interval_ms": "100",
+    "election_timeout_ms_min": "500",
+    "election_timeout_ms_max": "1000",
+}
+
+
+def plain(root: Path, **more: str) -> BrokerConfig:
+    """A plain broker on any free port."""
+    return load_broker_settings(None, {}, {"storePathRootDir": str(root), **_SMALL, **more})[0]
+
+
+def members(*roots: Path, **more: str) -> list[BrokerConfig]:
+    """One member per directory."""
+    ports = free_ports(3 * len(roots))
+    peers = ";".join(f"n{number}-127.0.0.1:{ports[3 * number]}" for number in range(len(roots)))
+    return [
+        load_broker_settings(
+            None,
+            {},
+            {
+                "storePathRootDir": str(root),
+                "dLegerSelfId": f"n{number}",
+                "dLegerPeers": peers,
+                **_SMALL,
+                **_MEMBER,
+                "listenPort": str(ports[3 * number + 1]),
+                "client_port": str(ports[3 * number + 2]),
+                **more,
+            },
+        )[0]
+        for number, root in enumerate(roots)
+    ]
+
+
+@contextmanager
+def running(*configs: BrokerConfig) -> Iterator[list[BrokerServer]]:
+    """Brokers, until the end of the block."""
+    with ExitStack() as stack:
+        brokers = []
+        for config in configs:
+            broker = BrokerServer(config)
+            stack.callback(broker.stop, graceful=False)
+            brokers.append(broker.start())
+        yield brokers
+
+
+def master_of(brokers: Sequence[BrokerServer]) -> BrokerServer:
+    """The one that takes messages, waited for."""
+
+    def masters() -> list[BrokerServer]:
+        return [one for one in brokers if one.store.role is not BrokerRole.SLAVE and one.is_ready]
+
+    wait_until(lambda: bool(masters()), "there is a master")
+    return masters()[0]
+
+
+def fill(broker: BrokerServer, first: int, count: int, *, queues: int = 2) -> None:
+    """Messages ``first``, ``first + 1``, …; each is stored when this returns, and in its queue."""
+    for number in range(first, first + count):
+        message = Message("T", b"%d" % number + bytes(200), number % queues, {"KEYS": f"k{number}"})
+        wait_until(lambda message=message: broker.store.put(message).ok, "it is stored")  # type: ignore[misc]
+    wait_until(lambda: broker.store.dispatch_behind_bytes == 0, "everything is dispatched")
+
+
+def numbers(broker: BrokerServer, queue_id: int = 0, topic: str = "T") -> list[int]:
+    """What a queue holds from its begin on, without gaps in its offsets."""
+    store = broker.store
+    at, found = max(0, store.min_offset(topic, queue_id)), list[int]()
+    while True:
+        result = store.get(topic, queue_id, at, max_count=32)
+        if result.status is not GetMessageStatus.FOUND:
+            return found
+        for number, record in enumerate(result.records, at):
+            message = decode_record(record)
+            assert (message.queue_id, message.queue_offset) == (queue_id, number)
+            found.append(int(message.body.rstrip(b"\0")))
+        at = result.next_offset
+
+
+def has_all(broker: BrokerServer, count: int, *, queues: int = 2) -> None:
+    """Messages 0 to ``count``, in order."""
+    for queue_id in range(queues):
+        wanted = list(range(queue_id, count, queues))
+        wait_until(
+            lambda queue_id=queue_id, wanted=wanted: numbers(broker, queue_id) == wanted,  # type: ignore[misc]
+            "it has every message",
+        )
+
+
+def divided_of(broker: BrokerServer) -> int:
+    """Where its old log ends."""
+    assert isinstance(broker.store.log, MixedCommitLog)
+    return broker.store.log.divided
+
+
+def plain_store(root: Path, count: int = 100) -> Path:
+    """A directory that a plain broker with these messages has left."""
+    with running(plain(root)) as (broker,):
+        fill(broker, 0, count)
+        wait_until(lambda: broker.state.topic("T") is not None or _make_topic(broker), "the topic is there")
+        done: list[PutResult] = []
+        broker.state.commit_offsets("group", [("T", 0, 7)], done=done.append)
+        wait_until(lambda: bool(done), "the offset is stored")
+        broker.stop()
+    return root
+
+
+def _make_topic(broker: BrokerServer) -> bool:
+    done: list[PutResult] = []
+    broker.state.put_topic(TopicConfig("T", 2, 2), done.append)
+    wait_until(lambda: bool(done), "the topic is stored")
+    return False
+
+
+def copies(root: Path, count: int) -> list[Path]:
+    """That many copies of a store."""
+    return [Path(shutil.copytree(root, root.with_name(f"{root.name}-{number}"))) for number in range(count)]
+
+
+def test_put_and_get(tmp_path: Path) -> None:
+    """RocketMQ's testPutAndGet: the group goes on at the old log's next file, and queue offsets without a gap, also
+    after two more starts.
+    """
+    root = plain_store(tmp_path / "store")
+    last = max(int(path.name) for path in (root / "commitlog").iterdir())
+    (config,) = members(root)
+    opened = BrokerServer(config)
+    assert opened.store.log.max_offset == opened.store.log.end_offset == last + FILE_BYTES
+    opened.stop()
+    for total in (200, 300, 400):
+        with running(config) as (broker,):
+            assert divided_of(broker) == last + FILE_BYTES
+            master_of([broker])
+            has_all(broker, total - 100)
+            fill(broker, total - 100, 100)
+            has_all(broker, total)
+            assert broker.store.log.min_offset == 0
+            broker.stop()
+
+
+def test_topics_and_progress_come_along(tmp_path: Path) -> None:
+    """They are in the old log's state records, or in the snapshot."""
+    root = plain_store(tmp_path / "store")
+    (config,) = members(root)
+    with running(config) as (broker,):
+        master_of([broker])
+        topic = broker.state.topic("T")
+        assert topic is not None
+        assert broker.state.offset("group", "T", 0) == 7
+
+
+def test_three_members_continue_three_copies(tmp_path: Path) -> None:
+    """Old and new messages are served by all of them, also once the leader is gone; what was stored stays."""
+    configs = members(*copies(plain_store(tmp_path / "store"), 3))
+    with running(*configs) as brokers:
+        master = master_of(brokers)
+        fill(master, 100, 60)
+        for broker in brokers:
+            has_all(broker, 160)
+            assert broker.state.offset("group", "T", 0) == 7
+        master.stop(graceful=False)
+        others = [one for one in brokers if one is not master]
+        fill(master_of(others), 160, 60)
+        for broker in others:
+            has_all(broker, 220)
+
+
+def why_alone(broker: BrokerServer) -> list[str]:
+    """What a broker says of peers that it does not talk to."""
+    return [one.message for one in broker.conditions.now() if one.kind == ConditionKind.OTHER_OLD_LOG]
+
+
+def last_index(broker: BrokerServer) -> int:
+    """The last entry of a member's replicated log."""
+    assert broker.node is not None
+    return broker.node.status().end_index
+
+
+def test_members_whose_old_logs_differ_do_not_become_a_group(tmp_path: Path) -> None:
+    """They say why, and store nothing; once the logs are equal, they are a group. Only derived files need not be."""
+    roots = copies(plain_store(tmp_path / "store"), 3)
+    other = Path(shutil.copytree(roots[2], tmp_path / "other"))
+    with running(plain(other)) as (broker,):
+        fill(broker, 100, 1)
+        broker.stop()
+    configs = members(roots[0], roots[1], other)
+    with running(*configs) as brokers:
+        for broker in brokers:
+            wait_until(lambda broker=broker: bool(why_alone(broker)), "it says why it is alone")  # type: ignore[misc]
+            assert "dledger upgrade check" in why_alone(broker)[0]
+        wait_until(lambda: len(why_alone(brokers[2])) == 2, "it is apart from both others")
+        assert [last_index(one) for one in brokers] == [-1, -1, -1]
+        assert not any(one.is_ready for one in brokers)
+
+    shutil.rmtree(other)
+    shutil.copytree(roots[2], other)  # as it was
+    with running(*configs) as brokers:
+        fill(master_of(brokers), 100, 10)
+        for broker in brokers:
+            has_all(broker, 110)
+            wait_until(lambda broker=broker: not why_alone(broker), "nothing is wrong any more")  # type: ignore[misc]
+
+
+def test_a_new_disk_needs_the_old_files(tmp_path: Path) -> None:
+    """The group replicates only what came after them: an empty member is kept out until they are copied."""
+    configs = members(*copies(plain_store(tmp_path / "store"), 3))
+    with running(*configs[:2]) as brokers, running(configs[2]) as (third,):
+        fill(master_of([*brokers, third]), 100, 10)
+        third.stop()
+        root = configs[2].store.store_path_root_dir
+        shutil.rmtree(root)
+        with running(configs[2]) as (empty,):
+            wait_until(lambda: bool(why_alone(empty)), "it says what it lacks")
+            assert "has no old log" in why_alone(empty)[0]
+            assert last_index(empty) == -1
+        shutil.copytree(configs[0].store.store_path_root_dir / "commitlog", root / "commitlog")
+        with running(configs[2]) as (whole,):
+            has_all(whole, 110)
+
+
+def test_a_plain_broker_does_not_go_on_after_a_group(tmp_path: Path) -> None:
+    """Its messages would take positions that the group has given to others."""
+    root = plain_store(tmp_path / "store")
+    (config,) = members(root)
+    with running(config) as (broker,):
+        master_of([broker])
+        broker.stop()
+    with pytest.raises(ConfigError, match="messages would become unreadable"):
+        BrokerServer(plain(root))
