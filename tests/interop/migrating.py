@@ -200,10 +200,10 @@ class Books:
                 fields = {"topic": TOPIC, "key": f"key-{stage}-5", "maxNum": 32, "beginTimestamp": 0}
                 answer = client.ask(RequestCode.QUERY_MESSAGE, fields | {"endTimestamp": 1 << 62})
                 assert [decode_record(one.record).body for one in split_records(answer.body)] == [b"%d-5" % stage]
-            topics = loads(_done(client.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"]
+            topics = _table(client.ask(RequestCode.GET_ALL_TOPIC_CONFIG), "topicConfigTable")
             assert (topics[TOPIC]["readQueueNums"], topics[TOPIC]["topicSysFlag"]) == (QUEUES, 1)
-            groups = loads(_done(client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body)
-            assert groups["subscriptionGroupTable"][GROUP]["retryMaxTimes"] == RETRIES
+            groups = _table(client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), "subscriptionGroupTable")
+            assert groups[GROUP]["retryMaxTimes"] == RETRIES
 
 
 def _wait_for(client: RemotingSocket, topic: str, queue_id: int, wanted: Sequence[bytes]) -> None:
@@ -226,6 +226,14 @@ def bodies(client: RemotingSocket, topic: str, queue_id: int) -> list[bytes]:
         messages = [decode_record(one.record) for one in split_records(answer.body)]
         assert [one.queue_offset for one in messages] == list(range(len(found), len(found) + len(messages)))
         found += [one.body for one in messages]
+
+
+def _table(answer: Frame, name: str) -> Mapping[str, Mapping[str, object]]:
+    content = loads(_done(answer).body)
+    assert isinstance(content, dict)
+    table = content[name]
+    assert isinstance(table, dict)
+    return table
 
 
 def _done(answer: Frame) -> Frame:

@@ -31,7 +31,7 @@ def test_a_plain_broker_comes_here_and_goes_back(tmp_path: Path, name_server: st
         books.begin(one)
         books.write(one)
     for side in ("ours", "java", "ours", "java"):
-        with served([broker], side) as one:  # type: ignore[arg-type]  # a tuple of literals
+        with served([broker], side) as one:
             books.check(one)
             books.write(one)
             books.check(one)
@@ -74,7 +74,7 @@ def test_a_group_of_ours_goes_back_to_a_plain_broker(tmp_path: Path, name_server
     assert printed.returncode == 0, printed.stderr
     assert "every record equals the member's" in printed.stdout
     for side in ("java", "ours", "java"):
-        with served([plain], side) as one:  # type: ignore[arg-type]  # a tuple of literals
+        with served([plain], side) as one:
             books.check(one)
             books.write(one)
             books.check(one)
