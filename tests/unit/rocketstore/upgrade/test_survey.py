@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def write_state(root: Path) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "member"])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MessageStoreConfig]:
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> MessageStoreConfig:
     """A stopped broker's directory, plain or a member's."""
     config = small_config(tmp_path / "root", enable_dledger_commit_log=request.param)
     with master(config) if request.param else running(config) as store:
