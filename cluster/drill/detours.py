@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
 
+from dledger.rpc.front_door import stop_serving
 from dledger.types import NodeId
 
 _CHUNK_BYTES = 64 * 1024
@@ -50,14 +51,20 @@ class _Link:
         self.forward = _Direction()
         self.backward = _Direction()
         self.writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)  # not in the task, which may be cancelled before its first step
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.add(writer)
         onward: asyncio.StreamWriter | None = None
         try:
             await self.forward.passable()
@@ -216,7 +223,7 @@ class ProxyNetwork:
 
     async def _shut_down(self) -> None:
         for server in self._servers:
-            server.close()
+            await stop_serving(server)
         for link in self._links.values():
             link.cut()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

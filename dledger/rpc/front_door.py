@@ -34,6 +34,8 @@ LOOK_BYTES_MAX: Final = 17 * 1024
 """The limit of bytes peeked at: enough for a TLS record of the largest size."""
 _BACKLOG: Final = 1024
 _ACCEPT_PAUSE_S: Final = 0.1
+_TURNS_UNTIL_CONNECTED: Final = 2
+"""How many turns of the loop asyncio takes from an accepted socket to ``connection_made``."""
 
 
 class Verdict(Enum):
@@ -200,6 +202,19 @@ async def _peek(link: socket.socket, count: int) -> bytes:
             if len(head) < count and len(head) == len(before):
                 raise EOFError("connection closed")
     return head
+
+
+async def stop_serving(server: asyncio.Server) -> None:
+    """Close asyncio's server, after everything that it has accepted became a connection, which its protocol knows.
+
+    A mere ``close`` would lose sockets: asyncio makes each a transport two turns of the loop after it was accepted, and
+    by then refuses to, or was cancelled before.
+    """
+    for one in server.sockets:
+        asyncio.get_running_loop().remove_reader(one.fileno())
+    for _ in range(_TURNS_UNTIL_CONNECTED):
+        await asyncio.sleep(0)
+    server.close()
 
 
 def hang_up(link: socket.socket) -> None:

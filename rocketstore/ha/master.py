@@ -21,6 +21,7 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError
 from dledger.records import record
+from dledger.rpc.front_door import stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of
@@ -29,10 +30,12 @@ from rocketstore.ha.wire import (
     FRAME,
     GREETING,
     REPORT,
+    STANDING,
     TAIL_BYTES,
     VERDICT,
     WORDS_BYTES_MAX,
     HaProtocolError,
+    MasterStanding,
     MasterWords,
     SlaveVerdict,
     SlaveWords,
@@ -49,6 +52,8 @@ GREETING_TIMEOUT_S: Final = 10.0
 """How long a new connection may take until it has said from where it wants the log."""
 REFUSED_MS: Final = 60_000
 """How long the refusal of a slave, which tries again and again, counts as present."""
+STANDING_INTERVAL_MS: Final = 1000
+"""How often a slave that is behind is told how far the log reaches."""
 GREETING_MAX: Final = 64
 """Connections that have said nothing yet. One more ends the oldest of the host that has most."""
 GREETING_MAX_PER_HOST: Final = 8
@@ -123,7 +128,7 @@ class HaMaster:
         """Stop accepting, and end all connections. Idempotent."""
         servers, self._servers = self._servers, []
         for server in servers:
-            server.close()
+            await stop_serving(server)
         tasks = tuple(self._slaves)
         for task in tasks:
             task.cancel()
@@ -141,7 +146,13 @@ class HaMaster:
         address = address_text(name[0], name[1]) if name else "a client that has gone"
         slave = _Slave(reader, writer, address, self._log, self._pace, self._clock)
         self._make_room_to_greet(slave.host)
-        self._slaves[asyncio.create_task(self._serve(slave))] = slave
+        task = asyncio.create_task(self._serve(slave))
+        self._slaves[task] = slave
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Runs in any case, also when the task was cancelled before its first step."""
+        self._slaves.pop(task).abort()
 
     def _make_room_to_greet(self, host: str) -> None:
         """End the connection that has been silent for longest, if there are too many of them."""
@@ -188,11 +199,6 @@ class HaMaster:
             self._refuse(slave, f"its part of the log cannot be read: {error}")
         except (OSError, EOFError, TimeoutError) as error:
             _LOG.info("the slave %s is gone: %s", slave.name, error or f"silent for {self._pace.silence_s_max:g} s")
-        finally:
-            task = asyncio.current_task()
-            if task is not None:
-                del self._slaves[task]
-            slave.abort()
 
     def _refuse(self, slave: _Slave, why: str) -> None:
         _LOG.warning("the slave %s cannot be served: %s", slave.name, why)
@@ -415,11 +421,16 @@ class _Slave:
 
     async def send_all(self) -> None:
         """Send the log as it grows, and signs of life. Raises ``HaProtocolError`` once it is gone from where we are."""
+        told_ms = 0
         while True:
             self.more.clear()
             data = self._log.stretch(self.sent, self.chunk_bytes)
             if data:
                 self._send(data)
+                now_ms = self._clock.monotonic_ms()
+                if self.broker_id != UNNAMED and self.sent < self._log.max_offset and now_ms >= told_ms:
+                    self.write(MasterStanding(self._log.max_offset).encode(STANDING))
+                    told_ms = now_ms + STANDING_INTERVAL_MS
                 await self.drain()
                 continue
             if self.sent < self._log.min_offset:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
@@ -17,7 +17,16 @@ from dledger.access.addresses import counted_host, plain_host
 from dledger.records import record
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import FLAG_ONEWAY, LENGTH_BYTES, Frame, LargeFields, cut, encode, frame_length
+from rocketstore.remoting.frame import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    LENGTH_BYTES,
+    Frame,
+    LargeFields,
+    cut,
+    encode,
+    frame_length,
+)
 from rocketstore.remoting.shares import HostShares
 
 _LOG = logging.getLogger(__name__)
@@ -153,18 +162,19 @@ class RemotingConnection(asyncio.Protocol):
         except FrameError as error:
             self.close(f"bytes that are no frame: {error}")
             return
+        sizes = [0 if frame.flag & FLAG_RESPONSE else _bytes_of(frame) for frame in frames]
+        self._count_bytes(sum(sizes))
         self._taking = True
-        for frame in frames:
+        request = self._owner.request
+        for at, frame in enumerate(frames):
             if self.is_closed:
+                self._count_bytes(-sum(sizes[at:]))  # nobody will do them
                 return
-            if frame.is_response:
+            if frame.flag & FLAG_RESPONSE:
                 self._answered(frame)
             else:
-                size = _bytes_of(frame)
                 self._under_way += 1
-                self._under_way_bytes += size
-                self._room.change(self.counted_as, size)
-                self._owner.request(self, frame)
+                request(self, frame)
         self._taking = False
         self._set_backlog(len(self._buffer) >= self._needed)
         self._pause_or_resume()
@@ -229,15 +239,22 @@ class RemotingConnection(asyncio.Protocol):
 
     def let_go(self, request: Frame) -> None:
         """A request is done; its response, if it expected one, was passed to ``send`` or will be in this turn."""
-        size = _bytes_of(request)
-        self._under_way -= 1
-        self._under_way_bytes -= size
-        self._room.change(self.counted_as, -size)
+        self.let_all_go((request,))
+
+    def let_all_go(self, requests: Sequence[Frame]) -> None:
+        """``let_go`` for several, at the cost of one."""
+        self._under_way -= len(requests)
+        self._count_bytes(-sum(map(_bytes_of, requests)))
         if self.is_paused:
             self._pause_or_resume()
         if not self._under_way and self._quiet is not None:
             self._quiet.set_result(None)
             self._quiet = None
+
+    def _count_bytes(self, more: int) -> None:
+        """Of requests in progress."""
+        self._under_way_bytes += more
+        self._room.change(self.counted_as, more)
 
     @property
     def under_way(self) -> int:

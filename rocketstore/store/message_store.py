@@ -326,6 +326,10 @@ class MessageStore:
         else:
             self._gate.open(Obstacle.TOO_FEW_REPLICAS)
 
+    def supersede(self, why: str) -> None:
+        """Refuse puts for good: another broker is master now."""
+        self._gate.close(Obstacle.SUPERSEDED, why)
+
     @property
     def refusal(self) -> PutResult | None:
         """The result of puts while they are refused; None if they are accepted."""

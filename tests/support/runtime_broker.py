@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from dledger.rpc.bridge import LoopThread
+from dledger.rpc.front_door import stop_serving
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
@@ -77,7 +78,7 @@ def runtime_broker(table: Mapping[str, str] = JAVA) -> Iterator[RuntimeBroker]:
         return await asyncio.get_running_loop().create_server(remoting.protocol, "127.0.0.1", 0)
 
     async def end() -> None:
-        listening.close()
+        await stop_serving(listening)
         await remoting.close(0)
 
     listening = bridge.run(serve())

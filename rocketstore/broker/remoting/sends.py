@@ -41,7 +41,7 @@ from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig
@@ -67,6 +67,10 @@ _DELAY: Final = f"{PROPERTY_DELAY}\x01"
 _TRANSACTION: Final = f"{PROPERTY_TRANSACTION}\x01true"
 _GROUP: Final = f"{PROPERTY_PRODUCER_GROUP}\x01"
 _WAIT: Final = f"{PROPERTY_WAIT}\x01"
+_WAITING: Final = f"{_WAIT}true"
+_ENDS: Final = ("", "\x02")
+_SPECIAL: Final = (_WAIT, f"{PROPERTY_CLUSTER}\x01", f"{PROPERTY_TRANSACTION}\x01", _DELAY, "\x02\x02")
+"""What makes properties unusual, wherever it is in them."""
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE})
 _STORED: Final = {
     PutMessageStatus.PUT_OK: AnswerCode.SUCCESS,
@@ -117,6 +121,17 @@ class _Flight:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class _Done:
+    """Requests of one connection that are stored, and their answers."""
+
+    __slots__ = ("answers", "requests", "size")
+
+    def __init__(self) -> None:
+        self.requests: list[Frame] = []
+        self.answers: list[bytes] = []
+        self.size = 0
+
+
 class RemotingSends:
     """SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE; on the loop."""
 
@@ -140,14 +155,14 @@ class RemotingSends:
         header = read_send(frame.fields, short=frame.code not in _LONG_NAMES)
         target = self._retries.target_of(header) if header.topic.startswith(RETRY_PREFIX) else None
         send = self._read(connection, frame, header, target)
-        topic = send.messages[0].topic
-        waiting = self._creating.get(topic)
+        name = send.messages[0].topic
+        waiting = self._creating.get(name)
         if waiting is not None:
             waiting.append(send)
-        elif self._parts.topics.find(topic) is None:
-            self._begin_to_create(send, header, target or sendable_system_topic(self._parts.config, topic))
+        elif (topic := self._parts.topics.find(name)) is None:
+            self._begin_to_create(send, header, target or sendable_system_topic(self._parts.config, name))
         else:
-            self._gather(send)
+            self._gather(send, topic)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -164,18 +179,13 @@ class RemotingSends:
             raise RequestError(f"[OVERLOAD] {quota.full_error()}", AnswerCode.SYSTEM_BUSY)
         if parts.sender.is_full:
             raise RequestError("[OVERLOAD] too many messages are waiting to be stored", AnswerCode.SYSTEM_BUSY)
+        is_dead = target is not None and target.name.startswith(DEAD_PREFIX)
         text = header.properties
-        given = text.split("\x02")
-        segments = [one for one in given if one and not one.startswith(_DROPPED)]
-        segments.append(self._cluster)
-        half_of = ""
-        if _TRANSACTION in segments:
-            segments = [one for one in segments if not one.startswith(_GROUP)]
-            half_of = self._check_begin(header, given, is_plain=not (is_batch or _DELAY in text))
-            segments += [one for one in given if one.startswith(_WAIT)]
-            segments.append(f"{_GROUP}{half_of}")
-        elif header.sys_flag & SYS_FLAG_TRANSACTION:
-            raise RequestError(f"a message of a transaction without {_TRANSACTION!r}", AnswerCode.MESSAGE_ILLEGAL)
+        usual = usual_properties(text)
+        if usual is not None and not header.sys_flag & SYS_FLAG_TRANSACTION:
+            joined, wait, half_of = (f"{usual}\x02{self._cluster}" if usual else self._cluster), True, ""
+        else:
+            joined, wait, half_of = self._joined(header, is_batch=is_batch, is_dead=is_dead)
         message = Message(
             header.topic if target is None else target.name,
             frame.body,
@@ -188,19 +198,33 @@ class RemotingSends:
             parts.store_host,
             header.reconsume_times,
         )
-        is_dead = target is not None and target.name.startswith(DEAD_PREFIX)
-        if is_dead:
-            segments = [one for one in segments if not one.startswith(_DELAY)]
-        joined = "\x02".join(segments).encode("utf-8", "replace")
-        if _DELAY in text and not is_dead:
-            message.properties = decode_properties(joined)
+        encoded = joined.encode("utf-8", "replace")
+        if usual is None and _DELAY in text and not is_dead:
+            message.properties = decode_properties(encoded)
         else:
-            message.property_string = joined
+            message.property_string = encoded
         messages = expand_batch(message) if is_batch else [message]
         if not messages:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
-        wait = _NOT_WAITING not in given
         return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), half_of)
+
+    def _joined(self, header: SendHeader, *, is_batch: bool, is_dead: bool) -> tuple[str, bool, str]:
+        """The property string to be stored, whether to wait, and the producer group of a half message."""
+        text = header.properties
+        given = text.split("\x02")
+        segments = [one for one in given if one and not one.startswith(_DROPPED)]
+        segments.append(self._cluster)
+        half_of = ""
+        if _TRANSACTION in segments:
+            segments = [one for one in segments if not one.startswith(_GROUP)]
+            half_of = self._check_begin(header, given, is_plain=not (is_batch or _DELAY in text))
+            segments += [one for one in given if one.startswith(_WAIT)]
+            segments.append(f"{_GROUP}{half_of}")
+        elif header.sys_flag & SYS_FLAG_TRANSACTION:
+            raise RequestError(f"a message of a transaction without {_TRANSACTION!r}", AnswerCode.MESSAGE_ILLEGAL)
+        if is_dead:
+            segments = [one for one in segments if not one.startswith(_DELAY)]
+        return "\x02".join(segments), _NOT_WAITING not in given, half_of
 
     def _check_begin(self, header: SendHeader, given: Sequence[str], *, is_plain: bool) -> str:
         """The producer group of a half message. Raises ``RequestError``: it may begin no transaction, or not now."""
@@ -212,19 +236,16 @@ class RemotingSends:
             raise RequestError(str(error), _NOT_BEGUN[error.status]) from None
         return group
 
-    def _refusal(self, send: _Send) -> tuple[AnswerCode, str] | None:
+    def _refusal(self, send: _Send, topic: TopicConfig | None) -> tuple[AnswerCode, str] | None:
         """Why the topic or the queue does not do; chooses the queue if the client left that to us."""
         topics, first = self._parts.topics, send.messages[0]
-        topic = topics.find(first.topic)
         if topic is None:
             reason = self._parts.sender.no_topic_reason(first.topic)
             return AnswerCode.TOPIC_NOT_EXIST, f"topic[{first.topic}] not exist: {reason}"
-        problem = topics.write_problem(topic, -1)
-        if problem:
-            return AnswerCode.NO_PERMISSION, problem
         problem = topics.write_problem(topic, max(first.queue_id, -1))
         if problem:
-            return AnswerCode.SYSTEM_ERROR, problem
+            is_topics = topics.write_problem(topic, -1)
+            return AnswerCode.NO_PERMISSION if is_topics else AnswerCode.SYSTEM_ERROR, is_topics or problem
         if send.half_of:
             problem = self._parts.halves.problem(first)
             if problem:
@@ -240,7 +261,7 @@ class RemotingSends:
     def _begin_to_create(self, send: _Send, header: SendHeader, target: TopicConfig | None) -> None:
         topic = send.messages[0].topic
         if target is None and not self._parts.sender.may_create(topic):
-            self._gather(send)
+            self._gather(send, None)
             return
         self._creating[topic] = [send]
         task = asyncio.get_running_loop().create_task(self._create(topic, target, header, send.quota.owner))
@@ -262,15 +283,15 @@ class RemotingSends:
         failure = task.exception()
         for send in waiting:
             if failure is None:
-                self._gather(send)
+                self._gather(send, self._parts.topics.find(topic))
             elif isinstance(failure, TimeoutError):
                 reason = f"topic {topic} has not been created within {CREATE_S_MAX:g} s: the message is not stored"
                 self._refuse(send, AnswerCode.SERVICE_NOT_AVAILABLE, reason)
             else:
                 self._refuse(send, AnswerCode.TOPIC_NOT_EXIST, str(failure))
 
-    def _gather(self, send: _Send) -> None:
-        refusal = self._refusal(send)
+    def _gather(self, send: _Send, topic: TopicConfig | None) -> None:
+        refusal = self._refusal(send, topic)
         if refusal is not None:
             self._refuse(send, *refusal)
             return
@@ -329,6 +350,9 @@ class RemotingSends:
                 for send in flight.sends:
                     self._store([send])
                 return
+            if len(results) == len(flight.sends) and not flight.sends[0].half_of:
+                self._answer_singles(flight.sends, results)
+                return
         for send in flight.sends:
             count = len(send.messages)
             send.quota.give(count, send.size)
@@ -340,6 +364,30 @@ class RemotingSends:
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
+    def _answer_singles(self, sends: Sequence[_Send], results: Sequence[PutResult]) -> None:
+        """Requests of one ordinary message each: what is done for a connection once need not be done for each."""
+        done: dict[tuple[RemotingConnection, Quota], _Done] = {}
+        prefix, encode = self._id_prefix, self._stored_answers.encode
+        for send, result in zip(sends, results, strict=True):
+            stored = result.stored
+            if stored is None or result.status is not _PUT_OK:
+                send.quota.give(1, send.size)
+                self._answer(send, (result,))
+                continue
+            key = (send.connection, send.quota)
+            one = done.get(key)
+            if one is None:
+                one = done[key] = _Done()
+            frame = send.frame
+            one.size += send.size
+            one.requests.append(frame)
+            if not frame.flag & FLAG_ONEWAY:
+                one.answers.append(encode(frame, f"{prefix}{stored.offset:016X}", stored.queue_id, stored.queue_offset))
+        for (connection, quota), one in done.items():
+            quota.give(len(one.requests), one.size)
+            connection.let_all_go(one.requests)
+            connection.send(*one.answers)
+
     def _answer(self, send: _Send, results: Sequence[PutResult]) -> None:
         refused = [one for one in results if one.stored is None or one.status not in _STORED]
         if refused:  # of a batch, all are: say what is wrong with the one that is to blame
@@ -349,13 +397,6 @@ class RemotingSends:
         first = results[0].stored
         assert first is not None
         queue_id = first.queue_id if send.begun is None else send.begun.queue_id
-        if len(results) == 1 and results[0].status is _PUT_OK:
-            message_id = f"{self._id_prefix}{first.offset:016X}"
-            send.connection.let_go(send.frame)
-            if not send.frame.is_oneway:
-                answer = self._stored_answers.encode(send.frame, message_id, queue_id, first.queue_offset)
-                send.connection.send(answer)
-            return
         ids = ",".join(f"{self._id_prefix}{one.stored.offset:016X}" for one in results if one.stored is not None)
         fields = write_header(SendAnswer(ids, queue_id, first.queue_offset))
         fields |= _OTHERS
@@ -364,6 +405,20 @@ class RemotingSends:
 
     def _refuse(self, send: _Send, code: AnswerCode, reason: str) -> None:
         send.connection.done(send.frame, send.frame.answer(code, reason))
+
+
+def usual_properties(text: str) -> str | None:
+    """The properties without ``WAIT=true``; None if there is more to do about them than to append others."""
+    at = text.find(_WAITING)
+    if at >= 0:
+        before, behind = text[:at], text[at + len(_WAITING) :]
+        if before[-1:] not in _ENDS or behind[:1] not in _ENDS:
+            return None
+        text = before + behind[1:] if behind else before[:-1]
+    for special in _SPECIAL:
+        if special in text:
+            return None
+    return None if text[:1] == "\x02" or text[-1:] == "\x02" else text
 
 
 def _fit(one: _Send, other: _Send) -> bool:

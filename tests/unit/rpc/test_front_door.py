@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import hashlib
 import logging
 import os
 import select
 import socket
 import threading
+import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -20,7 +22,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.rpc.bridge import LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
-from dledger.rpc.front_door import LOOK_BYTES_MAX, DoorLimits, FrontDoor, Look, Take, Verdict, listen
+from dledger.rpc.front_door import LOOK_BYTES_MAX, DoorLimits, FrontDoor, Look, Take, Verdict, listen, stop_serving
 from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.relay import CHUNK_BYTES, ENDED_MAX, NAMES, PeerNames, peer_of
 from tests.support.waiting import wait_until
@@ -453,3 +455,33 @@ def test_a_grpc_server_learns_who_its_client_is(tmp_path: Path, listened: str, d
             assert int(answer.decode().rpartition(":")[2])
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_server_that_stops_loses_no_connection_that_it_has_accepted(turns: int) -> None:
+    """Each is known to a protocol, or was never accepted, however many turns of the loop ago it came."""
+    made: list[asyncio.BaseTransport] = []
+
+    class Known(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(Known, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname(), TIMEOUT_S) as link:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await stop_serving(server)
+            known = list(made)
+            for one in known:
+                one.close()
+            link.setblocking(False)
+            with suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(link, 1) == b""
+            assert made == known, "none came later"
+
+    with warnings.catch_warnings(record=True) as lost:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+        gc.collect()
+    assert [str(one.message) for one in lost] == []

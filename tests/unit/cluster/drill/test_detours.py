@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -140,3 +141,18 @@ def test_cut_ends_connections(network: ProxyNetwork) -> None:
     with closing(connect(network)) as link:
         link.sendall(b"y")
         assert link.recv(1) == b"y"
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_closing_ends_whoever_is_just_connecting(network: ProxyNetwork, turns: int) -> None:
+    """However many turns of the loop ago it was accepted: no socket is lost, to be found by whoever comes later."""
+
+    async def close_meanwhile() -> socket.socket:
+        link = connect(network)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await network._shut_down()
+        return link
+
+    with network._run(close_meanwhile()) as link:
+        assert is_ended(link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from tests.unit.rocketstore.commit_log.support import FILE_BYTES, small_config
 from tests.unit.rocketstore.ha.records import bytes_of, close_all, files_of, filled, more, opened
 
 LEVELS = DelayLevels.parse("1s")
+PATIENCE_S = 30.0
 PACE = HaPace(heartbeat_s=0.2, silence_s_max=60.0)
 
 
@@ -304,7 +306,7 @@ def test_an_outdated_master_is_not_followed(replication: Replication, tmp_path: 
 def connected(address: str) -> Iterator[socket.socket]:
     """A connection of bare bytes."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as link:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as link:
         yield link
 
 
@@ -323,7 +325,7 @@ def received(link: socket.socket, least: int) -> tuple[int, bytes]:
 
 def is_closed(link: socket.socket) -> bool:
     """Whether the other side ends it soon, whatever signs of life it gives before."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while link.recv(1 << 16):
             if time.monotonic() > deadline:
@@ -398,6 +400,27 @@ def test_a_silent_slave_is_given_up(replication: Replication, tmp_path: Path) ->
     _, address = replication.master(master_log, replace(PACE, silence_s_max=0.3))
     with connected(address) as link:
         link.sendall(REPORT.pack(0))
+        assert is_closed(link)
+    master_log.shutdown()
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_master_that_closes_ends_whoever_is_just_connecting(
+    replication: Replication, tmp_path: Path, turns: int
+) -> None:
+    """However many turns of the loop ago it was accepted: its task may not have begun."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+
+    async def close_meanwhile() -> socket.socket:
+        host, _, port = address.rpartition(":")
+        link = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await master.close()
+        return link
+
+    with replication.bridge.run(close_meanwhile()) as link:
         assert is_closed(link)
     master_log.shutdown()
 
@@ -608,7 +631,7 @@ def test_a_slave_follows_a_master_of_rocketmq(replication: Replication, tmp_path
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}")
         link, _ = listening.accept()
         with link:
-            link.settimeout(10)
+            link.settimeout(PATIENCE_S)
             assert REPORT.unpack(link.recv(8)) == (GREETING,)
             assert REPORT.unpack(link.recv(8)) == (0,)
             at = 0
@@ -639,7 +662,7 @@ def test_a_slave_does_not_take_what_is_damaged(replication: Replication, tmp_pat
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}", replace(PACE, introduces=False))
         link, _ = listening.accept()
         with link:
-            link.settimeout(10)
+            link.settimeout(PATIENCE_S)
             link.sendall(FRAME.pack(0, len(content)) + content)
             wait_until(lambda: "CRC" in slave.view().problem, "the slave says so")
             reports = b""

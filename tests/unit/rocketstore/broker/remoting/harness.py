@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.front_door import stop_serving
 from rocketstore.broker.remoting.service import RemotingService
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.frame import Frame
@@ -38,7 +39,7 @@ class RemotingHarness(Harness):
         self.announced.append(sorted(self.state.table))
 
     async def _end(self, grace_s: float | None) -> None:
-        self._listening.close()
+        await stop_serving(self._listening)
         await self.remoting.close(grace_s or 0)
         await self.client.close()
         self.service.parts.transactions.stop()
