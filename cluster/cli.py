@@ -25,6 +25,7 @@ MODULES: Final = {
     "demo": "demo",
     "drill": "drill",
     "get": "log",
+    "ha": "ha",
     "health": "health",
     "inspect": "inspection",
     "message": "mq_message",

@@ -53,6 +53,8 @@ class ConditionKind(StrEnum):
     NOT_REPLICATING = "not_replicating"
     """Master and slave, of classic replication: a slave does not get its master's log, or a master lacks slaves. The
     subject is the other side."""
+    SUPERSEDED = "superseded"
+    """A plain master that came back: another broker has become master of its log meanwhile. It takes no messages."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

@@ -3,7 +3,7 @@
 The file is RocketMQ's ``broker.conf``. A setting is accepted under RocketMQ's name (``storePathRootDir``), under ours
 (``store_path_root_dir``), and in a DLedger broker under any name of ``dledger serve``; in the environment as
 ``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings, unknown names are errors. All problems are
-reported at once, and nothing is opened.
+reported at once, and nothing is opened but the role of a promoted slave (``rocketstore.role_override``).
 """
 
 from __future__ import annotations
@@ -24,31 +24,41 @@ from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.role_override import overridden
 from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer, TlsServerMode
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
+_NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+"""RocketMQ's, with which its own conf files start, that name no name server; a setting precedes it."""
 _PENDING_ENTRIES_MAX: Final = 60_000
 """For a broker's log: more than ``send_pending_messages_max``, which slows producers down before they are refused."""
 
 
 def load_broker_settings(
-    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str], *, promoted: bool = True
 ) -> tuple[BrokerConfig, tuple[str, ...]]:
     """Read and check everything; returns the configuration and warnings for people.
 
-    ``flags`` are settings by name. Raises ``ConfigError`` with every problem of every source.
+    ``flags`` are settings by name; ``promoted``: a slave's promotion, in its store, stands above all of them. Raises
+    ``ConfigError`` with every problem of every source.
     """
     readings = setting_sources.read(_VOCABULARY, file, environ, flags)
     problems, chosen = readings.problems, readings.chosen
     replicated = _is_replicated(chosen, problems)
     config = _build(chosen, replicated=replicated)
+    if "namesrv_addr" not in chosen:
+        config = replace(config, namesrv_addr=environ.get(_NAME_SERVERS_VARIABLE, ""))
     if problems:  # Relations between values are checked only once each value is valid.
         raise ConfigError(problems)
+    warnings = _warnings(config, chosen, readings.unused, replicated=replicated)
+    if promoted:
+        config, said = overridden(config)
+        warnings += (said,) if said else ()
     problems = [setting_sources.with_sources(one, chosen, _SPOKEN_OF_AS) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    return config, _warnings(config, chosen, readings.unused, replicated=replicated)
+    return config, warnings
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

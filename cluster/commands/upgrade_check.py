@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from cluster import terminal
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:  # imported only when the command runs
+    from rocketstore.store.directory import StoreDirectory
     from rocketstore.upgrade.compare import Compared, Divergence, OldLog, RecordAt
     from rocketstore.upgrade.members import OldMember
 
@@ -27,25 +30,34 @@ class _Result:
     divided: int
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    aligned: list[str] = field(default_factory=list)
+    """What was, or would be done to make them equal."""
 
     @property
     def may_start(self) -> bool:
         """Whether these brokers may become a group as they are."""
-        return not self.problems and all(one.standing == "equal" for one in self.compared)
+        return not self.problems and all(one.is_ready for one in self.compared)
 
 
 @click.command(
-    short_help="Compare the logs of brokers that shall become a group.",
+    short_help="Check what stands between brokers and a group.",
     epilog="""\b
 Examples:
   dledger upgrade check --nodes /data/a,/data/b,/mnt/c       three stopped brokers' storePathRootDir
   dledger upgrade check -c n0.conf -c n1.conf -c n2.conf     the same by their conf files, which must agree
   dledger upgrade check --nodes /data/a,/data/b --json | jq .nodes
+  dledger upgrade check --nodes /data/a,/data/b,/data/c --align --dry-run
+  dledger upgrade check --from ~/store -c broker.conf        what will come along?
 
 In DLedger mode a group continues the logs that its members had as plain brokers; only new messages are replicated, so
 the old ones must be equal. This reads and verifies every record of each log (RocketMQ's guide compares the last files
 with md5sum), and names the first message that differs. An empty directory is a member to be. Directories of other
 machines must be mounted. Stop the brokers first, and start none until the check passes.
+
+--align copies to members that are behind what they lack, and to empty ones everything, from the longest log or the
+one named with --master. A log that differs is replaced only if you name it with --discard; nothing is deleted.
+
+--from says what a directory holds, by topic, what waits, and what of it will not be there: before it is moved here.
 
 Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these are not brokers' directories.""",
 )
@@ -65,67 +77,113 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     help="A member's conf file, one for each, in the order of --nodes or instead of it.",
 )
 @click.option("--master", metavar="DIR", help="The directory to compare with; default: the one with the longest log.")
+@click.option("--align", is_flag=True, help="Copy to those that are behind what they lack, from the master.")
+@click.option("--dry-run", is_flag=True, help="With --align: only say what it would do.")
+@click.option(
+    "--discard",
+    multiple=True,
+    metavar="DIR",
+    help="With --align: replace all of this directory's log; what it has is kept, renamed. May be repeated.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Say what of this broker's or member's directory, RocketMQ's or ours, will be there once it is opened here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def check(nodes: tuple[str, ...], conf_files: tuple[Path, ...], master: str | None, as_json: bool) -> None:
+def check(  # noqa: PLR0913  # one parameter per option
+    nodes: tuple[str, ...],
+    conf_files: tuple[Path, ...],
+    master: str | None,
+    align: bool,
+    dry_run: bool,
+    discard: tuple[str, ...],
+    source: Path | None,
+    as_json: bool,
+) -> None:
     """Check whether the stopped plain brokers in DIR,DIR,… may start as one group."""
+    if source is not None:
+        if nodes or master or align or dry_run or discard:
+            raise click.UsageError("--from looks at one directory by itself: it goes with -c and --json only")
+        from cluster.commands.upgrade_survey import run_survey
+
+        raise SystemExit(run_survey(source, conf_files, as_json=as_json))
     roots = [Path(part.strip()) for text in nodes for part in text.split(",") if part.strip()]
     if not roots and not conf_files:
         raise click.UsageError("name the future members' directories with --nodes, or their conf files with -c")
     if max(len(roots), len(conf_files)) < 2:
         raise click.UsageError("a comparison takes at least two directories: name all future members")
+    if (dry_run or discard) and not align:
+        raise click.UsageError("--dry-run and --discard say how to align: use them with --align")
     from rocketstore.upgrade.members import find_members
 
     members = find_members(roots, conf_files)
-    result = _compare(members, _named(members, master))
+    named = "" if master is None else _named(members, master, "--master")
+    give_up = {_named(members, one, "--discard") for one in discard}
+    if named in give_up:
+        raise ConfigError([f"{master} cannot be both --master and --discard"])
+    with ExitStack() as held:
+        locks = _lock(members, held) if align and not dry_run else {}
+        result = _compare(members, _read(members), named, is_locked=bool(locks))
+        if align:
+            aligned = _align(members, result, _Wish(named, give_up, locks, as_json))
+            if aligned:
+                logs = [one.log for one in result.compared]
+                done = result.aligned
+                result = _compare(members, _read(members, logs, aligned), result.reference, is_locked=True)
+                result.aligned = done
     _print(result, as_json)
     raise SystemExit(0 if result.may_start else 1)
 
 
-def _named(members: list[OldMember], master: str | None) -> str:
+def _named(members: list[OldMember], directory: str, option: str) -> str:
     """The name of the member with this directory. Raises ``ConfigError``."""
-    if master is None:
-        return ""
-    found = [one.name for one in members if one.root.resolve() == Path(master).resolve()]
+    found = [one.name for one in members if one.root.resolve() == Path(directory).resolve()]
     if not found:
-        raise ConfigError([f"--master {master} is none of the directories to be compared"])
+        raise ConfigError([f"{option} {directory} is none of the directories to be compared"])
     return found[0]
 
 
-def _compare(members: list[OldMember], master: str) -> _Result:
+def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_locked: bool) -> _Result:
     from rocketstore.upgrade.agreement import setting_problems, state_differences
     from rocketstore.upgrade.compare import compare, reference_of
+    from rocketstore.upgrade.members import in_use
 
-    logs = _read(members)
     reference = reference_of(logs, master)
     result = _Result(reference.name, compare(logs, reference), reference.digest.divided)
     result.problems += setting_problems(members)
-    known = {one.name: one for one in members}
-    for log in logs:
-        _add_member(known[log.name], log, result)
+    source = next(one for one in members if one.name == reference.name)
+    for member, log in zip(members, logs, strict=True):
+        if not is_locked and in_use(member.root):
+            result.problems.append(f"{member.name}: a broker is using {member.root}: stop it, and check again")
+        _add_member(member, log, result)
         if log is not reference:
-            result.notes += state_differences(known[log.name], known[reference.name])
+            result.notes += state_differences(member, source)
     return result
 
 
-def _read(members: list[OldMember]) -> list[OldLog]:
+def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Container[str] = ()) -> list[OldLog]:
+    """Read all logs; of those that are ``known``, only the ones of ``changed`` members."""
     from rocketstore.commit_log.digests import digest_log, find_plain_files
     from rocketstore.upgrade.compare import OldLog
 
-    found = [
-        (one, find_plain_files([path for path in one.log_dirs if path.is_dir()], one.segment_bytes)) for one in members
+    logs = {one.name: one for one in known if one.name not in changed}
+    todo = [
+        (one, find_plain_files([path for path in one.log_dirs if path.is_dir()], one.segment_bytes))
+        for one in members
+        if one.name not in logs
     ]
-    total = sum(len(files.paths) for _, files in found)
-    with terminal.progress("reading the logs, file by file", total) as advance:
-        return [OldLog(member.name, files, digest_log(files, lambda: advance(1))) for member, files in found]
+    with terminal.progress("reading the logs, file by file", sum(len(files.paths) for _, files in todo)) as advance:
+        for member, files in todo:
+            logs[member.name] = OldLog(member.name, files, digest_log(files, lambda: advance(1)))
+    return [logs[one.name] for one in members]
 
 
 def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
     """What is to be said of one member by itself."""
-    from rocketstore.upgrade.members import in_use
-
     name, digest = member.name, log.digest
-    if in_use(member.root):
-        result.problems.append(f"{name}: a broker is using {member.root}: stop it, and check again")
     result.problems += [f"{name}: {one.path}: offset {one.offset}: {one.reason}" for one in digest.problems]
     if log.files.paths and member.segment_bytes not in (0, log.files.segment_bytes):
         result.problems.append(
@@ -136,10 +194,72 @@ def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
         result.notes.append(f"{name}: has begun as a member of a group already ({member.group_log})")
     if not member.stopped_cleanly:
         torn = "" if digest.torn is None else f", and a torn end at {digest.torn.path}: offset {digest.torn.offset}"
-        result.notes.append(f"{name}: was not stopped cleanly{torn}; the next start cuts what is not whole")
+        result.notes.append(
+            f"{name}: was not stopped cleanly{torn}; the next start checks the end of its log, and its queues"
+        )
     elif digest.torn is not None:
         place = f"{digest.torn.path}: offset {digest.torn.offset}"
         result.problems.append(f"{name}: {place}: {digest.torn.reason}, although it was stopped cleanly")
+
+
+# --- aligning ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the user wants: the master, which members to give up, and their locks; none for a dry run."""
+
+    master: str
+    give_up: set[str]
+    locks: Mapping[str, StoreDirectory]
+    as_json: bool
+
+
+def _lock(members: list[OldMember], held: ExitStack) -> dict[str, StoreDirectory]:
+    """Keep brokers from starting meanwhile. Raises ``DirectoryLockedError``."""
+    from dledger.store.fs import FileSystem
+    from rocketstore.store.directory import StoreDirectory
+
+    locks = {}
+    for member in members:
+        locks[member.name] = StoreDirectory(member.root, FileSystem())
+        held.callback(locks[member.name].release)
+    return locks
+
+
+def _align(members: list[OldMember], result: _Result, wish: _Wish) -> list[str]:
+    """Make the members equal that can be; returns their names. What cannot be becomes a problem."""
+    from dledger.store.fs import FileSystem
+    from rocketstore.upgrade.align import align, plan, room_problems
+
+    apart = [one.log.name for one in result.compared if one.standing in ("differs", "ahead", "damaged")]
+    if apart and not wish.master:
+        result.problems.append(
+            f"not aligned: {', '.join(apart)} cannot be continued by {result.reference}'s log: say with --master DIR "
+            "which log is right"
+        )
+        return []
+    source, reference = next(
+        (member, one.log)
+        for member, one in zip(members, result.compared, strict=True)
+        if member.name == result.reference
+    )
+    steps, refused = plan(members, result.compared, reference, wish.give_up)
+    if not refused:
+        refused = room_problems(steps, source, reference, FileSystem())
+    result.problems += [f"not aligned: {one}" for one in refused]
+    will = bool(wish.locks) and not refused
+    result.aligned = [("" if will else "would be done: ") + one.sentence(reference.name) for one in steps]
+    if not wish.as_json:
+        for sentence in result.aligned:
+            click.echo(sentence)
+    if not will:
+        return []
+    with terminal.progress("copying bytes", sum(one.bytes_in_all for one in steps)) as advance:
+        for step in steps:
+            for path in align(step, wish.locks[step.member.name], source, reference, FileSystem(), advance):
+                click.echo(f"{step.member.name}: what it had is in {path}", err=True)
+    return [one.member.name for one in steps]
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------
@@ -149,7 +269,7 @@ def _print(result: _Result, as_json: bool) -> None:
     if as_json:
         terminal.print_json(_document(result))
         return
-    all_equal = {one.standing for one in result.compared} == {"equal"}
+    all_equal = all(one.is_ready for one in result.compared)
     rows = [_row(one, "" if all_equal else result.reference) for one in result.compared]
     terminal.print_table(
         ("node", "log", "messages", "begins", "ends", "apart"), rows, _STYLES, least=("begins", "ends", "messages")
@@ -180,6 +300,9 @@ def _row(one: Compared, reference: str) -> list[str]:
 def _said(one: Compared, reference: str) -> list[str]:
     """Sentences about a member that is not equal."""
     name = one.log.name
+    if one.lacks_from is not None:
+        begins = f"begins at offset {one.log.digest.min_offset:,} and lacks the messages from {one.lacks_from:,} on"
+        return [f"BEHIND: {name} {begins}, which others have", *_said(replace(one, lacks_from=None), reference)]
     if one.divergence is not None:
         return [f"DIFFERS: {_divergence_text(one.divergence, name, reference)}"]
     apart = f"{one.messages_apart:,} messages ({one.bytes_apart:,} bytes)"
@@ -211,12 +334,12 @@ def _verdict(result: _Result) -> str:
     if "differs" in standings:
         return (
             f"{said}: their logs hold different messages. Find out which one is right (usually the last master's), "
-            "and replace the others by copies of it"
+            "and replace the others by copies of it (--align --master DIR --discard DIR)"
         )
     if "damaged" in standings:
         return f"{said}: a log is damaged. Replace it by a copy of a sound one"
-    if standings & {"behind", "ahead"}:
-        return f"{said}: let those that are behind follow the master until they are equal, or copy its log"
+    if standings & {"behind", "ahead"} or any(one.lacks_from is not None for one in result.compared):
+        return f"{said}: let those that are behind follow the master until they are equal, or use --align"
     return f"{said} before the problems above are solved"
 
 
@@ -228,6 +351,7 @@ def _document(result: _Result) -> dict[str, object]:
         "nodes": [_node_json(one) for one in result.compared],
         "problems": result.problems,
         "notes": result.notes,
+        "aligned": result.aligned,
     }
 
 
@@ -242,6 +366,7 @@ def _node_json(one: Compared) -> dict[str, object]:
         "messages": sum(file.records for file in digest.files),
         "bytes_apart": one.bytes_apart,
         "messages_apart": one.messages_apart,
+        "lacks_from": one.lacks_from,
         "divergence": None
         if found is None
         else {

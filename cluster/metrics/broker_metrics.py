@@ -13,6 +13,7 @@ from cluster.metrics.histogram import cumulative
 from cluster.metrics.recorder import MetricsRecorder
 from rocketstore.broker.measurements import BrokerMeasurements
 from rocketstore.broker.server import BrokerServer
+from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole
 
@@ -44,6 +45,8 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_streams", now.service.streams)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
+        if self._broker.replication is not None:
+            add_replication(found, self._broker.replication.facts())
         if self._broker.node is not None:  # which reports the conditions of both
             return found.all()
         conditions = Families(config.name, config.node_id)
@@ -82,3 +85,28 @@ class BrokerMetrics(Collector):
         for lag in now.lags:
             found.gauge("rocketmq_consumer_lag_messages", lag.messages, lag.topic, lag.group)
         found.gauge("rocketmq_consumer_lags_left_out", now.lags_left_out)
+
+
+def add_replication(found: Families, facts: HaFacts) -> None:
+    """Add the metrics of a plain broker's side of replication."""
+    found.gauge("rocketmq_ha_epoch", facts.epoch)
+    if facts.is_slave:
+        found.gauge("rocketmq_ha_connected", facts.is_connected)
+        found.gauge("rocketmq_ha_lag_bytes", facts.lag_bytes)
+        found.gauge("rocketmq_ha_lag_seconds", _seconds(facts.lag_ms))
+        found.gauge("rocketmq_ha_contact_seconds", _seconds(facts.contact_ms))
+        return
+    found.gauge("rocketmq_ha_copies", facts.copies)
+    found.gauge("rocketmq_ha_copies_wanted", facts.copies_wanted)
+    found.gauge("rocketmq_ha_slaves", len(facts.followers))
+    worst: dict[str, tuple[int, int]] = {}  # one may be connected twice for a while
+    for one in facts.followers:
+        name = one.address.rpartition(":")[0] if one.broker_id < 0 else str(one.broker_id)
+        worst[name] = max(worst.get(name, (0, 0)), (one.lag_bytes, one.lag_ms))
+    for name, (lag_bytes, lag_ms) in worst.items():
+        found.gauge("rocketmq_ha_slave_lag_bytes", lag_bytes, name)
+        found.gauge("rocketmq_ha_slave_lag_seconds", lag_ms / 1000, name)
+
+
+def _seconds(span_ms: int) -> float:
+    return -1 if span_ms == NEVER else span_ms / 1000

@@ -211,6 +211,23 @@ BROKER_SPECS: Final = (
         java="rocketmq_processor_watermark",
     ),
     _gauge("rocketmq_send_pending_bytes", "Their bytes."),
+    _gauge("rocketmq_ha_epoch", "Plain broker only: how often the log has changed its master."),
+    _gauge("rocketmq_ha_copies", "Plain master only: brokers that have what is answered PUT_OK, itself included."),
+    _gauge("rocketmq_ha_copies_wanted", "Plain master only: how many of them there should be."),
+    _gauge("rocketmq_ha_slaves", "Plain master only: connected slaves."),
+    _gauge(
+        "rocketmq_ha_slave_lag_bytes",
+        "Plain master only: what a slave has not acknowledged, by broker id; host for RocketMQ's, which do not tell.",
+        "slave",
+    ),
+    _gauge("rocketmq_ha_slave_lag_seconds", "Plain master only: for how long it has not acknowledged it.", "slave"),
+    _gauge("rocketmq_ha_connected", "Slave only: whether it follows its master."),
+    _gauge("rocketmq_ha_lag_bytes", "Slave only: what it lacks of what its master is known to have."),
+    _gauge(
+        "rocketmq_ha_lag_seconds",
+        "Slave only: for how long it has not had everything that its master is known to have; -1: it never had.",
+    ),
+    _gauge("rocketmq_ha_contact_seconds", "Slave only: since its master said anything; -1: it never did."),
 )
 
 NAME_SERVER_SPECS: Final = (

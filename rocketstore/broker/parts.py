@@ -55,6 +55,8 @@ class BrokerParts:
     """None: everybody may do everything."""
     conditions: Conditions
     """For any thread."""
+    replication: Callable[[], dict[str, str]]
+    """What is told of classic replication; empty in a group. For any thread."""
 
     @property
     def config(self) -> BrokerConfig:

@@ -49,6 +49,7 @@ from rocketstore.broker.ports import GroupView
 from rocketstore.broker.positions import no_indexes
 from rocketstore.broker.remoting.registration import MASTER_ID, NameServerRegistration
 from rocketstore.broker.remoting.service import RemotingService
+from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.service import STREAM_KINDS, BrokerService
@@ -62,6 +63,7 @@ from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for
 from rocketstore.ha.service import HA_PORT_OFFSET, HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.message.delay import DelayLevels
+from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
@@ -126,6 +128,7 @@ class BrokerServer:
         self._slave_sync: SlaveSync | None = None
         self.replication: HaService | None = None
         """Classic replication, of a plain broker."""
+        self._successors: SuccessorWatch | None = None
         self._remoting: RemotingService | None = None
         self._registration: NameServerRegistration | None = None
         self._dialled: tuple[RemotingClient, ...] = ()
@@ -175,6 +178,7 @@ class BrokerServer:
                     tls=self._tls,
                     report=self._threads.report,
                     require_replicas=self.store.require_replicas,
+                    supersede=self.store.supersede,
                 )
             self.state = BrokerState(
                 self.store,
@@ -318,6 +322,13 @@ class BrokerServer:
         serves = self._service is not None and not self._stopping.is_set() and self.fatal is None
         return serves and bool(self.view().leader) and self._has_caught_up()
 
+    def _replication_table(self) -> dict[str, str]:
+        replication = self.replication
+        if replication is None:
+            return {}
+        facts = replication.facts()
+        return facts.table() if facts.is_slave else facts.table() | {HA_PORT: str(replication.port)}
+
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._service.counters() if self._service is not None else ServiceCounters()
@@ -359,9 +370,15 @@ class BrokerServer:
             position_of=self._position_of,
             conditions=self.conditions,
             transactions=self.transactions,
+            replication=self._replication_table,
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         self._serve_remoting(self._service.parts)
+        if self._successors is not None:  # before anybody is served: what an old master takes would be lost
+            await self._successors.look()
+            self._successors.start(self._threads.report)
+        if self._registration is not None:
+            self._registration.start()
         await server.start()
         door.open()
         connections.watch(door.ports, calls_max, door.remoting_clients)
@@ -379,13 +396,22 @@ class BrokerServer:
         replication = self.replication
         if replication is not None:
             replication.known_master = lambda: registration.master_for_slaves
+            if self.store.role is not BrokerRole.SLAVE and self.config.name_servers:
+                self._successors = successors = SuccessorWatch(
+                    self.config,
+                    self.address,
+                    lambda: max(1, replication.epoch),  # it begins with 1
+                    replication.superseded,
+                    to_members,
+                    to_name_servers,
+                )
+                registration.may_lead = lambda: not successors.found
             if self.store.role is BrokerRole.SLAVE:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
                 self._slave_sync.start(self._threads.report)
         self._remoting = RemotingService(parts, to_members, registration.announce)
         if self._service is not None:
             self._service.memberships.serve(self._remoting.members, self._remoting.retries)
-        registration.start()
 
     def _remoting_factory(self) -> RemotingFactory | None:
         wanted = self._own_remoting
@@ -433,6 +459,8 @@ class BrokerServer:
             self._door.stop_listening()
         if self._slave_sync is not None:
             await self._slave_sync.close()
+        if self._successors is not None:
+            await self._successors.close()
         if self._registration is not None:
             await self._registration.close()
         if self._remoting is not None:

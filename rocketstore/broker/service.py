@@ -98,6 +98,7 @@ class BrokerService:
         position_of: Callable[[int], int] = no_indexes,
         conditions: Conditions | None = None,
         transactions: TransactionService | None = None,
+        replication: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._config = config
         self._store = store
@@ -171,6 +172,7 @@ class BrokerService:
             self._check_caught_up,
             guard,
             self._conditions,
+            replication,
         )
         """What other protocols serve, too."""
         self.memberships: Final = Memberships(self.parts)
@@ -356,7 +358,9 @@ class BrokerService:
             "sendPendingBytes": str(now.bytes_pending),
             "pullsWaiting": str(now.pulls_waiting),
             "streams": str(now.streams),
-        } | self.parts.transactions.runtime_info()
+            **self.parts.transactions.runtime_info(),
+            **self.parts.replication(),
+        }
 
     @contextmanager
     def _handled(self) -> Iterator[None]:

@@ -30,10 +30,12 @@ from rocketstore.ha.wire import (
     FRAME,
     GREETING,
     REPORT,
+    STANDING,
     TAIL_BYTES,
     VERDICT,
     WORDS_BYTES_MAX,
     HaProtocolError,
+    MasterStanding,
     MasterWords,
     SlaveVerdict,
     SlaveWords,
@@ -50,6 +52,8 @@ GREETING_TIMEOUT_S: Final = 10.0
 """How long a new connection may take until it has said from where it wants the log."""
 REFUSED_MS: Final = 60_000
 """How long the refusal of a slave, which tries again and again, counts as present."""
+STANDING_INTERVAL_MS: Final = 1000
+"""How often a slave that is behind is told how far the log reaches."""
 GREETING_MAX: Final = 64
 """Connections that have said nothing yet. One more ends the oldest of the host that has most."""
 GREETING_MAX_PER_HOST: Final = 8
@@ -418,11 +422,16 @@ class _Slave:
 
     async def send_all(self) -> None:
         """Send the log as it grows, and signs of life. Raises ``HaProtocolError`` once it is gone from where we are."""
+        told_ms = 0
         while True:
             self.more.clear()
             data = self._log.stretch(self.sent, self.chunk_bytes)
             if data:
                 self._send(data)
+                now_ms = self._clock.monotonic_ms()
+                if self.broker_id != UNNAMED and self.sent < self._log.max_offset and now_ms >= told_ms:
+                    self.write(MasterStanding(self._log.max_offset).encode(STANDING))
+                    told_ms = now_ms + STANDING_INTERVAL_MS
                 await self.drain()
                 continue
             if self.sent < self._log.min_offset:

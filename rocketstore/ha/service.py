@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from dledger.clock import Clock
@@ -21,11 +21,13 @@ from dledger.store.fs import FileSystem
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.epoch import EpochFile
-from rocketstore.ha.master import HaMaster, SlaveView
+from rocketstore.ha.master import REFUSED_MS, HaMaster, SlaveView
+from rocketstore.ha.memory import SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaPace
 from rocketstore.ha.slave import HaSlave, MasterView
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.message.delay import DelayLevels
+from rocketstore.remoting.bodies.ha import NEVER, FollowerFacts, HaFacts
 from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -49,9 +51,12 @@ class HaService:
         tls: TlsKeeper | None,
         report: Report,
         require_replicas: Callable[[str], None],
+        supersede: Callable[[str], None] = lambda _why: None,
         fs: FileSystem | None = None,
     ) -> None:
-        """``require_replicas``: see ``MessageStore``. Raises ``CorruptLogError``, ``OSError``."""
+        """``require_replicas``, ``supersede``: see ``MessageStore``. Raises ``CorruptLogError``, ``OSError``."""
+        self._supersede = supersede
+        self._successor = ""
         self._config = config
         self._log = log
         self._conditions = conditions
@@ -59,7 +64,8 @@ class HaService:
         self._tls = tls if config.store.ha_tls else None
         self._report = report
         self._require_replicas = require_replicas
-        self._epoch = EpochFile(fs or FileSystem(), config.store.config_dir)
+        self._fs = fs or FileSystem()
+        self._epoch = EpochFile(self._fs, config.store.config_dir)
         self._loop = LoopThread("rocketstore-ha", report)
         self._master: HaMaster | None = None
         self._slave: HaSlave | None = None
@@ -101,6 +107,7 @@ class HaService:
             self._waits,
             self._conditions,
             tls=None if self._tls is None else self._tls.accepting,
+            outdated=self._suspected,
         )
         self._log.listen(self._master.advanced)
 
@@ -131,6 +138,7 @@ class HaService:
             delay_levels=DelayLevels.parse(store.message_delay_level),
             master=lambda: store.ha_master_address or self.known_master(),
             tls=None if self._tls is None else self._tls.connecting,
+            memory=SlaveMemory(self._fs, store.config_dir),
         )
         bridge.run(_on_loop(lambda: slave.start(self._report)))
 
@@ -162,6 +170,53 @@ class HaService:
     def epoch(self) -> int:
         """Which master of this log this is, or the last that it followed."""
         return self._epoch.now
+
+    def superseded(self, successor: str) -> None:
+        """A later master is there: take no messages any more, which would be lost. On any thread."""
+        if successor != self._successor:
+            _LOG.critical("this broker is no master any more: %s", successor)
+        self._successor = successor
+        self._supersede(successor)
+        self._conditions.set(ConditionKind.SUPERSEDED, successor)
+
+    def _suspected(self, told: str) -> None:
+        """A slave says that there is a later master; anybody may say so, hence nothing is done about it here."""
+        self._conditions.set(ConditionKind.SUPERSEDED, told, subject=_LACKS_SLAVES, for_ms=REFUSED_MS)
+
+    def facts(self) -> HaFacts:
+        """How both sides stand. On any thread."""
+        epoch, end = self._epoch.now, self._log.max_offset
+        view = self.master()
+        if view is None:
+            return HaFacts(
+                self._config.store.broker_role is BrokerRole.SLAVE,
+                epoch,
+                end,
+                self._successor,
+                followers=tuple(self._followers()),
+                copies=1 if self._waits is None else self._waits.in_sync + 1,
+                copies_wanted=1 if self._waits is None else self._config.store.in_sync_replicas,
+            )
+        now_ms, end = self._clock.monotonic_ms(), self._log.end_offset
+        lag_bytes = max(0, view.master_end - end)
+        return HaFacts(
+            True,
+            epoch,
+            end,
+            view.problem,
+            master=view.address,
+            is_connected=view.is_connected,
+            master_end=view.master_end,
+            lag_bytes=lag_bytes,
+            lag_ms=_since(view.complete_ms, now_ms) if lag_bytes or not view.is_connected else 0,
+            contact_ms=_since(view.heard_ms, now_ms),
+        )
+
+    def _followers(self) -> Iterator[FollowerFacts]:
+        behind_max = self._config.store.ha_slave_fallbehind_max
+        for one in self.slaves():
+            in_sync = one.lag_bytes < behind_max
+            yield FollowerFacts(one.broker_id, one.address, one.acknowledged, one.lag_bytes, one.lag_ms, in_sync)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -225,6 +280,10 @@ class HaService:
             self._conditions.set(ConditionKind.NOT_REPLICATING, what, subject=_LACKS_SLAVES)
         else:
             self._conditions.clear(ConditionKind.NOT_REPLICATING, _LACKS_SLAVES)
+
+
+def _since(moment_ms: int, now_ms: int) -> int:
+    return max(0, now_ms - moment_ms) if moment_ms else NEVER
 
 
 async def _on_loop(step: Callable[[], object]) -> None:

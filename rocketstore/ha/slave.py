@@ -15,20 +15,23 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import DiskError, DLedgerError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError
 from dledger.records import record
 from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.memory import KnownMaster, SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.received import ReceivedLog
 from rocketstore.ha.tail import tail_of
 from rocketstore.ha.wire import (
     GREETING,
     REPORT,
+    STANDING,
     VERDICT,
     FrameReader,
     HaProtocolError,
+    MasterStanding,
     MasterWords,
     SlaveVerdict,
     SlaveWords,
@@ -41,6 +44,10 @@ READ_BYTES: Final = 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 GREETING_WAIT_S: Final = 1.0
 """How long a master of ours may take to answer the greeting. RocketMQ's does not, and waits for a number after it."""
+
+
+REMEMBER_INTERVAL_MS: Final = 5000
+"""How often a slave writes down what it knows of its master."""
 
 
 class RefusedError(DLedgerError):
@@ -58,6 +65,8 @@ class MasterView:
     """The end of the master's log, as far as it has said."""
     heard_ms: int = 0
     """When it last said anything, in monotonic ms; 0: never."""
+    complete_ms: int = 0
+    """When this slave last had everything that the master was known to have, in monotonic ms; 0: never."""
     problem: str = ""
     """Why there is no connection; empty if there is one, or was none yet."""
 
@@ -78,8 +87,12 @@ class HaSlave:
         delay_levels: DelayLevels,
         master: Callable[[], str],
         tls: Callable[[], ssl.SSLContext] | None = None,
+        memory: SlaveMemory | None = None,
     ) -> None:
-        """``master``: its address for slaves, empty while unknown; asked before every connection."""
+        """``master``: its address for slaves, empty while unknown; asked before every connection.
+
+        ``memory``: where to keep what is known of it; None: nowhere.
+        """
         self.log: Final = log
         self.identity: Final = identity
         self.epoch: Final = epoch
@@ -94,6 +107,12 @@ class HaSlave:
         self._view = MasterView()
         self._said = ""  # the problem that the log file has last been told
         self._received: ReceivedLog | None = None
+        self._aimed = (0, 0)  # an end of the master's log, and when it was heard: complete once it is here
+        self._memory = memory
+        if memory is not None:
+            self._view = self._remembered(memory)
+        self._remember_ms = 0
+        self._remembering: asyncio.Task[None] | None = None
 
     def start(self, report: Report) -> None:
         """Begin; ``report`` is told if it ends by itself."""
@@ -110,6 +129,10 @@ class HaSlave:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            if self._view.is_connected:
+                self._remember_soon(self._clock.monotonic_ms())
+            if self._remembering is not None:
+                await self._remembering
 
     def heard(self, master_end: int, *, is_ours: bool | None = None) -> None:
         """The master has said something, and by that that its log reaches ``master_end``."""
@@ -120,6 +143,19 @@ class HaSlave:
             self._view = replace(
                 view, is_connected=True, is_ours=is_ours, master_end=master_end, heard_ms=now_ms, problem=""
             )
+            self._aimed = master_end, now_ms
+            self._remember_soon(now_ms)
+
+    def advanced(self) -> None:
+        """This slave may have more of the log than before."""
+        end, now_ms = self.log.end_offset, self._clock.monotonic_ms()
+        aimed_end, aimed_ms = self._aimed
+        if end >= aimed_end:
+            complete_ms = now_ms if end >= self._view.master_end else aimed_ms
+            self._view = replace(self._view, complete_ms=complete_ms)
+            self._aimed = self._view.master_end, self._view.heard_ms
+        if now_ms >= self._remember_ms:
+            self._remember_soon(now_ms)
 
     def goes_on(self) -> None:
         """It has taken something, or has everything: only then is an earlier problem over."""
@@ -134,6 +170,40 @@ class HaSlave:
         return now
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _remembered(self, memory: SlaveMemory) -> MasterView:
+        """What was known when this broker last ran."""
+        try:
+            known = memory.read()
+        except (CorruptLogError, OSError) as error:
+            _LOG.warning("what this slave knew of its master is lost: %s", error)
+            return MasterView()
+        ago = self._clock.monotonic_ms() - self._clock.wall_ms()
+        heard_ms = known.heard_ms + ago if known.heard_ms else 0
+        complete_ms = known.complete_ms + ago if known.complete_ms else 0
+        return MasterView(known.address, master_end=known.end, heard_ms=heard_ms, complete_ms=complete_ms)
+
+    def _remember_soon(self, now_ms: int) -> None:
+        """Keep on disk what is known of the master; not on the event loop, which would wait for the disk."""
+        self._remember_ms = now_ms + REMEMBER_INTERVAL_MS
+        if self._memory is None or (self._remembering is not None and not self._remembering.done()):
+            return
+        ago = self._clock.wall_ms() - now_ms
+        view = self._view
+        known = KnownMaster(
+            view.address,
+            view.master_end,
+            self.log.end_offset,
+            view.heard_ms + ago,
+            view.complete_ms + ago if view.complete_ms else 0,
+        )
+        self._remembering = asyncio.get_running_loop().create_task(self._remember(self._memory, known))
+
+    async def _remember(self, memory: SlaveMemory, known: KnownMaster) -> None:
+        try:
+            await asyncio.to_thread(memory.write, known)
+        except OSError as error:  # the disk is full, for example: the log says so, too
+            _LOG.warning("what is known of the master cannot be kept: %s", error)
 
     async def _run(self) -> None:
         while True:
@@ -160,7 +230,12 @@ class HaSlave:
         if problem != self._said:
             self._said = problem
             _LOG.warning("this slave does not follow its master %s: %s", address, problem)
-        self._view = replace(self._view, address=address, is_connected=False, problem=problem)
+        was_connected = self._view.is_connected
+        self._view = replace(
+            self._view, address=address or self._view.address, is_connected=False, problem=problem
+        )  # the last known one is where the old master was
+        if was_connected:
+            self._remember_soon(self._clock.monotonic_ms())
         self._conditions.set(ConditionKind.NOT_REPLICATING, f"this slave does not follow its master: {problem}")
 
     async def _follow(self, address: str) -> None:
@@ -202,6 +277,7 @@ class _Session:
             while True:
                 for offset, data in pieces:
                     self._take(offset, data)
+                self._slave.advanced()
                 self._acknowledge()
                 pieces = await self._pieces(self._slave.pace.silence_s_max)
         finally:
@@ -295,6 +371,9 @@ class _Session:
 
     def _take(self, offset: int, data: bytes) -> None:
         """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``, ``DiskFullError``."""
+        if offset == STANDING and self._slave.view().is_ours:
+            self._slave.heard(MasterStanding.decode(data).max_offset)
+            return
         if offset < 0:
             raise HaProtocolError("it introduces itself in the middle of the log")
         self._slave.heard(offset + len(data))

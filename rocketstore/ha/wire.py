@@ -6,7 +6,8 @@ a frame without bytes is a sign of life.
 
 Ours goes before it, if both sides are ours. The slave's first number is -1, which makes RocketMQ's master wait for the
 next one; ours answers with a frame at offset -1 that says who it is. The slave introduces itself in the same form, and
-the master says, at offset -2, from where it sends, or why it does not.
+the master says, at offset -2, from where it sends, or why it does not. From then on it says at offset -3, once a
+second, where its log ends, as long as the slave does not get everything at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ GREETING: Final = -1
 """The slave's first number, and the offset of both introductions."""
 VERDICT: Final = -2
 """The offset of the master's answer to a slave's introduction."""
+STANDING: Final = -3
+"""The offset of what a master says of its own log, while a slave that has introduced itself is behind."""
 WORDS_BYTES_MAX: Final = 16 * 1024
 """The limit of an introduction."""
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024 - FRAME.size
@@ -101,6 +104,13 @@ class SlaveVerdict(Words):
     refusal: str
 
 
+@dataclass(frozen=True, slots=True)
+class MasterStanding(Words):
+    """Where the master's log ends."""
+
+    max_offset: int
+
+
 class FrameReader:
     """Cuts the master's bytes into pieces: (offset, bytes). Frames of the log come as they arrive, in parts.
 
@@ -148,5 +158,5 @@ class FrameReader:
 
 def _check(offset: int, size: int) -> None:
     most = FRAME_BYTES_MAX if offset >= 0 else WORDS_BYTES_MAX
-    if not 0 <= size <= most or offset < VERDICT:
+    if not 0 <= size <= most or offset < STANDING:
         raise HaProtocolError(f"a frame of {size} bytes at offset {offset}: at most {most} are expected")

@@ -13,12 +13,19 @@ from typing import Final
 
 from dledger.errors import ConfigError
 from dledger.store.format import parse_segment_name
+from dledger.store.fs import TMP_SUFFIX
 from dledger.store.identity import LOCK_FILE
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.old_log import group_has_begun, written_segments
 from rocketstore.settings import load_broker_settings
+from rocketstore.store.checkpoint import CHECKPOINT_FILE
 from rocketstore.store.directory import ABORT_FILE
 
 COMMIT_LOG: Final = "commitlog"
+BELONGING: Final = ("consumequeue", "index", "index-sums", "config", CHECKPOINT_FILE)
+"""What belongs to a log, besides its files."""
+DISCARDED: Final = ".discarded-"
+_MARKS: Final = (LOCK_FILE, ABORT_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class OldMember:
     name: str
     root: Path
     log_dirs: tuple[Path, ...]
+    writable_dirs: tuple[Path, ...]
+    """Those of them in which new files may be made."""
     conf_file: Path | None = None
     config: BrokerConfig | None = None
 
@@ -48,11 +57,12 @@ class OldMember:
 
     @property
     def group_log(self) -> Path | None:
-        """The directory of a group's log that has been begun here; None if there is none."""
-        for data in sorted(self.root.glob("dledger-*/data")):
-            if any(parse_segment_name(path.name) is not None for path in data.iterdir()):
-                return data
-        return None
+        """The directory of a group's log that has entries; None if there is none. Raises ``OSError``."""
+        return next((node for node in sorted(self.root.glob("dledger-*")) if _has_begun(node)), None)
+
+
+def _has_begun(node: Path) -> bool:
+    return group_has_begun(node) or any(True for _ in written_segments(node / "data"))
 
 
 def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldMember]:
@@ -76,7 +86,10 @@ def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldM
     for number, root in enumerate(roots):
         found = next((one for one in configs if one[1].store.store_path_root_dir.resolve() == root.resolve()), None)
         conf_file, config = found or (configs[number] if configs else (None, None))
-        member = OldMember(names[number], root, _log_dirs(root, config), conf_file, config)
+        writable, read_only = _log_dirs(root, config)
+        every = tuple(dict.fromkeys((*writable, *read_only)))
+        may_grow = tuple(path for path in writable if path not in read_only)
+        member = OldMember(names[number], root, every, may_grow or writable, conf_file, config)
         members.append(member)
         problems += _not_a_broker(member)
     if problems:
@@ -97,27 +110,32 @@ def _names(roots: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in roots]
 
 
-def _log_dirs(root: Path, config: BrokerConfig | None) -> tuple[Path, ...]:
-    """The log's directories; those below the conf file's root are looked for below ``root``, where it is mounted."""
+def _log_dirs(root: Path, config: BrokerConfig | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The log's directories, and those that are only read; those below the root are looked for where it is mounted."""
     if config is None:
-        return (root / COMMIT_LOG,)
-    own = config.store.store_path_root_dir
-    found = (*config.store.commit_log_dirs, *config.store.read_only_commit_log_dirs)
-    moved = (root / path.relative_to(own) if path.is_relative_to(own) else path for path in found)
-    return tuple(dict.fromkeys(moved))
+        return (root / COMMIT_LOG,), ()
+    own, store = config.store.store_path_root_dir, config.store
+
+    def moved(paths: Sequence[Path]) -> tuple[Path, ...]:
+        return tuple(root / path.relative_to(own) if path.is_relative_to(own) else path for path in paths)
+
+    return moved(store.commit_log_dirs), moved(store.read_only_commit_log_dirs)
 
 
 def _not_a_broker(member: OldMember) -> list[str]:
     """Why these are not a plain broker's files. An empty directory is that of a member to be."""
     root = member.root
-    if any(path.is_dir() for path in member.log_dirs) or not any(root.iterdir()):
+    held = sorted({path.name.removesuffix(TMP_SUFFIX) for path in root.iterdir()} - {*_MARKS})
+    if not held or any(path.is_dir() for path in member.log_dirs):
         return []
     if (root / "data").is_dir() and (root / "index").is_dir():
         return [f"{root} is a group member's log, not a plain broker's root: `dledger pipeline audit` compares those"]
     if member.group_log is not None:
         return [f"{root} holds a group member's log and no plain one: `dledger pipeline audit` compares those"]
-    if parse_segment_name(next(iter(sorted(path.name for path in root.iterdir())))) is not None:
+    if parse_segment_name(held[0]) is not None:
         return [f"{root} holds log files itself: name the broker's root, which has them in {COMMIT_LOG}/"]
+    if all(name in BELONGING or DISCARDED in name for name in held):
+        return []  # a copy was interrupted
     missing = ", ".join(map(str, member.log_dirs))
     return [f"{root} is not a broker's directory: {missing} does not exist; an empty directory is a member to be"]
 

@@ -22,7 +22,7 @@ from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState
-SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500"}
+SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transactionCheckMax": "1000"}
 WAIT_S = 60.0
 DIES = """\
 import sys
@@ -100,7 +100,7 @@ def test_the_master_dies_between_half_and_end(brokers: BrokerGroup, state: Trans
         assert receipt.end in (TransactionEnd.ENDED, TransactionEnd.ENDED_BEFORE), receipt
         producer.send_in_transaction(Message(TOPIC, b"then"), lambda _: COMMIT)
     expected = Counter({b"then": 1, b"one": 1} if state is COMMIT else {b"then": 1})
-    wait_until(lambda: delivered(brokers) == expected, "what was committed is there once")
+    wait_until(lambda: delivered(brokers) == expected, "what was committed is there once", WAIT_S)
 
 
 def test_a_deposed_master_ends_nothing(brokers: BrokerGroup) -> None:
@@ -123,7 +123,8 @@ def test_a_deposed_master_ends_nothing(brokers: BrokerGroup) -> None:
 
         said = pool.submit(say_otherwise)
         brokers.master(other_than=deposed)
-        assert producer.conclude(sent, lambda _: COMMIT).end is TransactionEnd.ENDED
+        end = producer.conclude(sent, lambda _: COMMIT).end
+        assert end in (TransactionEnd.ENDED, TransactionEnd.ENDED_BEFORE)  # the latter if it was told twice
         brokers.resume(deposed)
         assert said.result(WAIT_S) != "ENDED"
         wait_until(lambda: delivered(brokers) == Counter([b"one"]), "it is delivered", WAIT_S)

@@ -160,6 +160,9 @@ def test_conf_files_are_compared_with_each_other_and_with_the_files(tmp_path: Pa
         (("--nodes", "{0}"), "a comparison takes at least two directories"),
         (("--nodes", "{0},{0}"), "is given 2 times"),
         (("--nodes", "{0},/nowhere"), "/nowhere is not a directory"),
+        (("--nodes", "{0},{1}", "--dry-run"), "use them with --align"),
+        (("--nodes", "{0},{1}", "--align", "--discard", "/nowhere"), "is none of the directories"),
+        (("--nodes", "{0},{1}", "--align", "--discard", "{0}", "--master", "{0}"), "cannot be both"),
     ],
 )
 def test_wrong_usage_is_refused(roots: list[Path], arguments: tuple[str, ...], said: str) -> None:
@@ -168,6 +171,67 @@ def test_wrong_usage_is_refused(roots: list[Path], arguments: tuple[str, ...], s
 
     assert shown.exit_code == 2
     assert said in shown.output
+
+
+def test_what_lags_is_aligned(roots: list[Path]) -> None:
+    """A dry run says what would be done; then it is done, and the logs are compared again."""
+    cut(roots[1], record_offsets(roots[1])[15])
+    before = (roots[1] / "commitlog" / f"{4096:020d}").read_bytes()
+
+    shown = check(*nodes(roots), "--align", "--dry-run")
+    assert shown.exit_code == 1
+    assert "would be done: b: append 5 messages" in shown.output
+    assert (roots[1] / "commitlog" / f"{4096:020d}").read_bytes() == before
+
+    shown = check(*nodes(roots), "--align")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines()[0].startswith("b: append 5 messages")
+    assert "the old logs are equal" in shown.output
+    again = json.loads(check(*nodes(roots), "--align", "--json").output)
+    assert (again["ok"], again["aligned"]) == (True, [])
+
+
+def test_what_differs_is_aligned_only_if_master_and_loser_are_named(tmp_path: Path, roots: list[Path]) -> None:
+    """Never by chance; what the loser had is kept."""
+    other = write_broker(tmp_path / "d", [*bodies(13), *[b"x" * 200] * 20])
+    everything = nodes([*roots, other])
+
+    shown = check(*everything, "--align")
+    assert shown.exit_code == 1
+    assert "say with --master DIR which log is right" in shown.output
+    shown = check(*everything, "--align", "--master", roots[0])
+    assert shown.exit_code == 1
+    assert f"name it with --discard {other}" in shown.output
+    assert not (other / "commitlog.discarded-1").exists()
+
+    shown = check(*everything, "--align", "--master", roots[0], "--discard", other)
+    assert shown.exit_code == 0, shown.output
+    assert f"what it had is in {other}/commitlog.discarded-1" in shown.output
+
+
+def test_a_member_to_be_is_made_by_aligning(tmp_path: Path, roots: list[Path]) -> None:
+    """From an empty directory, as the guide prepares a third node by copying."""
+    (tmp_path / "n").mkdir()
+
+    shown = check(*nodes([*roots, tmp_path / "n"]), "--align")
+
+    assert shown.exit_code == 0, shown.output
+    assert "copy all of" in shown.output.splitlines()[0]
+
+
+def test_nothing_is_aligned_while_a_broker_runs(roots: list[Path]) -> None:
+    """The locks are held from before the comparison to the end."""
+    cut(roots[1], record_offsets(roots[1])[15])
+    held = StoreDirectory(roots[2], FileSystem())
+    try:
+        shown = check(*nodes(roots), "--align")
+    finally:
+        held.release()
+
+    assert shown.exit_code == 1
+    assert f"{roots[2]} is in use" in shown.output
+    assert check(*nodes(roots)).exit_code == 1
+    assert check(*nodes(roots), "--align").exit_code == 0
 
 
 def test_members_without_any_log_may_start(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from random import uniform
 from typing import Final
@@ -78,6 +78,8 @@ class NameServerRegistration:
         self._ha_address = ha_address
         self._name_servers = tuple(_NameServer(one) for one in parts.config.name_servers)
         self._topics = TopicTable(parts)
+        self.may_lead: Callable[[], bool] = lambda: True
+        """Whether a plain master may take the master's place: it has no successor."""
         self._encoded: tuple[TopicConfigTable, bytes] | None = None  # the last table and its body
         self._rounds: tuple[asyncio.Task[None], ...] = ()
         self.master = ""
@@ -167,6 +169,8 @@ class NameServerRegistration:
         timeout_s = self._parts.config.register_broker_timeout_mills / 1000
         try:
             server.topic_changes = self._parts.state.topic_changes
+            if not self.may_lead():
+                return True
             body = await self._parts.readers.run(self._body)
             answer = await self._client.call(server.address, self._request(body), timeout_s)
             failure = f"it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}" if answer.code else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Self
 
 from dledger.records import record
+from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import KVTable
 
 MEMBERS_MAX: Final = 32
@@ -38,6 +39,10 @@ class RuntimeInfo:
     """Node ids and addresses of the group; an address is empty until that node has answered."""
     conditions: tuple[str, ...] = ()
     """The kinds of its present problems."""
+    end: int | None = None
+    """The end of its log; None if it does not tell."""
+    ha: HaFacts | None = None
+    """Classic replication; None for a broker that has none, or does not tell."""
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
@@ -55,6 +60,8 @@ class RuntimeInfo:
             term=int(term) if term.isascii() and term.isdigit() and len(term) <= 19 else 0,
             members=tuple(_members(table.get(_MEMBERS, ""))),
             conditions=tuple(text.get(_CONDITIONS, "").split()),
+            end=_offset(text.get("commitLogMaxOffset", "")),
+            ha=HaFacts.of(table),
         )
 
 
@@ -74,6 +81,10 @@ def _members(text: str) -> Iterable[tuple[str, str]]:
         node, _, address = one[:TEXT_MAX].partition("-")
         if node:
             yield node, address
+
+
+def _offset(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
 
 
 def _rate(text: str) -> float | None:

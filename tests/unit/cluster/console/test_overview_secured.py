@@ -49,8 +49,8 @@ def guarded(directory: Path, name_server: NameServer, security: SecurityConfig |
 
 @contextmanager
 def overview(name_server: NameServer, security: CommandSecurity) -> Iterator[ConsoleServer]:
-    target = GroupTarget(("127.0.0.1:1",), "", 2.0, security)
-    brokers = BrokerTarget(target.bootstrap, 2.0, security, (name_server.address,))
+    target = GroupTarget(("127.0.0.1:1",), "", 20.0, security)
+    brokers = BrokerTarget(target.bootstrap, 20.0, security, (name_server.address,))
     with ConsoleServer(target, brokers, place=ListenAddress(port=0), fleet_pace=FAST) as console:
         yield console
 

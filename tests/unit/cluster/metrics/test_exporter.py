@@ -14,8 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.local.group import free_ports
 from cluster.metrics import metered
+from cluster.metrics.broker_metrics import add_replication
 from cluster.metrics.catalog import BROKER_SPECS, NAME_SERVER_SPECS, NODE_SPECS, SPECS
 from cluster.metrics.exporter import Exporter
+from cluster.metrics.families import Families
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
@@ -29,6 +31,7 @@ from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.blocking import BlockingRemotingClient
+from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
@@ -257,8 +260,34 @@ def test_what_a_broker_tells_is_what_the_catalog_names(exporter: Exporter, broke
     told = {name for name, _ in samples(exporter) if name.startswith("rocketmq_")}
     told = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name in told}
 
-    conditional = {spec.name for spec in BROKER_SPECS if "topic" in spec.labels}
+    conditional = {
+        spec.name
+        for spec in BROKER_SPECS
+        if {"topic", "slave"} & set(spec.labels) or spec.meaning.startswith("Slave only")
+    }
     assert told == {spec.name for spec in BROKER_SPECS} - conditional
+
+
+def test_slaves_and_their_masters_tell_how_far_behind_they_are() -> None:
+    """By broker id, or by host for those that do not tell it; one that is connected twice by the worse."""
+    followers = (
+        FollowerFacts(1, "h:1", 10, 90, 1500, in_sync=True),
+        FollowerFacts(1, "h:2", 40, 60, 500, in_sync=True),
+        FollowerFacts(-1, "j:1", 0, 100, 0, in_sync=False),
+    )
+    found = Families("c", "b", "0")
+    add_replication(found, HaFacts(is_slave=False, epoch=2, followers=followers, copies=2, copies_wanted=3))
+    told = {(one.name, one.labels.get("slave")): one.value for family in found.all() for one in family.samples}
+    assert told[("rocketmq_ha_slave_lag_bytes", "1")] == 90
+    assert told[("rocketmq_ha_slave_lag_seconds", "1")] == 1.5
+    assert told[("rocketmq_ha_slave_lag_bytes", "j")] == 100
+    assert (told[("rocketmq_ha_copies", None)], told[("rocketmq_ha_copies_wanted", None)]) == (2, 3)
+    found = Families("c", "b", "1")
+    add_replication(found, HaFacts(is_slave=True, is_connected=True, lag_bytes=5, lag_ms=2500))
+    told = {(one.name, None): one.value for family in found.all() for one in family.samples}
+    assert told[("rocketmq_ha_lag_bytes", None)] == 5
+    assert told[("rocketmq_ha_lag_seconds", None)] == 2.5
+    assert told[("rocketmq_ha_contact_seconds", None)] == -1
 
 
 def test_without_a_port_nothing_is_measured() -> None:

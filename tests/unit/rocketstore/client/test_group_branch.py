@@ -39,7 +39,7 @@ def test_nothing_is_handed_out_once_a_lock_has_ended(broker: RemotingHarness, mo
     monkeypatch.setattr("rocketstore.client.group_branch.RENEW_S", 0.05)
     monkeypatch.setattr("rocketstore.client.group_branch.LOOK_S", 0.05)
     put(broker, 5)
-    with member(broker, ordered=True, timeout_s=1.0) as one:
+    with member(broker, ordered=True) as one:
         share = one._shares.queues[next(name for name in one.queues if name.topic == "T")]
         first = [each for each in (one.receive(15.0) for _ in range(4)) if each is not None]
         broker.become(BrokerRole.SLAVE)
@@ -63,5 +63,5 @@ def test_a_queue_that_is_not_taken_after_all_is_not_locked(
 
     monkeypatch.setattr(Beginnings, "of", unavailable)
     with pytest.raises(UnavailableError):
-        member(broker, ordered=True, timeout_s=1.0)
+        member(broker, ordered=True, timeout_s=3.0)
     assert lockable(broker) == [0, 1, 2, 3]

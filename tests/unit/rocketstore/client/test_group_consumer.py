@@ -160,9 +160,9 @@ def test_what_waits_for_an_ack_is_limited(broker: RemotingHarness) -> None:
     put(broker, 40)
     with member(broker, pending_messages_max=2) as one:
         wait_until(lambda: sum(one.lag().values()) == 40, "it has pulled")
-        taken = [one.receive(0.3) for _ in range(9)]
+        taken = [one.receive(15.0) for _ in range(8)]
         assert Counter(each.message.queue_id for each in taken if each) == Counter({0: 2, 1: 2, 2: 2, 3: 2})
-        assert taken[-1] is None
+        assert one.receive(0.3) is None
         assert taken[0] is not None
         one.ack(taken[0])
         more = one.receive(15.0)
@@ -569,7 +569,7 @@ def test_only_the_master_must_know_groups(brokers: FakeBrokers) -> None:
     master.fail_calls["Membership"] = deque([(grpc.StatusCode.UNAVAILABLE, "not yet", {})] * 8)
     for slave in slaves:
         slave.fail_calls["Membership"] = deque([(grpc.StatusCode.UNIMPLEMENTED, "older", {})] * 10_000)
-    with GroupConsumer(brokers.addresses[::-1], group="g", timeout_s=15.0) as one:
+    with GroupConsumer(brokers.addresses[::-1], group="g", timeout_s=60.0) as one:
         one.subscribe("orders")
         one.start()
         assert len(one.queues) == 4

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dledger.errors import ConfigError, RequestTimeoutError, UnavailableError
+from dledger.client.shared import Deadline
+from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client import AsyncGroupConsumer, GroupConsumer, GroupDelivery
 from rocketstore.client.errors import NotFoundError
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import BrokerRole
+from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.client.cluster_members import RETRIES, TOPIC, Known, queue, queues_of, two_brokers
 
@@ -45,6 +47,14 @@ class Seen:
 
     def __call__(self, delivery: GroupDelivery) -> None:
         self.bodies.append(delivery.body)
+
+
+def receive_and_ack(one: GroupConsumer, count: int) -> None:
+    """The next messages."""
+    for _ in range(count):
+        delivery = one.receive(15.0)
+        assert delivery is not None
+        one.ack(delivery)
 
 
 def branches(one: GroupConsumer) -> list[str]:
@@ -112,12 +122,23 @@ def test_brokers_without_a_master_hold_up_only_their_own_queues(known: Known) ->
         two.close()
 
 
-def test_a_member_starts_without_brokers_that_are_down(known: Known, caplog: pytest.LogCaptureFixture) -> None:
-    """Its queues there are of unknown lag, and follow."""
+def test_a_member_starts_without_brokers_that_are_down(
+    known: Known, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has waited for them long enough. Its queues there are of unknown lag, and follow."""
+    waited = threading.Event()
+
+    class Told(Deadline):
+        expired = property(lambda _: waited.is_set())  # instead of the clock's
+
+    monkeypatch.setattr("rocketstore.client.group_division.Deadline", Told)
     known.b.become(BrokerRole.SLAVE)
     seen = Seen()
-    with known.member(seen, timeout_s=1.0) as one:
-        assert queues_of(one) == ["a0", "a1"]
+    with ThreadPoolExecutor(1) as pool, known.unstarted(timeout_s=3.0) as one:
+        starting = pool.submit(one.start, seen)
+        wait_until(lambda: queues_of(one) == ["a0", "a1"], "it has the others' queues")
+        waited.set()
+        starting.result(30)
         assert {one.lag()[queue("b0")], one.lag()[queue("b1")]} == {-1}
         known.b.become(BrokerRole.SYNC_MASTER)
         wait_until(lambda: queues_of(one) == ALL, "they follow")
@@ -130,16 +151,29 @@ def test_closing_waits_for_all_brokers_at_once_and_says_what_failed(known: Known
     """What is done at the others is committed."""
     known.put("a", b"1")
     known.put("b", b"2")
-    one = known.member(timeout_s=1.0, commit_s=60.0)
-    for _ in range(2):
-        delivery = one.receive(15.0)
-        assert delivery is not None
-        one.ack(delivery)
-    known.b.become(BrokerRole.SLAVE)
-    for call in (one.commit, one.close):
-        with pytest.raises((UnavailableError, RequestTimeoutError)):
-            call()
+    one = known.member(commit_s=60.0)
+    receive_and_ack(one, 2)
+    known.b.state.refusal = PutResult(PutMessageStatus.MESSAGE_ILLEGAL, reason="the test refuses it")
+    with pytest.raises(InvalidRequestError, match="the test refuses it"):
+        one.commit()
     assert (known.committed("a")[0], known.committed("b")[0]) == (1, 0)
+
+    known.put("a", b"3")
+    receive_and_ack(one, 1)
+    states = known.a.state, known.b.state
+    held: list[list[Callable[[], None]]] = [[], []]
+    for state, kept in zip(states, held, strict=True):
+        state.held = kept
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(one.close)
+        wait_until(lambda: all(held), "both have the last commit, and neither has answered")
+        for state, kept in zip(states, held, strict=True):
+            state.held = None
+            for answer in kept:
+                answer()
+        with pytest.raises(InvalidRequestError, match="the test refuses it"):
+            closing.result(30)
+    assert (known.committed("a")[0], known.committed("b")[0]) == (2, 0)
     one.close()
 
 
@@ -154,7 +188,7 @@ def test_a_topic_that_comes_to_further_brokers_is_read_there_from_its_first_mess
         known.put("b", b"new")
         known.register("b")
         wait_until(lambda: seen.bodies == [b"new"], "from the first")
-        assert queues_of(one) == ALL
+        wait_until(lambda: queues_of(one) == ALL, "it has all of them")
     known.b.state.committed.clear()
     with known.member(later, start="last"):
         wait_until(lambda: later.bodies == [b"new"], "the group has begun at a, so it is not new")
@@ -190,7 +224,9 @@ def test_a_route_that_flaps_moves_no_queue(known: Known) -> None:
 def test_brokers_that_are_gone_are_left(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they neither answer nor have a route; the others' queues are divided without them."""
     monkeypatch.setattr("rocketstore.client.group_division.RETIRE_S", 0.2)
-    with known.member(timeout_s=0.5) as one:
+    with known.member() as one:
+        assert one._division is not None
+        one._division._branches["b"]._connection.timeout_s = 0.5  # so as not to wait for it long
         known.b.stop()
         known.callers["b"].socket.close()
         wait_until(lambda: queues_of(one) == ALL[:2], "its queues are gone")

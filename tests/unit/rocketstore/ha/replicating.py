@@ -26,6 +26,7 @@ from rocketstore.message.delay import DelayLevels
 from tests.support.waiting import wait_until
 
 LEVELS = DelayLevels.parse("1s")
+PATIENCE_S = 30.0
 PACE = HaPace(heartbeat_s=0.2, silence_s_max=60.0)
 
 
@@ -129,7 +130,7 @@ class HeldLog:
 def connected(address: str) -> Iterator[socket.socket]:
     """A connection of bare bytes."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as link:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as link:
         yield link
 
 
@@ -148,7 +149,7 @@ def received(link: socket.socket, least: int) -> tuple[int, bytes]:
 
 def is_closed(link: socket.socket) -> bool:
     """Whether the other side ends it soon, whatever signs of life it gives before."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while link.recv(1 << 16):
             if time.monotonic() > deadline:

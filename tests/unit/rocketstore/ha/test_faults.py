@@ -25,7 +25,7 @@ from tests.unit.rocketstore.commit_log.support import (
     small_config,
 )
 from tests.unit.rocketstore.ha.records import bytes_of, filled, kept, more, opened
-from tests.unit.rocketstore.ha.replicating import PACE, HeldLog, Replication, caught_up
+from tests.unit.rocketstore.ha.replicating import PACE, PATIENCE_S, HeldLog, Replication, caught_up
 
 IMPATIENT = replace(PACE, heartbeat_s=0.05, retry_s=0.05, refused_retry_s=0.05)
 
@@ -98,10 +98,10 @@ def test_an_acknowledgement_that_a_slow_disk_delays_is_not_forgotten(replication
 
 def serve_in_cuts(listening: socket.socket, content: bytes, cut: int) -> int:
     """As RocketMQ's master: send the log from where the slave asks, ``cut`` bytes of a frame, and hang up."""
-    listening.settimeout(20)
+    listening.settimeout(PATIENCE_S)
     link, _ = listening.accept()
     with link:
-        link.settimeout(10)
+        link.settimeout(PATIENCE_S)
         begin: int = REPORT.unpack(link.recv(REPORT.size, socket.MSG_WAITALL))[0]
         end = min(len(content), (begin // FILE_BYTES + 1) * FILE_BYTES)
         frame = FRAME.pack(begin, end - begin) + content[begin:end]
@@ -192,14 +192,14 @@ def test_nonsense_instead_of_an_introduction_is_a_reason_to_hang_up(
     slave_log, master_log = opened(small_config(tmp_path / "s")), filled(tmp_path / "m", 1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}", IMPATIENT)
-        listening.settimeout(20)
+        listening.settimeout(PATIENCE_S)
         link, _ = listening.accept()
         with link:
             link.sendall(FRAME.pack(GREETING, len(words)) + words)
             wait_until(lambda: "introduction" in slave.view().problem, "the slave says why")
     master, address = replication.master(master_log)
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as link:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as link:
         link.sendall(REPORT.pack(GREETING) + FRAME.pack(GREETING, len(words)) + words)
         while link.recv(1 << 16):
             pass

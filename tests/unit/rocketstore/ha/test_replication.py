@@ -22,6 +22,7 @@ from tests.unit.rocketstore.commit_log.support import FILE_BYTES, small_config
 from tests.unit.rocketstore.ha.records import bytes_of, files_of, filled, more, opened
 from tests.unit.rocketstore.ha.replicating import (
     PACE,
+    PATIENCE_S,
     HeldLog,
     Replication,
     caught_up,
@@ -274,7 +275,7 @@ def test_a_master_that_closes_ends_whoever_is_just_connecting(
 
     async def close_meanwhile() -> socket.socket:
         host, _, port = address.rpartition(":")
-        link = socket.create_connection((host, int(port)), timeout=10)
+        link = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         for _ in range(turns):
             await asyncio.sleep(0)
         await master.close()
@@ -491,7 +492,7 @@ def test_a_slave_follows_a_master_of_rocketmq(replication: Replication, tmp_path
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}")
         link, _ = listening.accept()
         with link:
-            link.settimeout(10)
+            link.settimeout(PATIENCE_S)
             assert REPORT.unpack(link.recv(8)) == (GREETING,)
             assert REPORT.unpack(link.recv(8)) == (0,)
             at = 0
@@ -522,7 +523,7 @@ def test_a_slave_does_not_take_what_is_damaged(replication: Replication, tmp_pat
         slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}", replace(PACE, introduces=False))
         link, _ = listening.accept()
         with link:
-            link.settimeout(10)
+            link.settimeout(PATIENCE_S)
             link.sendall(FRAME.pack(0, len(content)) + content)
             wait_until(lambda: "CRC" in slave.view().problem, "the slave says so")
             reports = b""

@@ -10,6 +10,7 @@ from rocketstore.ha.wire import (
     FRAME,
     FRAME_BYTES_MAX,
     GREETING,
+    STANDING,
     VERDICT,
     WORDS_BYTES_MAX,
     FrameReader,
@@ -54,7 +55,7 @@ def test_it_does_not_matter_how_the_bytes_arrive(bodies: list[bytes], cuts: list
 
 @pytest.mark.parametrize(
     ("offset", "size"),
-    [(0, -1), (0, FRAME_BYTES_MAX + 1), (GREETING, WORDS_BYTES_MAX + 1), (VERDICT - 1, 5), (-(2**62), 0)],
+    [(0, -1), (0, FRAME_BYTES_MAX + 1), (GREETING, WORDS_BYTES_MAX + 1), (STANDING - 1, 5), (-(2**62), 0)],
 )
 def test_frames_of_wrong_lengths_are_refused(offset: int, size: int) -> None:
     """Nobody makes the other side keep what it must not send."""

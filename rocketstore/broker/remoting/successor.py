@@ -1,0 +1,95 @@
+"""An old master that comes back asks whether it has a successor, before it takes messages and then every half minute.
+
+The name servers say who is registered as master of its name, and that broker says how often the log has changed its
+master. RocketMQ's old master takes the route over by registering, and what is sent to it from then on is in no other
+log. One that cannot find out serves: a master must start without its name servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from dledger.rpc.bridge import Report, supervise
+from rocketstore.broker.remoting.registration import FAILURES, MASTER_ID
+from rocketstore.broker_config import BrokerConfig
+from rocketstore.remoting.bodies.routes import ClusterInfo
+from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.client import RemotingClient
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.errors import FrameError
+from rocketstore.remoting.frame import Frame
+
+_LOG: Final = logging.getLogger("rocketstore")
+TIMEOUT_S: Final = 1.0
+INTERVAL_S: Final = 30.0
+
+
+class SuccessorWatch:
+    """On the loop of the broker's clients, until ``close``."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        address: str,
+        epoch: Callable[[], int],
+        superseded: Callable[[str], None],
+        to_brokers: RemotingClient,
+        to_name_servers: RemotingClient,
+    ) -> None:
+        """``superseded`` is told of a later master."""
+        self._config = config
+        self._address = address
+        self._epoch = epoch
+        self._superseded = superseded
+        self._to_brokers = to_brokers
+        self._to_name_servers = to_name_servers
+        self._task: asyncio.Task[None] | None = None
+        self.found = False
+        """Whether there is one. It stays so: what this broker has taken before is not in its log."""
+
+    def start(self, report: Report) -> None:
+        """Look regularly; ``report`` is told if that ends by itself."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        supervise(self._task, report)
+
+    async def close(self) -> None:
+        """End. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Ask all name servers, at the same time."""
+        await asyncio.gather(*(self._look_at(one) for one in self._config.name_servers))
+
+    async def _run(self) -> None:
+        while not self.found:
+            await asyncio.sleep(INTERVAL_S)
+            await self.look()
+        await asyncio.get_running_loop().create_future()
+
+    async def _look_at(self, name_server: str) -> None:
+        try:
+            asked = Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0)
+            answer = await self._to_name_servers.call(name_server, asked, TIMEOUT_S)
+            known = None if answer.code else ClusterInfo.decode(answer.body).broker_addr_table.get(self._config.name)
+            master = "" if known is None else known.broker_addrs.get(MASTER_ID, "")
+            if not master or master == self._address:
+                return
+            asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0)
+            answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
+            facts = None if answer.code else RuntimeInfo.decode(answer.body).ha
+        except (*FAILURES, FrameError) as error:
+            _LOG.info("cannot find out by %s whether there is a later master: %s", name_server, error)
+            return
+        epoch = self._epoch()
+        if facts is not None and not facts.is_slave and facts.epoch > epoch:
+            self.found = True
+            self._superseded(
+                f"{master} has been promoted meanwhile (epoch {facts.epoch}, here {epoch}). Stop this broker, look at "
+                f"what only it holds, and start it as slave (brokerRole=SLAVE)"
+            )

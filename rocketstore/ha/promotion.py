@@ -1,0 +1,130 @@
+"""Whether a slave may become the master: what a person would look at before. Pure; ``cluster.commands.ha`` asks around.
+
+Each check that fails has a name for the loss it is about, and whoever promotes nevertheless must give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+
+CONTACT_MS_MAX: Final = 600_000
+"""After so long without a word of the master, nobody can say what it has taken since."""
+
+
+class Loss(StrEnum):
+    """What may be lost by a promotion, as it must be named to have it nevertheless."""
+
+    TWO_MASTERS = "two-masters"
+    """The old master lives, or another one does: what one of the two takes from now on is lost."""
+    MISSING_BYTES = "missing-bytes"
+    """This slave lacks what its master is known to have."""
+    UNKNOWN_BYTES = "unknown-bytes"
+    """It is not known what this slave lacks."""
+    BYTES_OF_OTHERS = "bytes-of-others"
+    """Another slave has more, which would be lost with this promotion."""
+    UNASKED = "unasked"
+    """Somebody who might know better does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Where a master was, or is registered, and whether something answers there. ``how``: for people."""
+
+    address: str
+    answers: bool
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSlave:
+    """Another slave of the same name. ``end``: of its log; None if it does not answer (``error``) or tell."""
+
+    name: str
+    end: int | None = None
+    epoch: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionCheck:
+    """What was looked at. ``loss``: what is at stake if it is wrong, None if it is right."""
+
+    text: str
+    loss: Loss | None = None
+
+
+def checks(
+    own: HaFacts, masters: Sequence[Master], others: Sequence[OtherSlave], unanswered: Sequence[str]
+) -> tuple[PromotionCheck, ...]:
+    """All checks, in the order in which a person would make them. ``unanswered``: name servers, and why."""
+    return (
+        *_of_masters(masters, unanswered),
+        _of_lag(own),
+        *_of_others(own, others),
+    )
+
+
+def _of_masters(masters: Sequence[Master], unanswered: Sequence[str]) -> Iterable[PromotionCheck]:
+    for one in masters:
+        if one.answers:
+            text = (
+                f"{one.address} answers ({one.how}). Stop that broker, and make sure that it does not come back as "
+                "master: what one of two masters takes is lost"
+            )
+            yield PromotionCheck(text, Loss.TWO_MASTERS)
+        else:
+            yield PromotionCheck(f"no master at {one.address} ({one.how})")
+    if not masters:
+        yield PromotionCheck("nobody knows where the old master was, so nobody can say that it is gone", Loss.UNASKED)
+    for name_server in unanswered:
+        yield PromotionCheck(f"the name server {name_server}: another master may be registered there", Loss.UNASKED)
+
+
+def _of_lag(own: HaFacts) -> PromotionCheck:
+    if own.contact_ms == NEVER:
+        return PromotionCheck("this slave has never followed a master: it cannot say what it lacks", Loss.UNKNOWN_BYTES)
+    if own.is_connected:
+        text = f"this slave follows {own.master} at this moment: promote it when that master is gone"
+        return PromotionCheck(text, Loss.TWO_MASTERS)
+    ago = _span(own.contact_ms)
+    if own.lag_bytes:
+        text = (
+            f"it lacks {own.lag_bytes} bytes that its master had: its log ends at {own.end}, the master's at "
+            f"{own.master_end} or later. They exist only on the master's disk, as does what it took since it was last "
+            f"heard, {ago} ago"
+        )
+        return PromotionCheck(text, Loss.MISSING_BYTES)
+    rest = f"it had everything when the master was last heard, {ago} ago; what that took since exists only on its disk"
+    return PromotionCheck(rest, Loss.UNKNOWN_BYTES if own.contact_ms > CONTACT_MS_MAX else None)
+
+
+def _of_others(own: HaFacts, others: Sequence[OtherSlave]) -> Iterable[PromotionCheck]:
+    for one in others:
+        if one.error:
+            yield PromotionCheck(f"the slave {one.name} does not tell ({one.error}): it may have more", Loss.UNASKED)
+        elif one.epoch > own.epoch:
+            text = f"{one.name} has followed a later master (epoch {one.epoch}, here {own.epoch}): promote that one"
+            yield PromotionCheck(text, Loss.BYTES_OF_OTHERS)
+        elif one.end is None:
+            yield PromotionCheck(
+                f"the slave {one.name} does not say where its log ends: it may have more", Loss.UNASKED
+            )
+        elif one.end > own.end:
+            yield PromotionCheck(
+                f"{one.name} has {one.end - own.end} bytes more: promote that one", Loss.BYTES_OF_OTHERS
+            )
+        else:
+            behind = f", {own.end - one.end} bytes behind this one" if one.end < own.end else ", as this one"
+            yield PromotionCheck(f"the slave {one.name} ends at {one.end}{behind}")
+
+
+def _span(span_ms: int) -> str:
+    if span_ms < 120_000:
+        return f"{span_ms / 1000:.1f} s"
+    minutes = span_ms // 60_000
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"

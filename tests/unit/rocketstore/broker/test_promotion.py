@@ -1,0 +1,179 @@
+"""A slave becomes master: how brokers stand, the command with its checks, and the old master that comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.cli import main
+from dledger.conditions import ConditionKind
+from rocketstore.broker.server import BrokerServer
+from rocketstore.nameserver.server import NameServer
+from rocketstore.settings import load_broker_settings
+from rocketstore.types import BrokerRole
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.test_master_and_slave import broker, has_all, port_for_slaves
+from tests.unit.rocketstore.broker.test_server import pull, send
+from tests.unit.rocketstore.nameserver.wire import config_in
+from tests.unit.rocketstore.nameserver.wire import running as name_server_running
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[ExitStack]:
+    assert tmp_path.is_dir()
+    with ExitStack() as one:
+        yield one
+
+
+def run(*arguments: str) -> Result:
+    """A command's outcome."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+class Pair:
+    """A master and a slave, known to a name server."""
+
+    def __init__(self, stack: ExitStack, tmp_path: Path) -> None:
+        self.directory = tmp_path
+        self.names: NameServer = stack.enter_context(name_server_running(config_in(tmp_path)))
+        self.known = {"namesrvAddr": self.names.address, "registerNameServerPeriod": "10000"}
+        self.ports = {name: port_for_slaves() for name in ("m", "mh", "s", "sh")}
+        self.stack = stack
+        self.master = self.start("m", brokerRole="SYNC_MASTER")
+        self.slave = self.start("s", brokerRole="SLAVE", brokerId="1")
+        replication = self.master.replication
+        assert replication is not None
+        wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
+
+    def settings(self, name: str, **more: str) -> dict[str, str]:
+        """Of the broker in this directory."""
+        return self.known | {"listenPort": self.ports[name], "haListenPort": self.ports[f"{name}h"]} | more
+
+    def start(self, name: str, **settings: str) -> BrokerServer:
+        """A broker until the end, or until it is stopped."""
+        return self.stack.enter_context(broker(self.directory / name, **self.settings(name, **settings)))
+
+    def promote(self, *options: str) -> Result:
+        """The command, for the slave."""
+        given = self.settings("s", brokerRole="SLAVE", brokerId="1")
+        flags = [one for name, value in given.items() for one in ("--set", f"{name}={value}")]
+        return run("ha", "promote", "-s", str(self.directory / "s"), *flags, *options)
+
+    def master_is_gone(self) -> None:
+        """It has stopped, and the slave has noticed."""
+        self.master.stop()
+        replication = self.slave.replication
+        assert replication is not None
+        wait_until(lambda: not replication.facts().is_connected, "the slave has noticed")
+
+
+def test_both_sides_say_how_they_stand(stack: ExitStack, tmp_path: Path) -> None:
+    """In a table and as JSON; the exit code says whether all is well."""
+    pair = Pair(stack, tmp_path)
+    send(pair.master, b"one")
+    has_all(pair.slave, pair.master)
+    ask = ("ha", "status", "--namesrv", pair.names.address)
+    wait_until(lambda: run(*ask).exit_code == 0, "both are registered, and the slave has everything")
+    shown = run(*ask).output
+    assert "2 of 2 copies" in shown
+    assert "in sync" in shown
+    assert "follows 127.0.0.1:" in shown
+    found = {one["broker_id"]: one["ha"] for one in json.loads(run(*ask, "--json").output)["brokers"]}
+    assert found[0]["followers"][0]["lag_bytes"] == found[1]["lag_bytes"] == 0
+    assert found[0]["end"] == found[1]["end"] > 0
+    assert found[0]["epoch"] == found[1]["epoch"] == 1
+
+    pair.master_is_gone()
+    alone = run("ha", "status", "-b", f"127.0.0.1:{pair.ports['s']}")
+    assert alone.exit_code == 1
+    assert "does not follow" in alone.output
+
+
+def test_a_living_master_is_not_replaced(stack: ExitStack, tmp_path: Path) -> None:
+    """Not without naming what is lost; and nothing is written meanwhile."""
+    pair = Pair(stack, tmp_path)
+    refused = pair.promote("--yes")
+    assert refused.exit_code == 1
+    assert "--force two-masters" in refused.output
+    assert not (tmp_path / "s" / "config" / "haRole.json").exists()
+    wrong = pair.promote("--yes", "--force", "missing-bytes")
+    assert wrong.exit_code == 1
+    assert not (tmp_path / "s" / "config" / "haRole.json").exists()
+
+
+def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path) -> None:
+    """It goes on where the log ends, as master of the next epoch; the old one takes nothing when it comes back."""
+    pair = Pair(stack, tmp_path)
+    send(pair.master, b"one")
+    has_all(pair.slave, pair.master)
+    pair.master_is_gone()
+    asked = pair.promote()  # nobody confirms
+    assert asked.exit_code == 1
+    assert not (tmp_path / "s" / "config" / "haRole.json").exists()
+    done = pair.promote("--yes")
+    assert done.exit_code == 0, done.output
+    assert "epoch 2" in done.output
+    assert "promoted at" in pair.promote("--yes").output
+
+    pair.slave.stop()
+    promoted = pair.start("s", brokerRole="SLAVE", brokerId="1")
+    assert str(promoted.store.role) == "ASYNC_MASTER"
+    assert [one.status for one in send(promoted, b"two")] == ["PUT_OK"]
+    assert pull(promoted).count == 2
+    wait_until(lambda: promoted.is_ready, "it is registered")
+    registered = ("cluster", "list", "--namesrv", pair.names.address)
+    wait_until(lambda: f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output, "as master")
+
+    old = pair.start("m", brokerRole="ASYNC_MASTER")
+    refusal = old.store.refusal
+    assert refusal is not None
+    assert "epoch 2, here 1" in refusal.reason
+    assert old.conditions.holds(ConditionKind.SUPERSEDED)
+    assert [one.status for one in send(old, b"lost")] == ["SERVICE_NOT_AVAILABLE"]
+    assert f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output
+    old.stop()
+    old_slave = pair.start("m", brokerRole="SLAVE", brokerId="1")
+    has_all(old_slave, promoted)
+    assert pull(old_slave).count == 2
+
+
+def test_a_slave_knows_after_a_restart_what_its_master_had(stack: ExitStack, tmp_path: Path) -> None:
+    """The day after, when the master's disk is gone: what is lost is known, or that it is not."""
+    pair = Pair(stack, tmp_path)
+    send(pair.master, b"one")
+    has_all(pair.slave, pair.master)
+    end = pair.master.store.log.max_offset
+    pair.master_is_gone()
+    pair.slave.stop()
+    again = pair.start("s", brokerRole="SLAVE", brokerId="1")
+    assert again.replication is not None
+    facts = again.replication.facts()
+    assert (facts.master_end, facts.lag_bytes) == (end, 0)
+    assert facts.contact_ms >= 0
+    assert pair.promote("--yes").exit_code == 0
+    undone = pair.promote("--undo")
+    assert undone.exit_code == 0
+    given = pair.settings("s", brokerRole="SLAVE", brokerId="1", storePathRootDir=str(tmp_path / "s"))
+    assert load_broker_settings(None, {}, given)[0].store.broker_role is BrokerRole.SLAVE
+
+
+def test_a_slave_that_is_stopped_is_asked_to_be_started(stack: ExitStack, tmp_path: Path) -> None:
+    """Only it can say what it has."""
+    pair = Pair(stack, tmp_path)
+    pair.master_is_gone()
+    pair.slave.stop()
+    refused = pair.promote("--yes", "--force", "unasked")
+    assert refused.exit_code == 1
+    assert "start it" in refused.output
+
+
+def test_only_a_slave_is_promoted(tmp_path: Path) -> None:
+    """Settings of a master are a mistake."""
+    refused = run("ha", "promote", "-s", str(tmp_path), "--yes")
+    assert refused.exit_code == 2
+    assert "not the settings of a slave" in refused.output
