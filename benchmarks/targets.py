@@ -12,6 +12,9 @@ from benchmarks.figures import Figure
 PYSYNCOBJ: Final = "PySyncObj"
 ETCD: Final = "etcd"
 JAVA_BROKERS: Final = "Java's brokers, DLedger mode, not flushed"
+JAVA_PAIR: Final = "Java's SYNC_MASTER and SLAVE, Java's asynchronous producer"
+RAW_COPY: Final = "a raw copy of the same bytes over a socket"
+PUT_ALONE: Final = "the put itself"
 OWN_P50: Final = "own p50"
 BARE_LOOP: Final = "bare pack+crc32c+copy loop into a fresh mapped file"
 PLAINTEXT: Final = "the same in plaintext"
@@ -116,6 +119,10 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "remoting_send_async": (at_least(1.2, baseline=JAVA_BROKERS),),
     "remoting_send_batch": (at_least(35_000, "messages/s", quiet_machine_only=True),),
     "remoting_push_consumer": (at_least(60_000, "messages/s", quiet_machine_only=True),),
+    # Classic replication. SYNC_MASTER by our own pipelined producer, Java's pair by Java's asynchronous one.
+    "ha_replication": (at_least(300, "MB/s", quiet_machine_only=True), at_least(0.5, baseline=RAW_COPY)),
+    "sync_master_send": (at_least(40_000, "messages/s", quiet_machine_only=True), at_least(2, baseline=JAVA_PAIR)),
+    "ha_idle_lag": (Limit(10, False, "ms", quiet_machine_only=True),),
     # What many clients, or bad ones, cost a broker, and what another client notices.
     "crowd_connections_memory": (at_most(150, "MB"),),
     "crowd_connections_send_p99": (Limit(50, False, "ms", quiet_machine_only=True),),

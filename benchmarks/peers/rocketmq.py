@@ -77,32 +77,44 @@ def java_brokers(directory: Path, name_server: str, size: int = 3) -> Iterator[N
     peers = ";".join(f"{name}-{HOST}:{port}" for name, port in members.items())
     with contextlib.ExitStack() as stack:
         for name in members:
-            home = directory / name
-            (home / "conf").mkdir(parents=True)
-            (home / "conf" / "logback_broker.xml").write_text("<configuration/>", encoding="utf-8")
             settings = {
                 "brokerClusterName": "JavaCluster",
                 "brokerName": BROKER_NAME,
-                "brokerIP1": HOST,
-                "listenPort": _listen_port(),
                 "namesrvAddr": name_server,
-                "storePathRootDir": home / "store",
                 "enableDLegerCommitLog": "true",
                 "dLegerGroup": BROKER_NAME,
                 "dLegerPeers": peers,
                 "dLegerSelfId": name,
             }
-            argv = java(
-                "broker",
-                "org.apache.rocketmq.broker.BrokerStartup",
-                home,
-                "-c",
-                _written(home / "broker.conf", settings),
-                heap=_BROKER_HEAP,
-            )
-            environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
-            stack.callback(end, spawn_daemon(argv, home / "broker.log", environment))
+            _start(stack, directory / name, settings)
         yield
+
+
+@contextlib.contextmanager
+def java_pair(directory: Path, name_server: str) -> Iterator[None]:
+    """A SYNC_MASTER and its slave, as ``java_brokers``; the slave follows after some seconds."""
+    with contextlib.ExitStack() as stack:
+        for number, role in enumerate(("SYNC_MASTER", "SLAVE")):
+            settings = {
+                "brokerClusterName": "JavaCluster",
+                "brokerName": BROKER_NAME,
+                "namesrvAddr": name_server,
+                "brokerId": number,
+                "brokerRole": role,
+            }
+            _start(stack, directory / role, settings)
+        yield
+
+
+def _start(stack: contextlib.ExitStack, home: Path, settings: Mapping[str, object]) -> None:
+    """A broker until the stack ends it."""
+    (home / "conf").mkdir(parents=True)
+    (home / "conf" / "logback_broker.xml").write_text("<configuration/>", encoding="utf-8")
+    own = {"brokerIP1": HOST, "listenPort": _listen_port(), "storePathRootDir": home / "store"}
+    conf = _written(home / "broker.conf", {**settings, **own})
+    argv = java("broker", "org.apache.rocketmq.broker.BrokerStartup", home, "-c", conf, heap=_BROKER_HEAP)
+    environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
+    stack.callback(end, spawn_daemon(argv, home / "broker.log", environment))
 
 
 def _written(file: Path, settings: Mapping[str, object]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ class _Result:
     @property
     def may_start(self) -> bool:
         """Whether these brokers may become a group as they are."""
-        return not self.problems and all(one.standing == "equal" for one in self.compared)
+        return not self.problems and all(one.is_ready for one in self.compared)
 
 
 @click.command(
@@ -238,7 +238,7 @@ def _align(members: list[OldMember], result: _Result, wish: _Wish) -> list[str]:
             click.echo(sentence)
     if not will:
         return []
-    with terminal.progress("copying bytes", sum(one.bytes for one in steps)) as advance:
+    with terminal.progress("copying bytes", sum(one.bytes_in_all for one in steps)) as advance:
         for step in steps:
             for path in align(step, wish.locks[step.member.name], source, reference, FileSystem(), advance):
                 click.echo(f"{step.member.name}: what it had is in {path}", err=True)
@@ -252,7 +252,7 @@ def _print(result: _Result, as_json: bool) -> None:
     if as_json:
         terminal.print_json(_document(result))
         return
-    all_equal = {one.standing for one in result.compared} == {"equal"}
+    all_equal = all(one.is_ready for one in result.compared)
     rows = [_row(one, "" if all_equal else result.reference) for one in result.compared]
     terminal.print_table(
         ("node", "log", "messages", "begins", "ends", "apart"), rows, _STYLES, least=("begins", "ends", "messages")
@@ -283,6 +283,9 @@ def _row(one: Compared, reference: str) -> list[str]:
 def _said(one: Compared, reference: str) -> list[str]:
     """Sentences about a member that is not equal."""
     name = one.log.name
+    if one.lacks_from is not None:
+        begins = f"begins at offset {one.log.digest.min_offset:,} and lacks the messages from {one.lacks_from:,} on"
+        return [f"BEHIND: {name} {begins}, which others have", *_said(replace(one, lacks_from=None), reference)]
     if one.divergence is not None:
         return [f"DIFFERS: {_divergence_text(one.divergence, name, reference)}"]
     apart = f"{one.messages_apart:,} messages ({one.bytes_apart:,} bytes)"
@@ -318,7 +321,7 @@ def _verdict(result: _Result) -> str:
         )
     if "damaged" in standings:
         return f"{said}: a log is damaged. Replace it by a copy of a sound one"
-    if standings & {"behind", "ahead"}:
+    if standings & {"behind", "ahead"} or any(one.lacks_from is not None for one in result.compared):
         return f"{said}: let those that are behind follow the master until they are equal, or use --align"
     return f"{said} before the problems above are solved"
 
@@ -346,6 +349,7 @@ def _node_json(one: Compared) -> dict[str, object]:
         "messages": sum(file.records for file in digest.files),
         "bytes_apart": one.bytes_apart,
         "messages_apart": one.messages_apart,
+        "lacks_from": one.lacks_from,
         "divergence": None
         if found is None
         else {

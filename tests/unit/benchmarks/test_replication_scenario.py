@@ -1,0 +1,104 @@
+"""Replication as a load: what its figures are worth, and the raw copy beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.peers import rocketmq
+from benchmarks.processes import PythonChild
+from benchmarks.scenarios import replication
+from benchmarks.targets import TARGETS
+from rocketstore.client import Producer
+
+MODULE = "benchmarks.children.raw_copy"
+
+
+def test_every_figure_has_a_target() -> None:
+    """None is measured for its own sake."""
+    assert set(replication.SCENARIO.names) <= TARGETS.keys()
+
+
+def test_a_raw_copy_has_the_bytes_that_were_asked_for(tmp_path: Path) -> None:
+    """The files one after the other, and not what is preallocated behind the log's end."""
+    files = [tmp_path / "00", tmp_path / "10"]
+    contents = [bytes(range(256)) * 8192, b"end" * 1000]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    wanted = b"".join(contents)[:-100]
+    target = tmp_path / "copy"
+
+    with PythonChild(MODULE, ["send", str(len(wanted)), *map(str, files)], tmp_path / "send.log") as sender:
+        port = sender.hear(60)["port"]
+        with PythonChild(MODULE, ["receive", str(port), str(target)], tmp_path / "receive.log") as receiver:
+            answer = receiver.hear(60)
+
+    assert answer["bytes"] == len(wanted)
+    assert answer["seconds"] > 0
+    assert target.read_bytes() == wanted
+
+
+class _Sender:
+    """Answers every message with the same status."""
+
+    failed_messages = 0
+
+    def __init__(self, status: str) -> None:
+        self._receipt = SimpleNamespace(status=status)
+
+    def send(self, _message: object) -> Any:  # noqa: ANN401  # a future, as far as it is used
+        return SimpleNamespace(result=lambda: self._receipt)
+
+    def flush(self) -> None:
+        pass
+
+
+class _Producer:
+    def __init__(self, status: str) -> None:
+        self._status = status
+
+    @contextmanager
+    def sender(self) -> Iterator[_Sender]:
+        yield _Sender(self._status)
+
+
+def _producer(status: str) -> Producer:
+    return cast("Producer", _Producer(status))  # as far as it is used
+
+
+def test_messages_with_two_copies_are_counted() -> None:
+    assert replication.send_rate(_producer("PUT_OK"), 0.01) > 0
+
+
+@pytest.mark.parametrize("status", ["FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"])
+def test_messages_that_may_have_one_copy_do_not_count(status: str) -> None:
+    """Producers take them for sent; a figure of SYNC_MASTER must not."""
+    with pytest.raises(RuntimeError, match=f"may be on the master alone: {status}"):
+        replication.send_rate(_producer(status), 0.01)
+
+
+def test_javas_pair_is_a_master_and_its_slave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different homes, ids and roles, one name."""
+    started: list[list[str]] = []
+
+    def no_start(argv: list[str], *_others: object) -> object:
+        started.append(argv)
+        return object()
+
+    monkeypatch.setattr(rocketmq, "spawn_daemon", no_start)
+    monkeypatch.setattr(rocketmq, "end", lambda _process: None)
+    monkeypatch.setattr(rocketmq, "java", lambda *words, **_: [str(one) for one in words])
+
+    with rocketmq.java_pair(tmp_path, "127.0.0.1:9876"):
+        conf = {role: (tmp_path / role / "broker.conf").read_text() for role in ("SYNC_MASTER", "SLAVE")}
+
+    assert len(started) == 2
+    assert "brokerId=0\nbrokerRole=SYNC_MASTER\n" in conf["SYNC_MASTER"]
+    assert "brokerId=1\nbrokerRole=SLAVE\n" in conf["SLAVE"]
+    assert all(f"brokerName={rocketmq.BROKER_NAME}\n" in text for text in conf.values())
+    assert all("namesrvAddr=127.0.0.1:9876\n" in text for text in conf.values())
