@@ -217,12 +217,14 @@ def test_what_was_sent_later_is_not_missed_at_an_earlier_station() -> None:
 
 def test_a_step_that_changes_a_message_is_found() -> None:
     """Also one of unknown outcome, of which no acknowledgement tells the place."""
-    for change in (lambda one: one._replace(body=body_of(8)), lambda one: one._replace(queue_offset=7)):
+    was = ServedMessage(2, body_of(4), 4)
+    for changed in (was._replace(body=body_of(8)), was._replace(queue_offset=7)):
         before, after = perfect(6), perfect(10)
         before.with_outcome(4, SendOutcome.UNKNOWN)
         after.with_outcome(4, SendOutcome.UNKNOWN)
         queue = after.queue(0)
-        queue[2] = change(queue[2])
+        assert queue[2] == was
+        queue[2] = changed
         after.change_queue(0, queue)
 
         found = [one for one in road(before, after).defects if one.kind is DefectKind.CHANGED]
