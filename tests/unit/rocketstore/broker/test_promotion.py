@@ -83,6 +83,8 @@ def test_both_sides_say_how_they_stand(stack: ExitStack, tmp_path: Path) -> None
     assert "2 of 2 copies" in shown
     assert "in sync" in shown
     assert "follows 127.0.0.1:" in shown
+    assert "follows" in run("cluster", "list", "--namesrv", pair.names.address).output
+    assert "follows" in run("cluster", "list", "-b", pair.slave.address).output
     found = {one["broker_id"]: one["ha"] for one in json.loads(run(*ask, "--json").output)["brokers"]}
     assert found[0]["followers"][0]["lag_bytes"] == found[1]["lag_bytes"] == 0
     assert found[0]["end"] == found[1]["end"] > 0
@@ -112,6 +114,7 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     send(pair.master, b"one")
     has_all(pair.slave, pair.master)
     pair.master_is_gone()
+    end = pair.slave.store.log.end_offset
     asked = pair.promote()  # nobody confirms
     assert asked.exit_code == 1
     assert not (tmp_path / "s" / "config" / "haRole.json").exists()
@@ -134,6 +137,7 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     assert refusal is not None
     assert "epoch 2, here 1" in refusal.reason
     assert old.conditions.holds(ConditionKind.SUPERSEDED)
+    assert old.store.log.end_offset == end  # it writes nothing of its own, either
     assert [one.status for one in send(old, b"lost")] == ["SERVICE_NOT_AVAILABLE"]
     assert f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output
     old.stop()
