@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.conditions import ConditionKind
+from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
@@ -144,6 +145,29 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     old_slave = pair.start("m", brokerRole="SLAVE", brokerId="1")
     has_all(old_slave, promoted)
     assert pull(old_slave).count == 2
+
+
+def test_a_master_looks_for_a_successor_before_it_takes_anything(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it write anything of its own before, such as its state: that would be in no other log."""
+    name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
+    seen: list[str] = []
+
+    async def look(watch: SuccessorWatch) -> None:
+        refusal = one.store.refusal
+        seen.append("" if refusal is None else refusal.reason)
+        watch._superseded("another")
+
+    monkeypatch.setattr(SuccessorWatch, "look", look)
+    given = {"storePathRootDir": str(tmp_path / "m"), "listenPort": "0", "namesrvAddr": name_server.address}
+    one = BrokerServer(load_broker_settings(None, {}, given | {"vipPort": "0", "haListenPort": "0"})[0])
+    stack.callback(one.stop)
+    one.start()
+    assert seen == ["the store is not running"]
+    refusal = one.store.refusal
+    assert refusal is not None
+    assert refusal.reason.endswith("another")
 
 
 def test_a_slave_knows_after_a_restart_what_its_master_had(stack: ExitStack, tmp_path: Path) -> None:
