@@ -40,13 +40,14 @@ class _Result:
 
 
 @click.command(
-    short_help="Compare the logs of brokers that shall become a group.",
+    short_help="Check what stands between brokers and a group.",
     epilog="""\b
 Examples:
   dledger upgrade check --nodes /data/a,/data/b,/mnt/c       three stopped brokers' storePathRootDir
   dledger upgrade check -c n0.conf -c n1.conf -c n2.conf     the same by their conf files, which must agree
   dledger upgrade check --nodes /data/a,/data/b --json | jq .nodes
   dledger upgrade check --nodes /data/a,/data/b,/data/c --align --dry-run
+  dledger upgrade check --from ~/store -c broker.conf        what will come along?
 
 In DLedger mode a group continues the logs that its members had as plain brokers; only new messages are replicated, so
 the old ones must be equal. This reads and verifies every record of each log (RocketMQ's guide compares the last files
@@ -55,6 +56,8 @@ machines must be mounted. Stop the brokers first, and start none until the check
 
 --align copies to members that are behind what they lack, and to empty ones everything, from the longest log or the
 one named with --master. A log that differs is replaced only if you name it with --discard; nothing is deleted.
+
+--from says what a directory holds, by topic, what waits, and what of it will not be there: before it is moved here.
 
 Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these are not brokers' directories.""",
 )
@@ -82,17 +85,31 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     metavar="DIR",
     help="With --align: replace all of this directory's log; what it has is kept, renamed. May be repeated.",
 )
+@click.option(
+    "--from",
+    "source",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Say what of this broker's or member's directory, RocketMQ's or ours, will be there once it is opened here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def check(
+def check(  # noqa: PLR0913  # one parameter per option
     nodes: tuple[str, ...],
     conf_files: tuple[Path, ...],
     master: str | None,
     align: bool,
     dry_run: bool,
     discard: tuple[str, ...],
+    source: Path | None,
     as_json: bool,
 ) -> None:
     """Check whether the stopped plain brokers in DIR,DIR,… may start as one group."""
+    if source is not None:
+        if nodes or master or align or dry_run or discard:
+            raise click.UsageError("--from looks at one directory by itself: it goes with -c and --json only")
+        from cluster.commands.upgrade_survey import run_survey
+
+        raise SystemExit(run_survey(source, conf_files, as_json=as_json))
     roots = [Path(part.strip()) for text in nodes for part in text.split(",") if part.strip()]
     if not roots and not conf_files:
         raise click.UsageError("name the future members' directories with --nodes, or their conf files with -c")

@@ -11,6 +11,8 @@ SLAVES_MAX: Final = 64
 TEXT_MAX: Final = 400
 _NUMBER_MAX: Final = 1 << 63
 NEVER: Final = -1
+HA_PORT: Final = "haListenPort"
+"""The value with a master's port for slaves, as it is now; 0: none."""
 _ROLE: Final = "haRole"
 _MASTER: Final = "master"
 _SLAVE: Final = "slave"
@@ -59,6 +61,16 @@ class HaFacts:
     """For how long it has not had everything that its master is known to have; 0: it has. ``NEVER`` had it."""
     contact_ms: int = NEVER
     """How long ago its master said anything; ``NEVER``."""
+
+    @property
+    def words(self) -> str:
+        """For people: whether a slave follows, what is wrong with a master; empty if nothing is."""
+        if not self.is_slave:
+            lacks = f"{self.copies} of {self.copies_wanted} copies" if self.copies < self.copies_wanted else ""
+            return self.problem or lacks
+        if not self.is_connected:
+            return f"does not follow: {self.problem or 'not yet'}"
+        return f"follows, {self.lag_bytes} bytes behind" if self.lag_bytes else "follows"
 
     def table(self) -> dict[str, str]:
         """As values of the answer."""
