@@ -41,7 +41,7 @@ class ReceivedLog:
         self._segment_bytes = segment_bytes
         self._delay_levels = delay_levels
         self._pending = b""
-        self._needed = 0  # so many bytes, before it is worth looking again
+        self._needed = 0  # the bytes of the record that is pending; 0: not known yet
         self._blank_left = 0
 
     @property
@@ -53,8 +53,19 @@ class ReceivedLog:
         """What has become whole. Raises ``DamagedStreamError``."""
         if offset != self.received:
             raise DamagedStreamError(f"the master sends offset {offset}, but {self.received} comes next")
-        data = self._pending + data if self._pending else data
-        self._pending = b""
+        at = 0
+        while self._pending and at < len(data):  # so that the rest need not be copied behind it
+            missing = data[at : at + (self._needed or BLANK.size) - len(self._pending)]
+            at += len(missing)
+            self._pending += missing
+            if len(self._pending) >= (self._needed or BLANK.size):
+                first, self._pending = self._pending, b""
+                yield from self._whole(first)
+        if at < len(data):
+            yield from self._whole(data[at:] if at else data)
+
+    def _whole(self, data: bytes) -> Iterator[ReceivedStretch]:
+        """What is whole at the begin of ``data``; the rest becomes pending."""
         while data:
             if self._blank_left:
                 part = data[: self._blank_left]
@@ -62,17 +73,15 @@ class ReceivedLog:
                 self._blank_left -= len(part)
                 data = data[len(part) :]
                 continue
-            if len(data) < self._needed:
-                break
             file_left = self._segment_bytes - self.end % self._segment_bytes
-            whole = self._verified(data[:file_left] if len(data) > file_left else data, file_left)
-            if whole.consumed:
-                yield self._given(data[: whole.consumed], _last_timestamp(whole))
-                data = data[whole.consumed :]
-            if whole.end == "blank":
-                self._blank_left = whole.needed
-            elif whole.end == "more":
-                self._needed = whole.needed
+            found = self._verified(data[:file_left] if len(data) > file_left else data, file_left)
+            if found.consumed:
+                yield self._given(data[: found.consumed], _last_timestamp(found))
+                data = data[found.consumed :]
+            if found.end == "blank":
+                self._blank_left = found.needed
+            elif found.end == "more":
+                self._needed = found.needed
                 break
         self._pending = data
 
