@@ -74,7 +74,9 @@ class BrokerConfig:
     broker_ip1: str = ""
     """Host that clients and other brokers should connect to; empty: the one listened on."""
     namesrv_addr: str = ""
-    """Name servers to register with, RocketMQ's or ours: ``host:port`` separated by semicolons; empty: none."""
+    """Name servers to register with, RocketMQ's or ours: ``host:port`` separated by semicolons; empty: none. Unset: as
+    RocketMQ's variable ``NAMESRV_ADDR`` says.
+    """
     namesrv_tls: bool = False
     """Whether to connect to the name servers with TLS. Their certificates are always verified, names included."""
     namesrv_tls_trust_cert_path: Path | None = None
@@ -119,6 +121,11 @@ class BrokerConfig:
     """Maximum bytes of messages of all producers waiting to be stored."""
     read_threads: Positive = 4
     """Number of threads that read messages for pulls and queries."""
+    slave_read_enable: bool = False
+    """Whether consumers of RocketMQ's clients that read what is no longer in memory (see
+    ``access_message_in_memory_max_ratio``) are sent to a slave, and back: which, is a setting of their group
+    (``whichBrokerWhenConsumeSlowly``, ``brokerId``). Slaves answer whoever asks them, in either case.
+    """
     reject_transaction_message: bool = False
     """Whether transactional messages are refused."""
     transaction_check_interval: Annotated[int, Range(100, 86_400_000), Unit.MS] = 60_000

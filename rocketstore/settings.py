@@ -29,6 +29,8 @@ from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialT
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
+_NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+"""RocketMQ's, with which its own conf files start, that name no name server; a setting precedes it."""
 _PENDING_ENTRIES_MAX: Final = 60_000
 """For a broker's log: more than ``send_pending_messages_max``, which slows producers down before they are refused."""
 
@@ -45,6 +47,8 @@ def load_broker_settings(
     problems, chosen = readings.problems, readings.chosen
     replicated = _is_replicated(chosen, problems)
     config = _build(chosen, replicated=replicated)
+    if "namesrv_addr" not in chosen:
+        config = replace(config, namesrv_addr=environ.get(_NAME_SERVERS_VARIABLE, ""))
     if problems:  # Relations between values are checked only once each value is valid.
         raise ConfigError(problems)
     warnings = _warnings(config, chosen, readings.unused, replicated=replicated)

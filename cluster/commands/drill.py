@@ -32,6 +32,7 @@ Examples:
   dledger drill kill-leader
   dledger drill kill-leader --nodes 5 --rounds 3 --html report.html
   dledger drill isolate-leader --direction in
+  dledger drill upgrade --on processes
   dledger drill all --on processes --json > drills.json
 
 \b

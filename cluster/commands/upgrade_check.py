@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,17 +36,18 @@ class _Result:
     @property
     def may_start(self) -> bool:
         """Whether these brokers may become a group as they are."""
-        return not self.problems and all(one.standing == "equal" for one in self.compared)
+        return not self.problems and all(one.is_ready for one in self.compared)
 
 
 @click.command(
-    short_help="Compare the logs of brokers that shall become a group.",
+    short_help="Check what stands between brokers and a group.",
     epilog="""\b
 Examples:
   dledger upgrade check --nodes /data/a,/data/b,/mnt/c       three stopped brokers' storePathRootDir
   dledger upgrade check -c n0.conf -c n1.conf -c n2.conf     the same by their conf files, which must agree
   dledger upgrade check --nodes /data/a,/data/b --json | jq .nodes
   dledger upgrade check --nodes /data/a,/data/b,/data/c --align --dry-run
+  dledger upgrade check --from ~/store -c broker.conf        what will come along?
 
 In DLedger mode a group continues the logs that its members had as plain brokers; only new messages are replicated, so
 the old ones must be equal. This reads and verifies every record of each log (RocketMQ's guide compares the last files
@@ -55,6 +56,8 @@ machines must be mounted. Stop the brokers first, and start none until the check
 
 --align copies to members that are behind what they lack, and to empty ones everything, from the longest log or the
 one named with --master. A log that differs is replaced only if you name it with --discard; nothing is deleted.
+
+--from says what a directory holds, by topic, what waits, and what of it will not be there: before it is moved here.
 
 Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these are not brokers' directories.""",
 )
@@ -82,17 +85,31 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     metavar="DIR",
     help="With --align: replace all of this directory's log; what it has is kept, renamed. May be repeated.",
 )
+@click.option(
+    "--from",
+    "source",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Say what of this broker's or member's directory, RocketMQ's or ours, will be there once it is opened here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def check(
+def check(  # noqa: PLR0913  # one parameter per option
     nodes: tuple[str, ...],
     conf_files: tuple[Path, ...],
     master: str | None,
     align: bool,
     dry_run: bool,
     discard: tuple[str, ...],
+    source: Path | None,
     as_json: bool,
 ) -> None:
     """Check whether the stopped plain brokers in DIR,DIR,… may start as one group."""
+    if source is not None:
+        if nodes or master or align or dry_run or discard:
+            raise click.UsageError("--from looks at one directory by itself: it goes with -c and --json only")
+        from cluster.commands.upgrade_survey import run_survey
+
+        raise SystemExit(run_survey(source, conf_files, as_json=as_json))
     roots = [Path(part.strip()) for text in nodes for part in text.split(",") if part.strip()]
     if not roots and not conf_files:
         raise click.UsageError("name the future members' directories with --nodes, or their conf files with -c")
@@ -238,7 +255,7 @@ def _align(members: list[OldMember], result: _Result, wish: _Wish) -> list[str]:
             click.echo(sentence)
     if not will:
         return []
-    with terminal.progress("copying bytes", sum(one.bytes for one in steps)) as advance:
+    with terminal.progress("copying bytes", sum(one.bytes_in_all for one in steps)) as advance:
         for step in steps:
             for path in align(step, wish.locks[step.member.name], source, reference, FileSystem(), advance):
                 click.echo(f"{step.member.name}: what it had is in {path}", err=True)
@@ -252,7 +269,7 @@ def _print(result: _Result, as_json: bool) -> None:
     if as_json:
         terminal.print_json(_document(result))
         return
-    all_equal = {one.standing for one in result.compared} == {"equal"}
+    all_equal = all(one.is_ready for one in result.compared)
     rows = [_row(one, "" if all_equal else result.reference) for one in result.compared]
     terminal.print_table(
         ("node", "log", "messages", "begins", "ends", "apart"), rows, _STYLES, least=("begins", "ends", "messages")
@@ -283,6 +300,9 @@ def _row(one: Compared, reference: str) -> list[str]:
 def _said(one: Compared, reference: str) -> list[str]:
     """Sentences about a member that is not equal."""
     name = one.log.name
+    if one.lacks_from is not None:
+        begins = f"begins at offset {one.log.digest.min_offset:,} and lacks the messages from {one.lacks_from:,} on"
+        return [f"BEHIND: {name} {begins}, which others have", *_said(replace(one, lacks_from=None), reference)]
     if one.divergence is not None:
         return [f"DIFFERS: {_divergence_text(one.divergence, name, reference)}"]
     apart = f"{one.messages_apart:,} messages ({one.bytes_apart:,} bytes)"
@@ -318,7 +338,7 @@ def _verdict(result: _Result) -> str:
         )
     if "damaged" in standings:
         return f"{said}: a log is damaged. Replace it by a copy of a sound one"
-    if standings & {"behind", "ahead"}:
+    if standings & {"behind", "ahead"} or any(one.lacks_from is not None for one in result.compared):
         return f"{said}: let those that are behind follow the master until they are equal, or use --align"
     return f"{said} before the problems above are solved"
 
@@ -346,6 +366,7 @@ def _node_json(one: Compared) -> dict[str, object]:
         "messages": sum(file.records for file in digest.files),
         "bytes_apart": one.bytes_apart,
         "messages_apart": one.messages_apart,
+        "lacks_from": one.lacks_from,
         "divergence": None
         if found is None
         else {

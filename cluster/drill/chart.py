@@ -151,12 +151,17 @@ def _lanes(result: DrillResult, x: Callable[[float], float]) -> str:
 
 
 def _role_class(view: NodeView) -> str:
-    return {"LEADER": "leads", "FOLLOWER": "follows", "CANDIDATE": "stands"}.get(view.role, "silent")
+    found = {"LEADER": "leads", "FOLLOWER": "follows", "SLAVE": "follows", "CANDIDATE": "stands"}.get(
+        view.role, "silent"
+    )
+    return "leads" if view.is_master else found
 
 
 def _lane_word(view: NodeView) -> str:
     if not view.role:
         return "no answer"
+    if view.term < 0:
+        return "plain master" if view.is_master else "plain slave"
     word = {"LEADER": "leads", "FOLLOWER": "follows", "CANDIDATE": "candidate"}.get(view.role, view.role)
     return f"{word}, term {view.term}"
 

@@ -26,7 +26,18 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import IPAMConfig, IPAMPool
 
-from cluster.drill.target import SECURITY, SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
+from cluster.drill.target import (
+    CLUSTER,
+    SECURITY,
+    SMALL_DISK_MIB,
+    SMALL_FILES,
+    TOOL_TIMEOUT_S,
+    Direction,
+    DrillError,
+    NotPossibleError,
+    RoadForm,
+    plain_settings,
+)
 from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
@@ -34,6 +45,7 @@ from rocketstore.client import Admin
 
 LISTEN_PORT: Final = 10911
 PEER_PORT: Final = 20911
+SLAVES_PORT: Final = 10912
 USER_ID: Final = 10001
 """The image's user, who must be able to write to the volume."""
 LABEL: Final = "dledger.drill"
@@ -43,6 +55,13 @@ FREEZER_GAVE_UP: Final = "unable to freeze"
 FREEZE_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 30
 FILLER: Final = "/data/.drill-filler"
+ROOT_SETTING: Final = "store_path_root_dir"
+"""As the image's environment spells it."""
+_ROOT: Final = "store"
+_PLAIN_ROOT: Final = "plain"
+_TOOL_DIR: Final = "/volumes"
+_OF_GROUPS: Final = ("dleger", "enabledleger")
+"""How the settings of a group's members begin."""
 _FIRST_HOST: Final = 10
 _SUBNETS_TRIED: Final = 20
 
@@ -138,12 +157,17 @@ class ContainerTarget:
             options = {"type": "tmpfs", "device": "tmpfs", "o": size}
         self._client.volumes.create(name, driver="local", driver_opts=options, labels={LABEL: self.name})
         self._volumes[node] = name
+        self._contain(node)
+
+    def _contain(self, node: NodeId) -> None:
+        """Create its container, on its volume."""
+        name = self._volumes[node]
         self._containers[node] = self._client.containers.create(
             self._image,
             name=f"{self.name}-{node}",
             hostname=node,
             labels={LABEL: self.name},
-            environment=self._environment(node),
+            environment=_environment(self._settings(node)),
             volumes={name: {"bind": "/data", "mode": "rw"}},
             network=self.name,
             networking_config={self.name: self._client.api.create_endpoint_config(ipv4_address=self._hosts[node])},
@@ -154,9 +178,9 @@ class ContainerTarget:
             healthcheck={"test": ["NONE"]},  # the drill checks itself, ten times as often and much cheaper
         )
 
-    def _environment(self, node: NodeId) -> dict[str, str]:
+    def _settings(self, node: NodeId) -> dict[str, str]:
         members = ";".join(f"{one}-{host}:{PEER_PORT}" for one, host in self._hosts.items())
-        settings = {
+        return {
             "enableDLegerCommitLog": "true",
             "dLegerGroup": "drill",
             "dLegerPeers": members,
@@ -167,7 +191,6 @@ class ContainerTarget:
             "insecure": "true",  # the network is private to this host
             **SMALL_FILES,
         }
-        return {f"DLEDGER_{name.upper()}": text for name, text in settings.items()}
 
     def _wait_ready(self, node: NodeId) -> None:
         """Wait until its status is available, or it has exited."""
@@ -315,6 +338,95 @@ class ContainerTarget:
 
         with ThreadPoolExecutor(max(1, len(chosen)), thread_name_prefix="drill-engine") as pool:
             list(pool.map(together, chosen))
+
+
+class ContainerRoad(ContainerTarget):
+    """See ``RoadTarget``. A container's form is its environment: each form has new containers on the old volumes."""
+
+    def __init__(self, client: docker.DockerClient, image: str, *, size: int, keep: bool = False) -> None:
+        super().__init__(client, image, size=size, keep=keep)
+        self._form = RoadForm.PAIR
+
+    def start(self) -> None:
+        """Create everything, and start the pair; the volumes of the others are empty."""
+        self._network = self._make_network()
+        for node in self.nodes:
+            self._create(node)
+        self._start(self.nodes[:2])
+
+    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+        """Replace their containers by those of this form, and start them."""
+        self._form = form
+        for node in nodes:
+            with _told():
+                self._containers.pop(node).remove()
+                self._contain(node)
+        self._start(nodes)
+
+    def _start(self, nodes: Iterable[NodeId]) -> None:
+        chosen = tuple(nodes)
+        self.restart(*chosen)
+        for node in chosen:
+            self._wait_ready(node)
+
+    def _settings(self, node: NodeId) -> dict[str, str]:
+        return self._settings_as(self._form, node)
+
+    def _settings_as(self, form: RoadForm, node: NodeId) -> dict[str, str]:
+        root = f"/data/{_PLAIN_ROOT if form is RoadForm.PLAIN else _ROOT}"
+        settings = super()._settings(node) | {ROOT_SETTING: root, "brokerClusterName": CLUSTER}
+        if form is RoadForm.GROUP:
+            return settings
+        at = f"{self._hosts[self.nodes[0]]}:{SLAVES_PORT}"
+        plain = plain_settings(form, self.nodes.index(node), at, SLAVES_PORT) | {"brokerIP1": self._hosts[node]}
+        return {name: text for name, text in settings.items() if not name.lower().startswith(_OF_GROUPS)} | plain
+
+    def root_of(self, node: NodeId) -> str:
+        """On its volume."""
+        return f"{_TOOL_DIR}/{node}/{_ROOT}"
+
+    def conf_of(self, node: NodeId) -> str:
+        """Made by ``run_tool``."""
+        return f"/tmp/{node}.conf"
+
+    def plain_root_of(self, node: NodeId) -> str:
+        """On the same volume."""
+        return f"{_TOOL_DIR}/{node}/{_PLAIN_ROOT}"
+
+    def run_tool(self, *words: str) -> tuple[int, str]:
+        """Run it in a container that has all volumes, and the conf files of the group."""
+        confs, script = {}, []
+        for number, node in enumerate(self.nodes):
+            lines = self._settings_as(RoadForm.GROUP, node)
+            confs[f"CONF{number}"] = "".join(f"{name}={text}\n" for name, text in lines.items())
+            script.append(f'printf %s "$CONF{number}" > {self.conf_of(node)}; mkdir -p {self.root_of(node)}')
+        with _told():
+            tool = self._client.containers.create(
+                self._image,
+                entrypoint=["sh", "-c", "; ".join(script) + '; exec dledger "$@"', "sh"],
+                command=list(words),
+                name=f"{self.name}-tool",
+                labels={LABEL: self.name},
+                environment=confs,
+                volumes={name: {"bind": f"{_TOOL_DIR}/{node}", "mode": "rw"} for node, name in self._volumes.items()},
+                network_mode="none",
+                read_only=True,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges:true"],
+                tmpfs={"/tmp": "size=16m,mode=1777"},
+                healthcheck={"test": ["NONE"]},
+            )
+            try:
+                tool.start()
+                code = int(tool.wait(timeout=TOOL_TIMEOUT_S)["StatusCode"])
+                said = _text(tool.logs(stdout=True, stderr=False))
+                return code, said if said.strip() else _text(tool.logs(stdout=False, stderr=True))
+            finally:
+                tool.remove(force=True)
+
+
+def _environment(settings: dict[str, str]) -> dict[str, str]:
+    return {f"DLEDGER_{name.upper()}": text for name, text in settings.items()}
 
 
 @contextlib.contextmanager

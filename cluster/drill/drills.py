@@ -14,12 +14,16 @@ from dledger.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """One drill. ``round`` runs once per round; ``small_disks``: each node needs a disk that can be filled."""
+    """One drill. ``round`` runs once per round. ``small_disks``: each node needs a disk that can be filled.
+
+    ``is_road``: the rounds run on a group that was a master and its slave before, and becomes a plain broker later.
+    """
 
     name: str
     summary: str
     round: Callable[[Stage], None]
     small_disks: bool = False
+    is_road: bool = False
 
 
 def _kill_leader(stage: Stage) -> None:
@@ -155,5 +159,11 @@ _ALL: Final = (
     Drill("restart-all", "SIGKILL to every node at once; all are restarted", _restart_all),
     Drill("rolling-restart", "nodes are stopped and started one by one, the leader last", _rolling_restart),
     Drill("replace-volume", "the leader is killed and comes back with an empty disk", _replace_volume),
+    Drill(
+        "upgrade",
+        "master and slave become a group, its leader is killed, and the group becomes a plain broker again",
+        _kill_leader,
+        is_road=True,
+    ),
 )
 DRILLS: Final[Mapping[str, Drill]] = MappingProxyType({one.name: one for one in _ALL})

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dledger.types import NodeId
 
@@ -93,8 +93,18 @@ class DrillEvent:
     term: int = -1
 
 
+_ROLE_WORDS: Final = {
+    "LEADER": "leads",
+    "FOLLOWER": "follows",
+    "CANDIDATE": "is a candidate",
+    "SYNC_MASTER": "is a plain master",
+    "ASYNC_MASTER": "is a plain master",
+    "SLAVE": "is a plain slave",
+}
+
+
 class NodeView(NamedTuple):
-    """A node's reported Raft role (empty: no response), and whether it accepts messages."""
+    """A node's reported role (empty: no response), Raft's or a plain broker's, and whether it accepts messages."""
 
     role: str = ""
     term: int = -1
@@ -105,7 +115,7 @@ class NodeView(NamedTuple):
         """In words for people."""
         if not self.role:
             return "does not answer"
-        what = {"LEADER": "leads", "FOLLOWER": "follows", "CANDIDATE": "is a candidate"}.get(self.role, self.role)
+        what = _ROLE_WORDS.get(self.role, self.role)
         return f"{what} and accepts messages" if self.is_master else what
 
 
@@ -199,6 +209,11 @@ class HistoryRecorder:
         """The number of acknowledgements since some time."""
         with self._lock:
             return len(self._acknowledged_at) - bisect.bisect_right(self._acknowledged_at, at_s)
+
+    def finished(self) -> int:
+        """The number of sends that have ended, whatever their outcome."""
+        with self._lock:
+            return self._counts.total()
 
     def undelivered(self) -> int:
         """The number of acknowledged messages that no consumer has received yet."""

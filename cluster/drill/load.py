@@ -14,6 +14,7 @@ from typing import Final
 
 from cluster.drill.history import Delivery, DrillSend, EventKind, HistoryRecorder, SendOutcome
 from cluster.drill.target import SECURITY, DrillError
+from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from rocketstore.client import Consumer, MessageSender, Producer, SendFuture
 from rocketstore.message.message import Message
@@ -42,6 +43,11 @@ class Load:
         self._name = name
         self._stopping = threading.Event()
         self._abandoned = threading.Event()
+        self._paused = threading.Event()
+        self._resting = threading.Event()
+        """Set by the producer once it has seen the pause."""
+        self._given = 0
+        """Messages given to the producer; read while it rests."""
         self._failures: list[BaseException] = []
         self._producer = self._thread("drill-producer", self._produce)
         self._consumer = self._thread("drill-consumer", self._consume)
@@ -50,6 +56,22 @@ class Load:
         """Start sending and consuming."""
         self._producer.start()
         self._consumer.start()
+
+    def pause(self) -> int:
+        """Send nothing more, and wait until every outcome is known; returns how many messages were sent so far."""
+        self._resting.clear()
+        self._paused.set()
+        wait_until(self._rests, JOIN_TIMEOUT_S, "the producer still waits for answers")
+        return self._given
+
+    def resume(self) -> None:
+        """Send again."""
+        self._paused.clear()
+
+    def _rests(self) -> bool:
+        if self._failures:
+            raise DrillError(f"a client of the drill failed: {self._failures[0]!r}")
+        return self._resting.is_set() and self._recorder.finished() == self._given
 
     def finish(self, drain_s: float) -> None:
         """Stop sending, and wait for all outcomes and for the consumer to receive all acknowledged messages.
@@ -100,15 +122,18 @@ class Load:
             Producer(self._addresses, timeout_s=SEND_TIMEOUT_S, on_failure=note, security=SECURITY) as producer,
             producer.sender(ordered=True) as sender,
         ):
-            number = 0
             due_s = recorder.now_s
             while not self._stopping.wait(TICK_S):
                 now_s = recorder.now_s
+                if self._paused.is_set():
+                    self._resting.set()
+                    due_s = now_s
+                    continue
                 due_s = max(due_s, now_s - BEHIND_S_MAX)
                 while due_s <= now_s:
                     due_s += 1 / self._rate
-                    self._send_one(sender, number)
-                    number += 1
+                    self._given += 1
+                    self._send_one(sender, self._given - 1)
 
     def _send_one(self, sender: MessageSender, number: int) -> None:
         body = f"{self._name}/{number} ".encode().ljust(BODY_BYTES, b".")

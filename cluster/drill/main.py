@@ -17,10 +17,11 @@ from cluster import terminal
 from cluster.drill import html, report
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import DrillEvent
-from cluster.drill.processes import ProcessTarget
+from cluster.drill.processes import ProcessRoad, ProcessTarget
+from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions
-from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError
+from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError, RoadTarget
 from dledger import html_page
 
 
@@ -86,6 +87,8 @@ def _planned(names: Sequence[str], options: DrillOptions) -> Iterator[tuple[Dril
 def _run_one(drill: Drill, options: DrillOptions, make_target: MakeTarget) -> DrillResult:
     with _progress(drill) as tell, closing(make_target(drill, options)) as target:
         try:
+            if isinstance(target, RoadTarget):
+                return run_road(drill, target, options, tell)
             return run_drill(drill, target, options, tell)
         except DrillError as error:
             if options.keep:
@@ -124,6 +127,8 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
 
 
 def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
+    if drill.is_road:
+        return ProcessRoad(size=options.nodes, keep=options.keep)
     return ProcessTarget(size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
 
@@ -133,7 +138,7 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
     try:
         from cluster.containers.engine import EngineUnavailableError, engine
         from cluster.containers.image import ImageError, ensure_image
-        from cluster.drill.containers import ContainerTarget
+        from cluster.drill.containers import ContainerRoad, ContainerTarget
     except ImportError as error:
         raise NotPossibleError(f"the Docker SDK is not installed ({error}): install dledger[drill]") from error
 
@@ -145,6 +150,8 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
             raise NotPossibleError(str(error)) from error
 
         def make(drill: Drill, options: DrillOptions) -> DrillTarget:
+            if drill.is_road:
+                return ContainerRoad(client, image, size=options.nodes, keep=options.keep)
             return ContainerTarget(client, image, size=options.nodes, small_disks=drill.small_disks, keep=options.keep)
 
         yield make

@@ -11,13 +11,24 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from cluster.drill.detours import ProxyNetwork
-from cluster.drill.target import SMALL_DISK_MIB, SMALL_FILES, Direction, DrillError, NotPossibleError
+from cluster.drill.target import (
+    CLUSTER,
+    SMALL_DISK_MIB,
+    SMALL_FILES,
+    TOOL_TIMEOUT_S,
+    Direction,
+    DrillError,
+    NotPossibleError,
+    RoadForm,
+    plain_settings,
+)
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, LocalGroupError, LocalNode
 from dledger.types import NodeId
@@ -58,8 +69,11 @@ class ProcessTarget:
         self._keep = keep
         self._small_disks = small_disks
         self.directory = Path(tempfile.mkdtemp(prefix="dledger-drill-"))
-        self._group = DetouredBrokers(self.directory, size=size)
+        self._group = self._make_group(size)
         self._mounted: list[Path] = []
+
+    def _make_group(self, size: int) -> DetouredBrokers:
+        return DetouredBrokers(self.directory, size=size)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -191,6 +205,84 @@ class ProcessTarget:
         if done.returncode:
             raise NotPossibleError(f"cannot mount a small file system here: {done.stderr.strip()}")
         self._mounted.append(directory)
+
+
+class RoadBrokers(DetouredBrokers):
+    """Brokers that change their form, from conf files, at the same addresses and on the same directories."""
+
+    form = RoadForm.PAIR
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:  # noqa: ARG002  # the same for every node
+        """No detours: members must have equal conf files."""
+        return f"{HOST}:{other.peer_port}"
+
+    def plain_root(self, node: NodeId) -> Path:
+        """Where its log is exported to."""
+        return self.directory / f"{node}-plain"
+
+    def conf_lines(self, node: NodeId) -> dict[str, str]:
+        """Those of the present form. A plain master listens for slaves where a member would for its peers."""
+        self.plain = self.form is not RoadForm.GROUP
+        lines = super().conf_lines(node) | {"brokerClusterName": CLUSTER}
+        if self.plain:
+            master = next(iter(self.nodes.values()))
+            at = f"{HOST}:{master.peer_port}"
+            lines |= plain_settings(self.form, [*self.nodes].index(node), at, self.nodes[node].peer_port)
+        if self.form is RoadForm.PLAIN:
+            root = self.plain_root(node)
+            lines |= {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+        return lines
+
+
+class ProcessRoad(ProcessTarget):
+    """See ``RoadTarget``."""
+
+    _group: RoadBrokers
+
+    def _make_group(self, size: int) -> RoadBrokers:
+        return RoadBrokers(self.directory, size=size)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the files are, if they are kept."""
+        return super().notes[1:]
+
+    def start(self) -> None:
+        """Start the pair; the directories of the others are empty."""
+        for node in self.nodes:
+            self._group.root_dir(node).mkdir(parents=True)
+        self.start_as(RoadForm.PAIR, *self.nodes[:2])
+
+    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+        """Start them in this form."""
+        self._group.form = form
+        _told(lambda: self._group.start_together(nodes))
+
+    def root_of(self, node: NodeId) -> str:
+        """Its directory."""
+        return str(self._group.root_dir(node))
+
+    def conf_of(self, node: NodeId) -> str:
+        """A conf file of its own, so that it exists before the first start."""
+        before, self._group.form = self._group.form, RoadForm.GROUP
+        lines = self._group.conf_lines(node)
+        self._group.form = before
+        file = self.directory / f"group-{node}.conf"
+        file.write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+        return str(file)
+
+    def plain_root_of(self, node: NodeId) -> str:
+        """Beside its directory."""
+        return str(self._group.plain_root(node))
+
+    def run_tool(self, *words: str) -> tuple[int, str]:
+        """Run it as a process."""
+        command = [sys.executable, "-m", "cluster.entry", *words]
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise DrillError(f"{' '.join(words[:2])} did not end within {TOOL_TIMEOUT_S:g} s") from error
+        return done.returncode, done.stdout if done.stdout.strip() else done.stderr
 
 
 def _told(action: Callable[[], object]) -> None:

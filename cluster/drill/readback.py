@@ -21,15 +21,18 @@ TIMEOUT_S: Final = 10.0
 PAGE: Final = 1000
 
 
-def read_node(node: NodeId, address: str, group: str, topic: str, queues: int, end_position: int) -> NodeCopy:
+def read_node(
+    node: NodeId, address: str, group: str, topic: str, queues: int, end_position: int, *, name: str = ""
+) -> NodeCopy:
     """One node's own copy, whatever its role. Raises ``DrillError`` if it cannot be read.
 
+    ``name``: what the copy is called, if not as the node.
     Only the log before ``end_position`` is read: brokers also write to it on their own, even between two reads.
     """
     try:
         with closing(BrokerConnection([address], timeout_s=TIMEOUT_S, security=SECURITY)) as connection:
             pulled = {one: pull_all(connection, address, topic, one) for one in range(queues)}
-        return NodeCopy(node, pulled, _log(address, group, end_position))
+        return NodeCopy(NodeId(name or node), pulled, _log(address, group, end_position))
     except DLedgerError as error:
         raise DrillError(f"cannot read back what {node} holds: {error}") from error
 

@@ -66,9 +66,14 @@ def round_row(one: RoundFacts) -> tuple[str, ...]:
         seconds(one.without_service_s),
         f"{one.failed:,}",
         f"{one.leader_before or '-'} → {one.leader_after or '-'}",
-        f"{one.term_before} → {one.term_after}",
+        f"{_term(one.term_before)} → {_term(one.term_after)}",
         seconds(whole),
     )
+
+
+def _term(term: int) -> str:
+    """Plain brokers have none."""
+    return str(term) if term >= 0 else "-"
 
 
 def seconds(value: float) -> str:
@@ -108,6 +113,12 @@ def verdict_lines(result: DrillResult) -> list[str]:
 
 def passed_sentence(verdict: DrillVerdict) -> str:
     """What a passed drill has shown."""
+    if verdict.earlier:
+        return (
+            f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, in "
+            f"order, at its acknowledged position, and the earlier ones were on {', '.join(verdict.earlier)}; queue "
+            "offsets go on without gaps, and no step changed a message"
+        )
     return (
         f"every one of {verdict.acknowledged:,} acknowledged messages is on {', '.join(verdict.nodes)}, once, in "
         "order, at its acknowledged position; all nodes hold the same log"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -69,11 +69,7 @@ def run_drill(
     """
     target.start()
     addresses = {node: target.address(node) for node in target.nodes}
-    try:
-        _create_topic(list(addresses.values()))
-    except DrillError as error:
-        said = [line for node in target.nodes for line in target.log_of(node).splitlines()[-LOG_LINES:]]
-        raise DrillError("\n".join([str(error), *said])) from error
+    create_topic(target, target.nodes)
     recorder = HistoryRecorder(tell)
     load = Load(list(addresses.values()), recorder, rate=options.rate, name=drill.name)
     problems: list[str] = []
@@ -86,7 +82,7 @@ def run_drill(
                 EventKind.STEP, f"{leader} leads; the load starts: {options.rate:g} messages/s, one consumer"
             )
             load.start()
-            _rounds(drill, stage, problems, recorder)
+            run_rounds(drill, stage, problems, recorder)
             load.finish(DRAIN_S)
             end = stage.wait_alike()
             recorder.event(EventKind.STEP, "the load has ended; reading everything back from every node")
@@ -95,10 +91,12 @@ def run_drill(
             problems.append(str(error))
         finally:
             load.abandon()
-    return _result(drill, target, options, recorder.finish(), stage, copies, problems)
+    notes = recorder.finish()
+    verdict = judge(notes.sends, notes.deliveries, copies) if copies else None
+    return result_of(drill, target, options, notes, stage, verdict, problems)
 
 
-def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRecorder) -> None:
+def run_rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRecorder) -> None:
     """Run the rounds; a failed drill is healed, so that its messages can still be judged."""
     try:
         for _ in range(stage.options.rounds):
@@ -111,15 +109,16 @@ def _rounds(drill: Drill, stage: Stage, problems: list[str], recorder: HistoryRe
         stage.undo_the_rest()
 
 
-def _result(
+def result_of(
     drill: Drill,
     target: DrillTarget,
     options: DrillOptions,
     notes: Notes,
     stage: Stage,
-    copies: list[NodeCopy],
+    verdict: DrillVerdict | None,
     problems: list[str],
 ) -> DrillResult:
+    """The result of a finished drill; ``verdict`` is None if the messages could not be read back."""
     rounds = tuple(facts_of(one, notes) for one in stage.rounds)
     problems += [f"no acknowledgements after: {one.round.fault}" for one in rounds if math.isinf(one.without_service_s)]
     return DrillResult(
@@ -134,7 +133,7 @@ def _result(
         lanes=lanes(notes.seen, notes.ended_s),
         series=series(notes),
         seconds=notes.ended_s,
-        verdict=judge(notes.sends, notes.deliveries, copies) if copies else None,
+        verdict=verdict,
         problems=tuple(problems),
     )
 
@@ -143,8 +142,16 @@ def _name(drill: Drill, options: DrillOptions) -> str:
     return f"{drill.name} --direction {options.direction}" if drill.name == "isolate-leader" else drill.name
 
 
+def create_topic(target: DrillTarget, nodes: Sequence[NodeId]) -> None:
+    """Create it and wait until these brokers know it. Raises ``DrillError``."""
+    try:
+        _create_topic([target.address(node) for node in nodes])
+    except DrillError as error:
+        said = [line for node in nodes for line in target.log_of(node).splitlines()[-LOG_LINES:]]
+        raise DrillError("\n".join([str(error), *said])) from error
+
+
 def _create_topic(addresses: list[str]) -> None:
-    """Create it and wait until every broker knows it."""
     try:
         with Admin(addresses, timeout_s=READY_TIMEOUT_S, security=SECURITY) as admin:
             admin.put_topic(TopicInfo(TOPIC, QUEUES, QUEUES, 6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,9 +65,11 @@ class Stage:
         *,
         victim: NodeId | None = None,
         undo: Callable[[], object] | None = None,
+        kind: EventKind = EventKind.FAULT,
     ) -> Round:
         """Start a round. Its time is taken just before the fault, so that no measurement is too short.
 
+        ``kind``: what the timeline calls it, if it is a planned stop.
         ``undo`` is called by ``heal``, or when the drill fails before that.
         """
         at_s = self._recorder.now_s
@@ -76,7 +78,7 @@ class Stage:
         one = Round(len(self.rounds) + 1, text, victim, at_s)
         self.rounds.append(one)
         self._undo = undo
-        self._recorder.event(EventKind.FAULT, text, node=victim, at_s=at_s)
+        self._recorder.event(kind, text, node=victim, at_s=at_s)
         act()
         return one
 
@@ -109,8 +111,9 @@ class Stage:
         self._wait_acknowledged(self._recorder.now_s)
         return leader
 
-    def wait_recovered(self, one: Round) -> None:
-        """Wait until every node responds and has all that the leader had at the start of this wait."""
+    def wait_recovered(self, one: Round, nodes: Collection[NodeId] = ()) -> None:
+        """Wait until every node (of ``nodes``) responds and has all that the leader had at the start of this wait."""
+        chosen = nodes or self.target.nodes
         leader = self.leader()
         status = self.watch.statuses.get(leader)
         if status is None:
@@ -118,33 +121,35 @@ class Stage:
         mark = status.end_offset
 
         def all_have() -> bool:
-            statuses = self.watch.statuses
+            statuses = {node: one for node, one in self.watch.statuses.items() if node in chosen}
             terms = {status.term for status in statuses.values()}
             return (
-                len(statuses) == len(self.target.nodes)
+                len(statuses) == len(chosen)
                 and len(terms) == 1
                 and all(status.max_offset >= mark for status in statuses.values())
             )
 
         wait_until(all_have, CATCH_UP_TIMEOUT_S, "not every node has caught up")
         one.recovered_s = self._recorder.now_s
-        text = f"all {len(self.target.nodes)} nodes are up and have caught up"
+        text = f"all {len(chosen)} nodes are up and have caught up" if len(chosen) > 1 else "it serves"
         self._recorder.event(EventKind.RECOVERED, text, node=one.victim, at_s=one.recovered_s)
 
-    def wait_alike(self) -> int:
-        """After the load: wait until every node has everything in its log and queues; returns the log's end.
+    def wait_alike(self, nodes: Collection[NodeId] = ()) -> int:
+        """After the load: wait until every node (of ``nodes``) has everything in its log and queues; returns the log's
+        end.
 
         Statuses from before this wait do not count: they may be equal but lack the last messages.
         """
         began_s = self._recorder.now_s
+        chosen = nodes or self.target.nodes
         found: list[int] = []
 
         def alike() -> bool:
-            statuses = list(self.watch.statuses_since(began_s).values())
+            statuses = [one for node, one in self.watch.statuses_since(began_s).items() if node in chosen]
             ends = {(status.max_offset, status.end_offset) for status in statuses}
             found[:] = [end for _, end in ends]
             return (
-                len(statuses) == len(self.target.nodes)
+                len(statuses) == len(chosen)
                 and len(ends) == 1
                 and all(top == end for top, end in ends)
                 and not any(status.dispatch_behind_bytes for status in statuses)

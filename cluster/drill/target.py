@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from dledger.client.security import ClientSecurity
 from dledger.types import NodeId
@@ -25,6 +25,8 @@ is rather full (by default 90 %) stops no drill; one filled on purpose is full t
 """
 SECURITY: Final = ClientSecurity(insecure=True)
 """For a drill's clients: containers have their own addresses, but on networks inside this host."""
+TOOL_TIMEOUT_S: Final = 300.0
+"""For comparing, aligning or exporting what a drill has stored."""
 SMALL_DISK_MIB: Final = 96
 """Size of each broker's disk if one is to be filled."""
 
@@ -108,3 +110,47 @@ class DrillTarget(Protocol):
 
     def log_of(self, node: NodeId) -> str:
         """The end of its output."""
+
+
+class RoadForm(StrEnum):
+    """What the brokers of a road are, one after the other, on the same directories."""
+
+    PAIR = "pair"
+    """The first node is a plain master, the second its slave; the others do not run."""
+    GROUP = "group"
+    """All are members of a group."""
+    PLAIN = "plain"
+    """One is a plain broker, on the directory that was exported from the group."""
+
+
+CLUSTER: Final = "DrillCluster"
+
+
+def plain_settings(form: RoadForm, number: int, master_address: str, slaves_port: int) -> dict[str, str]:
+    """The settings of a plain broker, as in RocketMQ's ``2m-2s-sync``. ``slaves_port``: its own ``haListenPort``."""
+    common = {"haListenPort": str(slaves_port), "brokerClusterName": CLUSTER}
+    if form is RoadForm.PLAIN:
+        return {**common, "brokerRole": "ASYNC_MASTER", "brokerId": "0"}
+    if number == 0:
+        return {**common, "brokerRole": "SYNC_MASTER", "brokerId": "0"}
+    return {**common, "brokerRole": "SLAVE", "brokerId": str(number), "haMasterAddress": master_address}
+
+
+@runtime_checkable
+class RoadTarget(DrillTarget, Protocol):
+    """Brokers that change their form on the way; each node's address stays."""
+
+    def start_as(self, form: RoadForm, *nodes: NodeId) -> None:
+        """Start stopped nodes with the settings of this form; returns when they serve."""
+
+    def root_of(self, node: NodeId) -> str:
+        """Its ``storePathRootDir``, as ``run_tool`` sees it."""
+
+    def conf_of(self, node: NodeId) -> str:
+        """Its conf file as a member of the group, as ``run_tool`` sees it."""
+
+    def plain_root_of(self, node: NodeId) -> str:
+        """Where the node's log is to be exported to, as ``run_tool`` sees it."""
+
+    def run_tool(self, *words: str) -> tuple[int, str]:
+        """Run ``dledger`` with these arguments where all directories can be seen; returns exit code and output."""

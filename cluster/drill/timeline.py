@@ -95,7 +95,7 @@ def _leader_at(seen: Iterable[SeenChange], at_s: float) -> tuple[NodeId | None, 
         if one.at_s > at_s:
             break
         latest[one.node] = one.view
-    leaders = [(view.term, node) for node, view in latest.items() if view.role == "LEADER"]
+    leaders = [(view.term, node) for node, view in latest.items() if view.role == "LEADER" or view.is_master]
     return (max(leaders)[1], max(leaders)[0]) if leaders else (None, -1)
 
 

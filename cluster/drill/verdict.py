@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise, zip_longest
 from typing import Final, NamedTuple
 
 from cluster.drill.history import Delivery, DrillSend, NodeCopy, SendOutcome
@@ -38,6 +39,7 @@ class DefectKind(StrEnum):
     NODES_DIFFER = "nodes that differ"
     NOT_CONSUMED = "acknowledged but never consumed"
     CONSUMED_WRONGLY = "consumed out of order or not as stored"
+    CHANGED = "changed by a step of the road"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class DrillVerdict:
     """Repeated deliveries, which are allowed."""
     nodes: tuple[NodeId, ...]
     defects: tuple[Defect, ...]
+    earlier: tuple[NodeId, ...] = ()
+    """Of a road: whose copies were read at its earlier stations."""
 
     @property
     def passed(self) -> bool:
@@ -87,22 +91,35 @@ class MessagePlace(NamedTuple):
 
 def judge(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], copies: Sequence[NodeCopy]) -> DrillVerdict:
     """Check all rules. ``sends`` are in order of their numbers."""
-    places = {copy.node: _places(copy) for copy in copies}
-    anywhere = {body for one in places.values() for body in one}
-    broken: list[tuple[DefectKind, Iterable[str]]] = [
-        (DefectKind.LOST, _lost(sends, places)),
-        (DefectKind.DUPLICATED, _duplicated(places)),
-        (DefectKind.OUT_OF_ORDER, _out_of_order(sends)),
-        (DefectKind.MOVED, _moved(sends, places)),
-        (DefectKind.REFUSED_BUT_STORED, _refused_but_stored(sends, anywhere)),
-        (DefectKind.NEVER_SENT, sorted(_text(body) for body in anywhere - {one.body for one in sends})),
-        (DefectKind.OFFSETS, _bad_offsets(copies)),
-        (DefectKind.NODES_DIFFER, _differing(copies)),
+    return judge_road(sends, deliveries, [Station(len(sends), copies)])
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """Where a group stopped on its way: how many messages had been sent by then, and what its brokers held."""
+
+    sent: int
+    copies: Sequence[NodeCopy]
+
+
+def judge_road(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], stations: Sequence[Station]) -> DrillVerdict:
+    """Check all rules at every station, and that none lacks or changes what was in the queues of the one before.
+
+    The figures are those of the last station. ``sends`` are in order of their numbers.
+    """
+    *before, last = stations
+    copies = last.copies
+    broken: list[tuple[DefectKind, Iterable[str]]] = []
+    for station in stations:
+        broken += _broken_rules(sends[: station.sent], station.copies)
+    broken += [(DefectKind.CHANGED, _changed(one, other)) for one, other in pairwise(stations)]
+    broken += [
         (DefectKind.NOT_CONSUMED, _not_consumed(sends, deliveries)),
         (DefectKind.CONSUMED_WRONGLY, _consumed_wrongly(deliveries, copies)),
     ]
     outcomes = Counter(one.outcome for one in sends)
     consumed = {one.body for one in deliveries}
+    anywhere = {body for copy in copies for body in _places(copy)}
     return DrillVerdict(
         sent=len(sends),
         acknowledged=outcomes[SendOutcome.ACKNOWLEDGED],
@@ -113,14 +130,33 @@ def judge(sends: Sequence[DrillSend], deliveries: Sequence[Delivery], copies: Se
         redelivered=len(deliveries) - len(consumed),
         nodes=tuple(copy.node for copy in copies),
         defects=tuple(_defects(broken)),
+        earlier=tuple(copy.node for one in before for copy in one.copies),
     )
 
 
+def _broken_rules(sends: Sequence[DrillSend], copies: Sequence[NodeCopy]) -> list[tuple[DefectKind, Iterable[str]]]:
+    """The rules about what brokers hold."""
+    places = {copy.node: _places(copy) for copy in copies}
+    anywhere = {body for one in places.values() for body in one}
+    return [
+        (DefectKind.LOST, _lost(sends, places)),
+        (DefectKind.DUPLICATED, _duplicated(places)),
+        (DefectKind.OUT_OF_ORDER, _out_of_order(sends)),
+        (DefectKind.MOVED, _moved(sends, places)),
+        (DefectKind.REFUSED_BUT_STORED, _refused_but_stored(sends, anywhere)),
+        (DefectKind.NEVER_SENT, sorted(_text(body) for body in anywhere - {one.body for one in sends})),
+        (DefectKind.OFFSETS, _bad_offsets(copies)),
+        (DefectKind.NODES_DIFFER, _differing(copies)),
+    ]
+
+
 def _defects(broken: Iterable[tuple[DefectKind, Iterable[str]]]) -> Iterator[Defect]:
+    cases: dict[DefectKind, list[str]] = defaultdict(list)
     for kind, found in broken:
-        cases = list(found)
-        if cases:
-            yield Defect(kind, len(cases), tuple(cases[:EXAMPLES_MAX]))
+        cases[kind] += found
+    for kind, mine in cases.items():
+        if mine:
+            yield Defect(kind, len(mine), tuple(mine[:EXAMPLES_MAX]))
 
 
 def _places(copy: NodeCopy) -> dict[bytes, list[MessagePlace]]:
@@ -209,6 +245,20 @@ def _differing(copies: Sequence[NodeCopy]) -> Iterator[str]:
                     f"queue {queue_id}: {copy.node} has {len(mine)} records and {first.node} has {len(other)}; "
                     f"{same} are equal"
                 )
+
+
+def _changed(before: Station, after: Station) -> Iterator[str]:
+    """Physical offsets may change, and so a record's checksum; queue offsets and bodies may not."""
+    for was in before.copies[:1]:
+        for now in after.copies:
+            for queue_id, messages in sorted(was.queues.items()):
+                here = now.queues.get(queue_id, ())
+                for one, other in zip_longest(messages, here[: len(messages)]):
+                    if other is None or (one.queue_offset, one.body) != (other.queue_offset, other.body):
+                        there = "nothing" if other is None else f"{_text(other.body)} at {other.queue_offset}"
+                        place = MessagePlace(queue_id, one.queue_offset)
+                        yield f"{place}: {was.node} held {_text(one.body)}, {now.node} holds {there}"
+                        break
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------

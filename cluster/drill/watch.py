@@ -91,7 +91,7 @@ class Watch:
             before_s = now_s
 
     def _take(self, node: NodeId, asked_s: float, status: BrokerStatus | None) -> None:
-        view = NodeView() if status is None else NodeView(status.raft_role, status.term, status.is_master)
+        view = NodeView() if status is None else _view(status)
         with self._lock:
             if status is None:
                 self._statuses.pop(node, None)
@@ -101,6 +101,13 @@ class Watch:
             self._views[node] = view
         if changed:
             self._recorder.saw(node, view)
+
+
+def _view(status: BrokerStatus) -> NodeView:
+    """A plain broker has no term."""
+    if status.raft_role:
+        return NodeView(status.raft_role, status.term, status.is_master)
+    return NodeView(status.role, is_master=status.is_master)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:

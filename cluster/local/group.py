@@ -144,7 +144,11 @@ class LocalGroup:
 
     def start_all(self) -> None:
         """Start all nodes that are not running, in parallel, and wait until they are ready."""
-        offsets = {node: self._spawn(node) for node in self.nodes if not self.is_running(node)}
+        self.start_together([node for node in self.nodes if not self.is_running(node)])
+
+    def start_together(self, nodes: Sequence[NodeId]) -> None:
+        """Start these in parallel, and wait until they are ready."""
+        offsets = {node: self._spawn(node) for node in nodes}
         for node, offset in offsets.items():
             self._wait_ready(node, offset)
 

@@ -20,6 +20,7 @@ CHANGEABLE: Final = frozenset(
         "pull_bytes_max",
         "reject_transaction_message",
         "short_polling_time_mills",
+        "slave_read_enable",
     }
 )
 """Settings that can change; everything else is read at the start, by something."""

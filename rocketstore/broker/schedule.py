@@ -334,6 +334,9 @@ class _Run:
                     return None
                 self._service.skip(level.number, level.offset, str(error))
                 return _Found(end=level.offset + 1)
+        except ShutdownError:
+            level.arrived = True  # nothing was read
+            raise
         if result.status is GetMessageStatus.FOUND:
             level.arrived = True
             return self._due(level, result.records, result.next_offset, wall_ms)

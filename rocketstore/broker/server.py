@@ -63,6 +63,7 @@ from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for
 from rocketstore.ha.service import HA_PORT_OFFSET, HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.message.delay import DelayLevels
+from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
@@ -323,7 +324,11 @@ class BrokerServer:
         return serves and bool(self.view().leader) and self._has_caught_up()
 
     def _replication_table(self) -> dict[str, str]:
-        return {} if self.replication is None else self.replication.facts().table()
+        replication = self.replication
+        if replication is None:
+            return {}
+        facts = replication.facts()
+        return facts.table() if facts.is_slave else facts.table() | {HA_PORT: str(replication.port)}
 
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""

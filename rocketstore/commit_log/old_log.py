@@ -7,7 +7,7 @@ log's files are part of the broker's log, up to the record's end; nothing is app
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -16,11 +16,16 @@ from crc32c import crc32c
 
 from dledger.errors import CorruptLogError
 from dledger.prehistory import DIGESTS_MAX, Prehistory
+from dledger.store.checkpoint import read_checkpoint
+from dledger.store.format import parse_segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from dledger.store.inspect import ProblemItem
+from dledger.store.opening import CHECKPOINT_FILE
+from dledger.types import NO_INDEX
 from rocketstore.commit_log.digests import FileEnding, PlainFiles, digest_log
 
 OLD_LOG_FILE: Final = "old-log"
+_HEAD_BYTES: Final = 8
 _VERSION: Final = 1
 _ADVICE: Final = (
     "Copy the file of this name from another member of the group: it is the same on all of them, if their old logs are"
@@ -40,6 +45,34 @@ def read_old_log(node_directory: Path) -> Prehistory | None:
     if found is None:
         raise CorruptLogError(path, 0, "the record of the old log is unreadable", _ADVICE)
     return found
+
+
+def group_has_begun(node_directory: Path) -> bool:
+    """Whether the member's log in ``node_directory`` has entries that follow a plain log's. Raises ``OSError``."""
+    written = [parse_segment_name(path.name) for path in written_segments(node_directory / "data")]
+    if written and 0 not in written:
+        return True
+    if not (node_directory / OLD_LOG_FILE).exists():
+        return False
+    try:
+        return read_checkpoint(node_directory / CHECKPOINT_FILE).flushed.index != NO_INDEX  # its data may be elsewhere
+    except CorruptLogError:
+        return True
+
+
+def written_segments(directory: Path) -> Iterator[Path]:
+    """The non-empty segments of a directory; none if there is no such directory. Raises ``OSError``."""
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if _is_written(path):
+                yield path
+
+
+def _is_written(path: Path) -> bool:
+    if parse_segment_name(path.name) is None or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return any(file.read(_HEAD_BYTES))
 
 
 def _decode(text: bytes) -> Prehistory | None:

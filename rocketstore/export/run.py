@@ -33,6 +33,7 @@ from dledger.store.fs import FileSystem, make_dirs_durably
 from dledger.store.identity import DirectoryLock
 from dledger.store.mmap_file_list import list_segments
 from dledger.store.verify import VerifiedNode
+from rocketstore.commit_log.old_log import read_old_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
@@ -166,7 +167,7 @@ class _Export:
         self._partial = target.with_name(target.name + PARTIAL_SUFFIX)
         self._levels = DelayLevels.parse(store.message_delay_level)
         self._entries = _part_of(node, node.end if choices.whole_log else node.committed_end)
-        self._old = _old_part(store, self._entries)
+        self._old = _old_part(store, node, self._entries)
         self._plain = _plain_config(store, self._partial, self._entries.segment_bytes)
         self._numbers = NextOffsets()
         self._state = StateRecords()
@@ -419,19 +420,28 @@ def _by_base(paths: list[Path]) -> Mapping[int, Path]:
     return {int(path.name): path for path in paths}
 
 
-def _old_part(store: MessageStoreConfig, entries: LogPart) -> LogPart | None:
-    """The plain files with which a mixed log begins; None if there are none. Raises ``ConfigError`` for a gap."""
+def _old_part(store: MessageStoreConfig, node: VerifiedNode, entries: LogPart) -> LogPart | None:
+    """The plain files that the log continues; None if it continues none, or they have expired.
+
+    Raises ``ConfigError`` if they are not whole.
+    """
+    record = read_old_log(node.directory)
+    if record is None:
+        return None
     there = [one for one in (*store.commit_log_dirs, *store.read_only_commit_log_dirs) if one.is_dir()]
-    found = {one.base: one for one in list_segments(there, entries.segment_bytes).segments}
+    size = record.file_bytes
+    found = {one.base: one for one in list_segments(there, size).segments if one.base < record.end}
     if not found:
         return None
-    begin, size = min(found), entries.segment_bytes
-    expected = set(range(begin, entries.begin, size))
-    if entries.begin % size or set(found) != expected or any(one.size != size for one in found.values()):
+    whole = {base for base, one in found.items() if one.size == size}
+    if whole != set(range(min(found), record.end, size)) or entries.begin != record.end:
         raise ConfigError(
-            [f"the plain files in {there[0]} do not end where the replicated log begins ({entries.begin})"]
+            [
+                f"the plain files in {there[0]} do not reach to {entries.begin}, where the group's log begins: "
+                "export another member, or restore them (dledger upgrade check --align)"
+            ]
         )
-    return LogPart({base: one.path for base, one in found.items()}, size, begin, entries.begin)
+    return LogPart({base: one.path for base, one in found.items()}, size, min(found), record.end)
 
 
 def _files_part(store: MessageStoreConfig, begin: int, end: int) -> LogPart:

@@ -211,6 +211,7 @@ class HaMaster:
             first = await slave.first_report()
             begin, had = await self._introduced(slave) if first == GREETING else self._unintroduced(slave, first)
         slave.begins_at(begin, acknowledged=had)
+        self._conditions.clear(ConditionKind.NOT_REPLICATING, slave.host)
         _LOG.info("the slave %s follows from offset %d on", slave.name, begin)
         waits = self._waits
         if waits is not None:

@@ -23,7 +23,7 @@ from rocketstore.ha.epoch import EpochFile
 from rocketstore.ha.inbox import Inbox
 from rocketstore.ha.memory import KnownMaster, SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
-from rocketstore.ha.received import DamagedStreamError, ReceivedLog
+from rocketstore.ha.received import ReceivedLog
 from rocketstore.ha.tail import tail_of
 from rocketstore.ha.wire import (
     GREETING,
@@ -42,10 +42,6 @@ from rocketstore.types import PutMessageStatus
 
 _LOG: Final = logging.getLogger("rocketstore")
 CONNECT_TIMEOUT_S: Final = 5.0
-RETRY_S: Final = 1.0
-"""After a connection that failed or ended."""
-REFUSED_RETRY_S: Final = 5.0
-"""After one that one of the two sides had a reason to end."""
 GREETING_WAIT_S: Final = 1.0
 """How long a master of ours may take to answer the greeting. RocketMQ's does not, and waits for a number after it."""
 
@@ -109,6 +105,8 @@ class HaSlave:
         self._tls = tls
         self._task: asyncio.Task[None] | None = None
         self._view = MasterView()
+        self._said = ""  # the problem that the log file has last been told
+        self._received: ReceivedLog | None = None
         self._aimed = (0, 0)  # an end of the master's log, and when it was heard: complete once it is here
         self._memory = memory
         if memory is not None:
@@ -142,7 +140,6 @@ class HaSlave:
         if is_ours is None:
             self._view = replace(view, master_end=max(master_end, view.master_end), heard_ms=now_ms)
         else:
-            self._conditions.clear(ConditionKind.NOT_REPLICATING)
             self._view = replace(
                 view, is_connected=True, is_ours=is_ours, master_end=master_end, heard_ms=now_ms, problem=""
             )
@@ -159,6 +156,18 @@ class HaSlave:
             self._aimed = self._view.master_end, self._view.heard_ms
         if now_ms >= self._remember_ms:
             self._remember_soon(now_ms)
+
+    def goes_on(self) -> None:
+        """It has taken something, or has everything: only then is an earlier problem over."""
+        self._said = ""
+        self._conditions.clear(ConditionKind.NOT_REPLICATING)
+
+    def received_from(self, offset: int) -> ReceivedLog:
+        """What takes the master's log from ``offset`` on; if the last connection ended within a blank, it knows."""
+        before = self._received
+        blank_left = before.blank_left if before is not None and before.end == offset else 0
+        self._received = now = ReceivedLog(offset, self.log.segment_bytes, self.delay_levels, blank_left=blank_left)
+        return now
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -205,20 +214,21 @@ class HaSlave:
         address = self._master()
         if not address:
             self._lost("", "its address is not known: set haMasterAddress, or namesrvAddr")
-            return RETRY_S
+            return self.pace.retry_s
         try:
             await self._follow(address)
-        except (RefusedError, HaProtocolError, DamagedStreamError, DiskError, CorruptLogError) as error:
+        except DLedgerError as error:  # refused, damaged, nonsense; a disk that is full, or failed
             self._lost(address, str(error))
-            return REFUSED_RETRY_S
+            return self.pace.refused_retry_s
         except TimeoutError:
             self._lost(address, "it is silent")
         except (OSError, EOFError) as error:
             self._lost(address, str(error))
-        return RETRY_S
+        return self.pace.retry_s
 
     def _lost(self, address: str, problem: str) -> None:
-        if problem != self._view.problem:
+        if problem != self._said:
+            self._said = problem
             _LOG.warning("this slave does not follow its master %s: %s", address, problem)
         was_connected = self._view.is_connected
         self._view = replace(
@@ -229,11 +239,14 @@ class HaSlave:
         self._conditions.set(ConditionKind.NOT_REPLICATING, f"this slave does not follow its master: {problem}")
 
     async def _follow(self, address: str) -> None:
-        host, port = parse_address(address)
         context = None if self._tls is None else self._tls()
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            loop = asyncio.get_running_loop()
-            transport, inbox = await loop.create_connection(Inbox, host, port, ssl=context)
+        try:
+            host, port = parse_address(address)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                loop = asyncio.get_running_loop()
+                transport, inbox = await loop.create_connection(Inbox, host, port, ssl=context)
+        except ValueError as error:  # no address, or no name of a host
+            raise RefusedError(f"{address!r} is no address: {error}") from error
         try:
             self._view = replace(self._view, address=address)
             await _Session(self, inbox, transport).follow()
@@ -319,6 +332,8 @@ class _Session:
             raise HaProtocolError(f"it sends from offset {verdict.begin} on, and {end} comes next")
         slave.epoch.follow(master.epoch)
         slave.heard(master.max_offset, is_ours=True)
+        if end >= master.max_offset:
+            slave.goes_on()
         self._begin(verdict.begin)
         return begun
 
@@ -350,12 +365,11 @@ class _Session:
     # -- the log -------------------------------------------------------------------------------------------------------
 
     def _begin(self, offset: int) -> ReceivedLog:
-        slave = self._slave
-        self._received = received = ReceivedLog(offset, self._log.segment_bytes, slave.delay_levels)
+        self._received = received = self._slave.received_from(offset)
         return received
 
     def _take(self, offset: int, data: bytes) -> None:
-        """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``."""
+        """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``, ``DiskFullError``."""
         if offset == STANDING and self._slave.view().is_ours:
             self._slave.heard(MasterStanding.decode(data).max_offset)
             return
@@ -363,6 +377,7 @@ class _Session:
             raise HaProtocolError("it introduces itself in the middle of the log")
         self._slave.heard(offset + len(data))
         if not data:
+            self._slave.goes_on()
             return
         received = self._received
         if received is None:
@@ -374,6 +389,7 @@ class _Session:
             received = self._begin(end or offset)
         for stretch in received.feed(offset, data):
             self._log.append_received(stretch.offset, stretch.data, stretch.store_timestamp)
+            self._slave.goes_on()
 
     def _acknowledge(self) -> None:
         """Say how far we have it, as soon as it is durable."""

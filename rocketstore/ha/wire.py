@@ -53,7 +53,7 @@ class Words:
         """Raises ``HaProtocolError``. Unknown fields, of later versions, are ignored."""
         try:
             found = json.loads(bytes(body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HaProtocolError(f"an introduction is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise HaProtocolError("an introduction is no JSON object")

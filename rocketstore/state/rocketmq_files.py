@@ -91,6 +91,15 @@ def changes_in(name: str, body: bytes) -> tuple[Change, ...]:
         raise InvalidRequestError(f"{name}: unusable contents: {error!r}") from error
 
 
+def impossible_topics(directory: Path) -> list[str]:
+    """Topics of ``topics.json`` that cannot be created here, such as those without queues."""
+    content = _content(directory / TOPICS) or {}
+    topics = content.get("topicConfigTable")
+    if not isinstance(topics, dict):
+        return []
+    return sorted(name for name, one in topics.items() if name not in HIDDEN_TOPICS and not _is_possible(name, one))
+
+
 def _is_newer(path: Path, written_ns: int) -> bool:
     """Whether RocketMQ wrote it: our files have the mark, and files already taken over are older than our snapshot."""
     content = _content(path)

@@ -245,11 +245,15 @@ class MessageStore:
 
     def start(self) -> None:
         """Start the log and the threads; from now on a master accepts messages. Raises errors of the log's start."""
-        self.log.start()
+        self._running = True  # a group of one may elect itself at once, and its new master reads
+        try:
+            self.log.start()
+        except BaseException:
+            self._running = False
+            raise
         self._dispatch.start()
         for worker in (self._flusher, self._sampler, self._clean_worker, self._upkeep_worker):
             worker.start()
-        self._running = True
         self._gate.open(Obstacle.NOT_RUNNING)
         self._clean_worker.request()  # the disk may already be full
 

@@ -31,6 +31,7 @@ from dledger.store.opening import Layout
 from rocketstore.commit_log.old_log import describe, read_old_log, write_old_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
+from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory
 
@@ -77,6 +78,7 @@ class _TakeOver:
 
     def run(self) -> Prehistory | None:
         """The record of the old log, made if there is none yet or if the group's log is empty."""
+        self._refuse_shared_directory()
         known = read_old_log(self._layout.directory)
         begun = next(_written(self._layout.data, self._segment_bytes), None)
         if begun is None:
@@ -95,6 +97,19 @@ class _TakeOver:
             )
         return known
 
+    def _refuse_shared_directory(self) -> None:
+        """The node would take the plain log's files for its own segments, or for what was left of removed ones."""
+        for found in _written(set(self._config.commit_log_dirs) & set(self._layout.data), self._segment_bytes):
+            with found.path.open("rb") as file:
+                _, magic = BLANK.unpack(file.read(BLANK.size))  # of an entry or its blank: its size
+            if magic in MESSAGE_MAGICS or magic == BLANK_MAGIC:
+                raise ConfigError(
+                    [
+                        f"{found.path} belongs to the log of a plain broker: the group needs a directory of its own "
+                        "(storePathDLedgerCommitLog)"
+                    ]
+                )
+
     def _begin(self, known: Prehistory | None) -> Prehistory | None:
         """Take over the plain log; what a start before this one recorded counts if the files have expired since."""
         first = next(self._plain_files(), None)
@@ -102,13 +117,6 @@ class _TakeOver:
             first = next((one for one in self._plain_files(blank=True) if one.base), None)
         if first is None:
             return known
-        if first.path.parent in self._layout.data:
-            raise ConfigError(
-                [
-                    f"{first.path.parent} holds the log of a plain broker: a group needs a directory of its own, "
-                    "storePathDLedgerCommitLog"
-                ]
-            )
         with self._locked() as directory, self._plain_log() as log:
             checkpoint = StoreCheckpointFile(self._fs, self._config.store_path_root_dir / CHECKPOINT_FILE).read()
             is_known = checkpoint.replay_from != UNKNOWN

@@ -32,7 +32,7 @@ from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory
 from rocketstore.upgrade.agreement import STATE_FILES
-from rocketstore.upgrade.compare import Compared, LogStanding, OldLog
+from rocketstore.upgrade.compare import FITTING, Compared, LogStanding, OldLog
 from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
 
 Advance = Callable[[int], None]
@@ -55,14 +55,34 @@ class Alignment:
     """Everything is copied, derived files and state included."""
     gives_up: bool
     """What the member has is renamed first."""
+    older: OldLog | None = None
+    """Whose files before ``older_end`` are copied, too, because neither the member nor the master has them any more."""
+    older_end: int = 0
+
+    @property
+    def older_files(self) -> list[FileDigest]:
+        """Those files."""
+        return [] if self.older is None else [one for one in self.older.digest.files if one.base < self.older_end]
+
+    @property
+    def bytes_in_all(self) -> int:
+        """Bytes of all records to be copied."""
+        return self.bytes + sum(one.length for one in self.older_files)
 
     def sentence(self, master: str) -> str:
         """For people."""
         what = f"{self.messages:,} messages ({self.bytes:,} bytes)"
-        if not self.whole:
-            return f"{self.member.name}: append {what} of {master} from offset {self.begin:,} on"
-        kept = "rename its log, queues, index and state, then " if self.gives_up else ""
-        return f"{self.member.name}: {kept}copy all of {master}: {what}"
+        steps = []
+        if self.gives_up:
+            steps.append("rename its log, queues, index and state")
+        if self.whole:
+            steps.append(f"copy all of {master}: {what}")
+        elif self.messages:
+            steps.append(f"append {what} of {master} from offset {self.begin:,} on")
+        if self.older is not None:
+            count = sum(one.records for one in self.older_files)
+            steps.append(f"copy {count:,} messages before offset {self.older_end:,} from {self.older.name}")
+        return f"{self.member.name}: {', then '.join(steps)}"
 
 
 def plan(
@@ -70,10 +90,11 @@ def plan(
 ) -> tuple[list[Alignment], list[str]]:
     """What must be done to make all members equal, and why it cannot be for some. ``give_up``: names of members."""
     steps, refused = [], []
+    fit = [one.log for one in compared if one.standing in FITTING and one.log.name not in give_up]
     for member, one in zip(members, compared, strict=True):
-        if one.standing is LogStanding.EQUAL:
-            continue
         given_up = member.name in give_up
+        if one.is_ready and not given_up:
+            continue
         problem = _refusal(member, one, reference, given_up=given_up)
         if problem:
             refused.append(f"{member.name}: {problem}")
@@ -82,8 +103,20 @@ def plan(
         messages = sum(file.records for file in reference.digest.files) if whole else one.messages_apart
         size = sum(file.length for file in reference.digest.files) if whole else one.bytes_apart
         begin = reference.digest.min_offset if whole else one.log.digest.end
-        steps.append(Alignment(member, one.log, begin, messages, size, whole, given_up and bool(one.log.files.paths)))
+        own_begin = reference.digest.min_offset if whole else one.log.digest.min_offset
+        older = _oldest_before(own_begin, fit)
+        if one.standing is LogStanding.EQUAL and not whole and older is None:
+            continue  # those that have older messages end before its begin
+        gives_up = given_up and bool(one.log.files.paths)
+        steps.append(Alignment(member, one.log, begin, messages, size, whole, gives_up, older, own_begin))
     return steps, refused
+
+
+def _oldest_before(begin: int, logs: Sequence[OldLog]) -> OldLog | None:
+    """The log that has most of what is before ``begin``, without a gap; None if none has anything."""
+    there = [one for one in logs if one.digest.files and one.digest.min_offset < begin <= one.digest.divided]
+    whole = [one for one in there if one.digest.divided > begin or one.digest.files[-1].ending is FileEnding.FULL]
+    return min(whole, key=lambda one: one.digest.min_offset, default=None)
 
 
 def _refusal(member: OldMember, one: Compared, reference: OldLog, *, given_up: bool) -> str:
@@ -112,7 +145,8 @@ def room_problems(steps: Sequence[Alignment], source: OldMember, reference: OldL
     needed: dict[int, tuple[Path, int]] = {}
     size = reference.files.segment_bytes
     for step in steps:
-        wanted = size * sum(1 for one in reference.digest.files if one.base + size > step.begin)
+        wanted = size * len(step.older_files)
+        wanted += size * sum(1 for one in reference.digest.files if one.base + size > step.begin)
         if step.whole:
             wanted += sum(path.stat().st_size for path in _companions(source))
         place = next((path for path in step.member.writable_dirs if path.is_dir()), step.member.root)
@@ -146,11 +180,14 @@ def align(  # one parameter per thing
             for path in _companions(source):
                 _copy_file(path, step.member.root / path.relative_to(source.root), fs)
             _copy_log(step, reference, fs, advance)
-            if source.stopped_cleanly:
+            if step.older is not None:
+                _copy_older(step, fs, advance)
+            elif source.stopped_cleanly:
                 directory.mark_clean()
         else:
             _lower_checkpoint(step, fs)
             _copy_log(step, reference, fs, advance)
+            _copy_older(step, fs, advance)
             _copy_state(source, step.member, fs)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -166,7 +203,6 @@ def align(  # one parameter per thing
 
 def _copy_log(step: Alignment, reference: OldLog, fs: FileSystem, advance: Advance) -> None:
     size = reference.files.segment_bytes
-    placement = Placement(step.member.writable_dirs)
     ours = {} if step.whole else {one.base: one for one in step.log.digest.files}
     for theirs in reference.digest.files:
         if theirs.base + size <= step.begin:
@@ -177,13 +213,36 @@ def _copy_log(step: Alignment, reference: OldLog, fs: FileSystem, advance: Advan
             path = step.log.files.paths[theirs.base]
             _append(source, theirs, path, found, size, fs, advance)
         else:
-            path = placement.directory_for(theirs.base // size) / segment_name(theirs.base)
-            make_dirs_durably(fs, path.parent)
+            path = _new_path(step.member, theirs.base, size, fs)
             _create(source, theirs, path, size, fs, advance)
             _keep_time(source, path)
-        written = digest_file(path, theirs.base, size)
-        if (written.length, written.crc32c) != (theirs.length, theirs.crc32c):
-            raise DiskError(f"{path} does not contain what was copied from {source}: check the disk")
+        _check_copy(source, theirs, path, size)
+
+
+def _copy_older(step: Alignment, fs: FileSystem, advance: Advance) -> None:
+    """The newest first: there is never a gap. Queues and index must be built anew, because they begin too late."""
+    if step.older is None:
+        return
+    StoreCheckpointFile(fs, step.member.root / CHECKPOINT_FILE).write(StoreCheckpoint())
+    size = step.older.files.segment_bytes
+    for theirs in reversed(step.older_files):
+        source, path = step.older.files.paths[theirs.base], _new_path(step.member, theirs.base, size, fs)
+        _create(source, theirs, path, size, fs, advance)
+        _keep_time(source, path)
+        _check_copy(source, theirs, path, size)
+
+
+def _new_path(member: OldMember, base: int, size: int, fs: FileSystem) -> Path:
+    path = Placement(member.writable_dirs).directory_for(base // size) / segment_name(base)
+    make_dirs_durably(fs, path.parent)
+    return path
+
+
+def _check_copy(source: Path, theirs: FileDigest, path: Path, size: int) -> None:
+    """Raises ``DiskError`` unless the file holds the same records."""
+    written = digest_file(path, theirs.base, size)
+    if (written.length, written.crc32c) != (theirs.length, theirs.crc32c):
+        raise DiskError(f"{path} does not contain what was copied from {source}: check the disk")
 
 
 def _append(  # one parameter per thing
@@ -229,7 +288,7 @@ def _write_records(
 
 
 def _lower_checkpoint(step: Alignment, fs: FileSystem) -> None:
-    """A checkpoint that knows of more than the log has would spare queues from being built anew."""
+    """A checkpoint that knows of more than the log had would spare queues from being built anew."""
     file = StoreCheckpointFile(fs, step.member.root / CHECKPOINT_FILE)
     if max(file.read().replay_from, file.read().index_end) > step.begin:
         file.write(StoreCheckpoint())

@@ -3,14 +3,15 @@
 In DLedger mode the members of a group continue the logs they had as plain brokers. Raft replicates new messages only,
 and a new message must get the same offset everywhere; so the old logs must hold the same records. A log that ends
 earlier than another is *behind*; one that holds something else *differs*, and no one but a person can say which is
-right. What has expired in one of them is not compared.
+right. One that begins later lacks what others still have, and would not serve it: a group does not start with that
+either. What only one of two logs has is not compared.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,6 +39,10 @@ class LogStanding(StrEnum):
     DAMAGED = "damaged"
     UNKNOWN = "not compared"
     """The one to compare with is damaged."""
+
+
+FITTING: Final = (LogStanding.EQUAL, LogStanding.BEHIND, LogStanding.AHEAD)
+"""Of two such logs, one is a part of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,14 @@ class Compared:
     bytes_apart: int = 0
     """Bytes of records that it lacks, or has more; blanks do not count."""
     messages_apart: int = 0
+    lacks_from: int | None = None
+    """Where another log begins that has older messages, which this one lacks; None if there is none."""
     divergence: Divergence | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it holds what it should."""
+        return self.standing is LogStanding.EQUAL and self.lacks_from is None
 
 
 def reference_of(logs: Sequence[OldLog], master: str = "") -> OldLog:
@@ -99,7 +111,13 @@ def reference_of(logs: Sequence[OldLog], master: str = "") -> OldLog:
 
 def compare(logs: Sequence[OldLog], reference: OldLog) -> list[Compared]:
     """Compare each log with the reference. Raises ``OSError``."""
-    return [_compared(one, reference) for one in logs]
+    found = [_compared(one, reference) for one in logs]
+    fit = [one.log.digest for one in found if one.standing in FITTING and one.log.digest.files]
+    earliest = min((one.min_offset for one in fit), default=0)
+    return [
+        replace(one, lacks_from=earliest) if one.log.digest in fit and one.log.digest.min_offset > earliest else one
+        for one in found
+    ]
 
 
 def _compared(log: OldLog, reference: OldLog) -> Compared:

@@ -16,6 +16,7 @@ from dledger.store.format import parse_segment_name
 from dledger.store.fs import TMP_SUFFIX
 from dledger.store.identity import LOCK_FILE
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.commit_log.old_log import group_has_begun, written_segments
 from rocketstore.settings import load_broker_settings
 from rocketstore.store.checkpoint import CHECKPOINT_FILE
 from rocketstore.store.directory import ABORT_FILE
@@ -56,11 +57,12 @@ class OldMember:
 
     @property
     def group_log(self) -> Path | None:
-        """The directory of a group's log that has been begun here; None if there is none."""
-        for data in sorted(self.root.glob("dledger-*/data")):
-            if any(parse_segment_name(path.name) is not None for path in data.iterdir()):
-                return data
-        return None
+        """The directory of a group's log that has entries; None if there is none. Raises ``OSError``."""
+        return next((node for node in sorted(self.root.glob("dledger-*")) if _has_begun(node)), None)
+
+
+def _has_begun(node: Path) -> bool:
+    return group_has_begun(node) or any(True for _ in written_segments(node / "data"))
 
 
 def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldMember]:

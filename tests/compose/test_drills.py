@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cluster.containers.engine import EngineClient
-from cluster.drill.containers import LABEL, ContainerTarget
+from cluster.drill.containers import LABEL, ContainerRoad, ContainerTarget
 from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction
@@ -23,12 +24,17 @@ def run(client: EngineClient, image: str, drill: Drill) -> DrillResult:
     """Nothing of it may be left afterwards."""
     with closing(ContainerTarget(client, image, size=SHORT.nodes, small_disks=drill.small_disks)) as target:
         result = run_drill(drill, target, SHORT, lambda _event: None)
+    nothing_is_left(client, target)
+    assert result.passed, "\n".join([*result.problems, str(result.verdict), *map(str, result.events)])
+    return result
+
+
+def nothing_is_left(client: EngineClient, target: ContainerTarget) -> None:
+    """Of what it made."""
     mine = f"{LABEL}={target.name}"
     assert not client.containers.list(all=True, filters={"label": mine})
     assert not client.networks.list(filters={"label": mine})
     assert not client.volumes.list(filters={"label": mine})
-    assert result.passed, "\n".join([*result.problems, str(result.verdict), *map(str, result.events)])
-    return result
 
 
 def most_drills(stage: Stage) -> None:
@@ -50,7 +56,8 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     gone afterwards). All may be killed at once: what was acknowledged is in the files of a majority. When a restart
     rolls through the group, every node stops gracefully and the leader hands over: no message fails for long.
     """
-    assert set(DRILLS) == {*ONE_LEADER_EACH, "isolate-leader", "restart-all", "rolling-restart", "fill-disk"}
+    together = {*ONE_LEADER_EACH, "isolate-leader", "restart-all", "rolling-restart"}
+    assert set(DRILLS) == {*together, "fill-disk", "upgrade"}
 
     result = run(docker_engine, image, Drill("most-drills", "one after the other", most_drills))
 
@@ -62,6 +69,18 @@ def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient,
     rolling = rounds[MOVES_THE_LEADERSHIP + 1 :]
     assert len(rolling) == SHORT.nodes
     assert all(one.without_service_s < 5 for one in rolling), rolling
+
+
+@pytest.mark.soak
+def test_a_pair_becomes_a_group_and_a_plain_broker_again(docker_engine: EngineClient, image: str) -> None:
+    """On the same volumes; ``make test`` runs the same drill on processes."""
+    target = ContainerRoad(docker_engine, image, size=SHORT.nodes)
+    with closing(target):
+        result = run_road(DRILLS["upgrade"], target, SHORT, lambda _event: None)
+    nothing_is_left(docker_engine, target)
+
+    assert result.passed, "\n".join([*result.problems, str(result.verdict), *map(str, result.events)])
+    assert [one.round.victim is None for one in result.rounds] == [True, False, True]
 
 
 @pytest.mark.soak

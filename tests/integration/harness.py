@@ -18,6 +18,8 @@ from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log
 
 SMALL_SEGMENTS: Final = {"segment_bytes": "1m", "index_segment_bytes": "64k"}
+STEADY: Final = {"election_timeout_ms_min": "3000", "election_timeout_ms_max": "4500"}
+"""Settings of groups whose leader must stay the same: a busy machine may keep it from running for a second."""
 FATAL_WORDS: Final = ("stopping the node:", "Traceback (most recent call last)")
 APPEND_BATCH: Final = 100
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))

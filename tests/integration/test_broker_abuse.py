@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -15,6 +15,7 @@ from rocketstore.client.methods import Method
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from tests.integration.broker_harness import BrokerGroup
+from tests.integration.harness import STEADY
 from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
@@ -24,8 +25,11 @@ FORBIDDEN = ("RMQ_SYS_BROKER_STATE", "RMQ_SYS_TERM_START", "RMQ_SYS_QUEUE_NUMBER
 
 
 @pytest.fixture
-def used(brokers: BrokerGroup) -> Iterator[BrokerGroup]:
-    """Brokers that still serve when the test is over."""
+def used(make_brokers: Callable[..., BrokerGroup]) -> Iterator[BrokerGroup]:
+    """Brokers whose master stays the same, and that still serve when the test is over."""
+    brokers = make_brokers(settings=STEADY)
+    brokers.start_all()
+    brokers.create_topic()
     yield brokers
     with brokers.producer() as producer, brokers.admin() as admin:
         receipt = producer.send(Message(TOPIC, b"still here"), queue_id=0)

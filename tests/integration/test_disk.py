@@ -15,7 +15,7 @@ import pytest
 from cluster.local.group import LocalGroupError, free_ports
 from dledger.errors import DiskFullError, DLedgerError
 from dledger.types import NodeId, Role
-from tests.integration.harness import N0, Group
+from tests.integration.harness import N0, STEADY, Group
 from tests.integration.tracing import needs_strace, traced
 from tests.support.damage import turn
 from tests.support.history import AppendOp, Outcome
@@ -338,7 +338,7 @@ def test_stalled_flush_costs_no_election(make_group: Callable[..., Group], role:
 
     The time-outs are long because a busy machine, with a tracer on the node, is late for short ones by itself.
     """
-    group = make_group(settings={"election_timeout_ms_min": "3000", "election_timeout_ms_max": "4500"})
+    group = make_group(settings=STEADY)
     group.start_all()
     with group.workload() as load:
         load.history.wait_for_acks(50)

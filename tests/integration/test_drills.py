@@ -9,7 +9,8 @@ import pytest
 
 from cluster.drill.drills import DRILLS, Drill
 from cluster.drill.history import EventKind
-from cluster.drill.processes import FILLER, ProcessTarget
+from cluster.drill.processes import FILLER, ProcessRoad, ProcessTarget
+from cluster.drill.road import run_road
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction, DrillError, NotPossibleError
@@ -58,6 +59,23 @@ def test_a_disconnected_leader_is_replaced() -> None:
 def test_a_leader_comes_back_with_nothing() -> None:
     """It fetches all from the others and votes no earlier."""
     run("replace-volume")
+
+
+@pytest.mark.slow
+def test_a_pair_becomes_a_group_that_loses_its_leader_and_becomes_a_plain_broker_again() -> None:
+    """On the same directories, under load: nothing acknowledged is lost, and queue offsets go on at every step."""
+    with closing(ProcessRoad(size=3)) as target:
+        result = run_road(DRILLS["upgrade"], target, SHORT, lambda _event: None)
+
+    assert result.passed, (result.problems, result.verdict, result.events)
+    assert not target.directory.exists()
+    verdict = result.verdict
+    assert verdict is not None
+    assert [name.split()[0] for name in verdict.earlier] == ["n0", "n1", "n0", "n1", "n2"]
+    to_group, killed, to_plain = result.rounds
+    assert to_group.term_before == to_plain.term_after == -1
+    assert killed.leader_after not in (None, killed.round.victim)
+    assert any("n2 behind" in one.text for one in result.events), "the third directory was empty"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.support.broker_load import TOPIC
 from tests.support.waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState
-SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500"}
+SOON = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transactionCheckMax": "1000"}
 WAIT_S = 60.0
 DIES = """\
 import sys

@@ -17,6 +17,7 @@ from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError,
 from rocketstore.broker.remoting.access import RemotingAccess
 from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.broker.remoting.offsets import Offsets
+from rocketstore.broker.remoting.registration import MASTER_ID
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.clients import MessageModel
 from rocketstore.remoting.codes import AnswerCode
@@ -59,6 +60,7 @@ class _Admitted(NamedTuple):
     pull: Pull
     quota: Quota
     rules: AccessRules | None
+    group: GroupConfig
 
 
 class RemotingPulls:
@@ -85,7 +87,8 @@ class RemotingPulls:
                 with _refusals(admitted.pull.topic):
                     result = self._parts.pulls.pull_at_once(admitted.pull, leases)
                 if result is not None:
-                    answer = PullAnswer(0, result.next_offset, result.min_offset, result.max_offset)
+                    suggested = self._suggested(result, admitted.group)
+                    answer = PullAnswer(suggested, result.next_offset, result.min_offset, result.max_offset)
                     head = found_head(frame, answer, sum(map(len, result.records)))
                     connection.send(head, *result.records)
                     connection.flush()
@@ -119,12 +122,12 @@ class RemotingPulls:
         quota = self._access.quota_of(connection, frame)
         if header.sys_flag & COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        return _Admitted(pull, quota, self._access.rules)
+        return _Admitted(pull, quota, self._access.rules, group)
 
     async def _answer(self, admitted: _Admitted, connection: RemotingConnection, frame: Frame) -> None:
         if connection.is_closed:  # before this task began; nothing would cancel it
             return
-        parts, pull, quota, rules = self._parts, *admitted
+        parts, pull, quota, rules, group = self._parts, *admitted
         may_wait = quota.wait("pulls_waiting_max") if pull.wait_ms else nullcontext()
         with self._cancelled_with(connection), Leases(parts.room, quota) as leases:
             with may_wait, _refusals(pull.topic):
@@ -134,11 +137,18 @@ class RemotingPulls:
             if code == AnswerCode.PULL_OFFSET_MOVED and parts.store.role is BrokerRole.SLAVE:
                 await asyncio.sleep(min(pull.wait_ms / 1000, SLAVE_PAUSE_S))
                 code, next_offset = AnswerCode.PULL_NOT_FOUND, pull.offset
-            fields = write_header(PullAnswer(0, next_offset, result.min_offset, result.max_offset))
+            suggested = self._suggested(result, group)
+            fields = write_header(PullAnswer(suggested, next_offset, result.min_offset, result.max_offset))
             answer = frame.answer(code, str(result.status), fields)
             connection.send(head_of(answer, sum(map(len, result.records))), *result.records)
             del result  # the connection has its own copy of what it cannot send at once
             await _drained(connection)
+
+    def _suggested(self, result: GetResult, group: GroupConfig) -> int:
+        """The broker id to pull from next: a slave's for who reads what is no longer in memory, if that is wanted."""
+        if not self._parts.config.slave_read_enable:
+            return MASTER_ID
+        return group.broker_id_when_slow if result.suggest_slave else group.broker_id
 
     async def _taken(self, leases: Leases, connection: RemotingConnection, _frame: Frame) -> None:
         """Keep the room of an answer until the client has read it."""

@@ -16,6 +16,7 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.status import broker_id, release
+from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.bodies.topics import DataVersion
@@ -35,7 +36,6 @@ _FIXED: Final[Mapping[str, str]] = {
     "clientCallbackExecutorThreads": str(os.cpu_count()),  # exportMetrics takes it for the number of processors
     "filterServerNums": "0",
     "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
-    "slaveReadEnable": "false",
     "traceOn": "true",
     "traceTopicEnable": "false",
 }
@@ -100,6 +100,8 @@ class RunningBroker:
             "brokerIP1": str(ip_address(parts.store_host.ip)),
             "useTLS": str(config.effective_security.has_tls).lower(),
         }
+        if (ha_port := parts.replication().get(HA_PORT)) is not None:
+            now[HA_PORT] = ha_port
         settings = {**_FIXED, **properties_of(config), **now}
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         version = DataVersion(self._parts.live.changes, self._parts.store.stats.boot_ms).encode().decode()

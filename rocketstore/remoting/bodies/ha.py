@@ -11,6 +11,8 @@ SLAVES_MAX: Final = 64
 TEXT_MAX: Final = 400
 _NUMBER_MAX: Final = 1 << 63
 NEVER: Final = -1
+HA_PORT: Final = "haListenPort"
+"""The value with a master's port for slaves, as it is now; 0: none."""
 _ROLE: Final = "haRole"
 _MASTER: Final = "master"
 _SLAVE: Final = "slave"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.drill.history import Delivery, SendOutcome, ServedMessage
-from cluster.drill.verdict import EXAMPLES_MAX, DefectKind
-from tests.unit.cluster.drill.histories import N1, N2, History, body_of, perfect
+from cluster.drill.verdict import EXAMPLES_MAX, DefectKind, DrillVerdict, Station, judge_road
+from tests.unit.cluster.drill.histories import N0, N1, N2, History, body_of, perfect
 
 
 def kinds(history: History) -> dict[DefectKind, int]:
@@ -178,3 +178,67 @@ def test_only_a_few_cases_are_told_and_all_are_counted() -> None:
 
     assert lost.count == 20
     assert len(lost.examples) == EXAMPLES_MAX
+
+
+# --- a road: several stations ----------------------------------------------------------------------------------------
+
+
+def road(before: History, after: History) -> DrillVerdict:
+    """Six messages were on ``before``'s two brokers, all of ``after``'s are on one at the end."""
+    stations = [Station(6, before.copies[:2]), Station(len(after.sends), after.copies[2:])]
+    return judge_road(after.sends, after.deliveries, stations)
+
+
+def test_a_perfect_road_passes() -> None:
+    """It tells the figures of its end, and who held what on the way."""
+    verdict = road(perfect(6), perfect(10))
+
+    assert verdict.passed, verdict.defects
+    assert (verdict.sent, verdict.acknowledged, verdict.consumed) == (10, 10, 10)
+    assert (verdict.earlier, verdict.nodes) == ((N0, N1), (N2,))
+
+
+def test_what_an_earlier_station_lost_is_lost() -> None:
+    """Although it is there at the end."""
+    before = perfect(6)
+    before.change_queue(1, before.queue(1)[:-1], N1)
+
+    verdict = road(before, perfect(10))
+
+    assert verdict.count(DefectKind.LOST) == 1
+    assert "is not on n1" in verdict.defects[0].examples[0]
+
+
+def test_what_was_sent_later_is_not_missed_at_an_earlier_station() -> None:
+    """Nor is what it should not have had overlooked."""
+    assert road(perfect(6), perfect(10)).passed
+    assert road(perfect(8), perfect(10)).count(DefectKind.NEVER_SENT) == 2
+
+
+def test_a_step_that_changes_a_message_is_found() -> None:
+    """Also one of unknown outcome, of which no acknowledgement tells the place."""
+    was = ServedMessage(2, body_of(4), 4)
+    for changed in (was._replace(body=body_of(8)), was._replace(queue_offset=7)):
+        before, after = perfect(6), perfect(10)
+        before.with_outcome(4, SendOutcome.UNKNOWN)
+        after.with_outcome(4, SendOutcome.UNKNOWN)
+        queue = after.queue(0)
+        assert queue[2] == was
+        queue[2] = changed
+        after.change_queue(0, queue)
+
+        found = [one for one in road(before, after).defects if one.kind is DefectKind.CHANGED]
+
+        assert [one.count for one in found] == [1]
+        assert "queue 0 offset 2" in found[0].examples[0]
+
+
+def test_a_step_that_drops_a_message_of_unknown_outcome_is_found() -> None:
+    """It was readable before; afterwards others stand in its place."""
+    before, after = perfect(6), perfect(6)
+    for history in (before, after):
+        history.with_outcome(5, SendOutcome.UNKNOWN)
+    after.change_queue(1, after.queue(1)[:-1])
+    after.deliveries = [one for one in after.deliveries if one.body != body_of(5)]
+
+    assert {one.kind: one.count for one in road(before, after).defects} == {DefectKind.CHANGED: 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -138,6 +139,49 @@ def test_too_few_replicas_close_the_master(stack: ExitStack, tmp_path: Path) -> 
         wait_until(lambda: master.store.refusal is None, "it takes messages")
         assert send(master, b"one")[0].status == "PUT_OK"
     wait_until(lambda: master.store.refusal is not None, "it takes none")
+
+
+def suggested(broker: BrokerServer, offset: int = 0) -> str:
+    """The broker id that a consumer is sent to for its next pull."""
+    with RemotingSocket(broker.port) as client:
+        client.subscribe("g", "T")
+        answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T", offset))
+        assert answer.code == AnswerCode.SUCCESS
+        return answer.fields["suggestWhichBrokerId"]
+
+
+def test_consumers_that_are_far_behind_are_sent_to_a_slave_and_back(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``slaveReadEnable``, as in RocketMQ: which slave is a setting of the group; once in memory, the master again."""
+    master, slave = pair(stack, tmp_path, slaveReadEnable="true")
+    send(master, b"one", b"two")
+    has_all(slave, master)
+    assert suggested(master) == "0"
+    with monkeypatch.context() as patch:
+        for one in (master, slave):
+            patch.setattr(one.store._reader, "memory_bytes_max", 0)
+        assert suggested(master) == "1"
+        assert suggested(slave) == "0"  # there it is not enabled
+        change = {"groupName": "g", "brokerId": 0, "whichBrokerWhenConsumeSlowly": 5, "retryQueueNums": 1}
+        with RemotingSocket(master.port) as client:
+            made = client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps(change).encode())
+            assert made.code == AnswerCode.SUCCESS
+            assert suggested(master) == "5"
+            off = client.ask(RequestCode.UPDATE_BROKER_CONFIG, {}, b"slaveReadEnable=false")
+            assert off.code == AnswerCode.SUCCESS
+        assert suggested(master) == "0"
+    assert suggested(master) == "0"
+
+
+def test_a_broker_shows_its_port_for_slaves(stack: ExitStack, tmp_path: Path) -> None:
+    """GET_BROKER_CONFIG, as it is: also if it was not set."""
+    master = stack.enter_context(broker(tmp_path / "m"))
+    assert master.replication is not None
+    with RemotingSocket(master.port) as client:
+        shown = client.ask(RequestCode.GET_BROKER_CONFIG, {}).body.decode().splitlines()
+    assert f"haListenPort={master.replication.port}" in shown
+    assert "slaveReadEnable=false" in shown
 
 
 def test_a_slave_finds_its_master_by_the_name_server(stack: ExitStack, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,8 @@ from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
 from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.client import TransactionalProducer, TransactionState
+from rocketstore.client.transactions import PreparedMessage
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
@@ -257,6 +260,105 @@ def test_a_new_disk_needs_the_old_files(tmp_path: Path) -> None:
         shutil.copytree(configs[0].store.store_path_root_dir / "commitlog", root / "commitlog")
         with running(configs[2]) as (whole,):
             has_all(whole, 110)
+
+
+def test_what_waits_in_the_old_log_still_comes(tmp_path: Path) -> None:
+    """A delayed message is delivered, and a transaction that is open is asked about and ended, both once."""
+    root, asked = tmp_path / "store", list[str]()
+
+    def check(message: PreparedMessage) -> TransactionState:
+        asked.append(message.transaction_id)
+        return TransactionState.COMMIT
+
+    with running(plain(root, messageDelayLevel="1h")) as (broker,):
+        _make_topic(broker)
+        assert broker.store.put(Message("T", b"7", 0, {"DELAY": "1"})).ok
+        with TransactionalProducer([broker.address], group="g", check=check) as producer:
+            producer.prepare(Message("T", b"8"), queue_id=1)
+        wait_until(lambda: broker.store.dispatch_behind_bytes == 0, "everything is dispatched")
+        broker.stop()
+    assert not asked
+    soon = {"messageDelayLevel": "1s", "transactionTimeOut": "1", "transactionCheckInterval": "100"}
+    (config,) = members(root, **soon)
+    with (
+        running(config) as (broker,),
+        TransactionalProducer([master_of([broker]).address], group="g", check=check),
+    ):
+        wait_until(lambda: numbers(broker) == [7], "the delayed message has come")
+        wait_until(lambda: numbers(broker, 1) == [8], "the transaction is committed")
+        fill(broker, 9, 1, queues=1)
+        assert numbers(broker) == [7, 9]
+        broker.stop()
+    assert len(set(asked)) == 1
+    with running(config) as (broker,):
+        master_of([broker])
+        fill(broker, 10, 1, queues=1)
+        assert (numbers(broker), numbers(broker, 1)) == ([7, 9, 10], [8])
+
+
+def test_fall_behind_cq(tmp_path: Path) -> None:
+    """RocketMQ's testFallBehindCQ: lost consume queues are built again from both logs, and numbering goes on."""
+    root = plain_store(tmp_path / "store")
+    (config,) = members(root)
+    for total in (200, 300):
+        shutil.rmtree(root / "consumequeue")
+        (root / "abort").touch()
+        with running(config) as (broker,):
+            master_of([broker])
+            has_all(broker, total - 100)
+            fill(broker, total - 100, 100)
+            has_all(broker, total)
+            found = broker.store.query("T", "k3", 10, 0, 1 << 60)
+            assert [decode_record(one).queue_offset for one in found] == [1]
+            broker.stop()
+
+
+def test_rocketmqs_state_is_taken_over(tmp_path: Path) -> None:
+    """Of a broker that keeps it in its own files; after that, the group's log has it, and the files follow."""
+    root = tmp_path / "store"
+    with running(plain(root)) as (broker,):
+        fill(broker, 0, 20)
+        broker.stop()
+    for path in (root / "config").iterdir():
+        path.unlink()
+    (root / "config" / "topics.json").write_text(
+        '{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":2,"writeQueueNums":2,"perm":6}}}'
+    )
+    (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@readers":{0:7,1:5}}}')
+    configs = members(*copies(root, 3))
+    for _ in range(2):
+        with running(*configs) as brokers:
+            master_of(brokers)
+            for broker in brokers:
+                wait_until(lambda one=broker: one.state.offset("readers", "T", 1) == 5, "it is known")  # type: ignore[misc]
+                assert broker.state.offset("readers", "T", 0) == 7
+                assert broker.state.topic("T") is not None
+
+
+def test_old_files_expire_and_a_new_disk_needs_none_then(tmp_path: Path) -> None:
+    """The log then begins where the group's does, on every member by itself; an empty one gets all of it."""
+    configs = members(*copies(plain_store(tmp_path / "store"), 3), fileReservedTime="1")
+    with running(*configs[:2]) as brokers, running(configs[2]) as (third,):
+        fill(master_of([*brokers, third]), 100, 60)
+        divided = divided_of(third)
+        third.stop()
+        for broker in brokers:
+            for path in broker.config.store.commit_log_dirs[0].iterdir():
+                os.utime(path, (0, 0))
+            wait_until(lambda one=broker: _cleaned(one, divided), "the old files are gone")  # type: ignore[misc]
+            wait_until(lambda one=broker: numbers(one) == list(range(100, 160, 2)), "the rest is read")  # type: ignore[misc]
+        shutil.rmtree(third.config.store.store_path_root_dir)
+        with running(configs[2]) as (empty,):
+            wait_until(lambda: numbers(empty) == list(range(100, 160, 2)), "it has what the others have")
+            assert empty.store.log.min_offset == divided
+            empty.stop()
+        with running(configs[2]) as (again,):
+            wait_until(lambda: numbers(again) == list(range(100, 160, 2)), "after another start, too")
+
+
+def _cleaned(broker: BrokerServer, divided: int) -> bool:
+    broker.store.request_clean()
+    return broker.store.log.min_offset == divided
 
 
 def test_a_plain_broker_does_not_go_on_after_a_group(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import CorruptLogError
-from rocketstore.broker.schedule import BATCH, RETRY_MS, RETRY_MS_MAX, ScheduleService
+from dledger.errors import CorruptLogError, ShutdownError
+from rocketstore.broker.schedule import BATCH, RETRY_MS, RETRY_MS_MAX, SLEEP_MS_MAX, ScheduleService
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import LOOPBACK, HostAddress, Message
@@ -459,6 +459,24 @@ def test_a_damaged_record_is_skipped_alone(broker: Broker, monkeypatch: pytest.M
     broker.advance(LEVEL_1_MS)
 
     assert broker.bodies() == [b"0", b"2", b"3"]
+
+
+def test_what_could_not_be_read_yet_is_read_later(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is about to run, or stopping: the message that waits at the level's head is not forgotten."""
+    get = broker.store.get
+
+    def not_running(topic: str, queue_id: int, offset: int, *, max_count: int) -> GetResult:
+        raise ShutdownError("the store is not running")
+
+    broker.send(1, b"waits")
+    broker.advance(LEVEL_1_MS)
+    monkeypatch.setattr(broker.store, "get", not_running)
+    broker.schedule.start()
+    broker.schedule.step()
+    monkeypatch.setattr(broker.store, "get", get)
+    broker.advance(SLEEP_MS_MAX)
+
+    assert broker.bodies() == [b"waits"]
 
 
 @pytest.mark.parametrize("is_repaired", [True, False])

@@ -13,8 +13,8 @@ from tests.unit.rocketstore.store.test_message_store_replicated import opened, p
 OLD = 25
 
 
-def make_expired(config: MessageStoreConfig) -> None:
-    """All ``OLD`` messages of topic ``Old`` are gone with the first segments."""
+def make_expired(config: MessageStoreConfig, topic: str = "Old") -> None:
+    """All ``OLD`` messages of the topic are gone with the first segments."""
     config = replace(config, flush_interval_consume_queue=50)
     members = members_of(1)
     root = config.store_path_root_dir
@@ -31,6 +31,6 @@ def make_expired(config: MessageStoreConfig) -> None:
     )
     with opened(config, members, node=replace(node, store=expiring)) as store:
         promote(store)
-        fill(store, OLD, topic="Old", queues=1)
+        fill(store, OLD, topic=topic, queues=1)
         fill(store, 60, size=900)
         wait_until(lambda: store.log.min_offset > 0, "the first segment is removed", WAIT_S)

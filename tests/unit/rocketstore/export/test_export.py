@@ -29,6 +29,7 @@ from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.dledger_spark.rebuild.stores import put_all
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
+from tests.unit.rocketstore.broker import test_mixed
 from tests.unit.rocketstore.export.expiring import OLD, make_expired
 from tests.unit.rocketstore.export.members import export_of, in_place, messages_in, plain, with_state
 from tests.unit.rocketstore.store.test_message_store_replicated import master
@@ -355,3 +356,49 @@ def test_an_export_that_the_disk_altered_is_refused(
     with pytest.raises(CorruptLogError):
         export_of(replace(config, max_index_num=400), target)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_old_files_of_a_mixed_log_are_taken_over_as_they_are(tmp_path: Path, target: Path, *, link: bool) -> None:
+    """Their offsets stay, and so do the messages' ids; the group's records follow in new files."""
+    root = test_mixed.plain_store(tmp_path / "member", 100)
+    (member,) = test_mixed.members(root)
+    with test_mixed.running(member) as (broker,):
+        test_mixed.master_of([broker])
+        test_mixed.fill(broker, 100, 60)
+        divided = test_mixed.divided_of(broker)
+        before = messages_in(broker.store)
+
+    found = export_of(member.store, target, Choices(link=link))
+
+    assert found.copied > 100 > found.messages == 60
+    for old in (root / "commitlog").iterdir():
+        if int(old.name) < divided:
+            copy = target / "commitlog" / old.name
+            assert copy.read_bytes() == old.read_bytes()
+            assert copy.samefile(old) is link
+    with test_mixed.running(test_mixed.plain(target)) as (broker,):
+        test_mixed.has_all(broker, 160)
+        after = messages_in(broker.store)
+        assert {place: in_place(one) for place, one in after.items()} == {
+            place: in_place(one) for place, one in before.items()
+        }
+        old_offsets = {place: one.offset for place, one in before.items() if one.offset < divided}
+        assert len(old_offsets) >= 100
+        assert {place: after[place].offset for place in old_offsets} == old_offsets
+        assert broker.state.topic("T") is not None
+        test_mixed.fill(broker, 160, 10)
+        test_mixed.has_all(broker, 170)
+
+
+def test_old_files_that_are_missing_are_named(tmp_path: Path, target: Path) -> None:
+    """A group's log continues them: without, messages would be missing in the middle of queues."""
+    root = test_mixed.plain_store(tmp_path / "member", 100)
+    (member,) = test_mixed.members(root)
+    with test_mixed.running(member) as (broker,):
+        test_mixed.master_of([broker])
+        test_mixed.fill(broker, 100, 4)
+    sorted((root / "commitlog").iterdir())[1].unlink()
+
+    with pytest.raises(ConfigError, match="restore them"):
+        export_of(member.store, target)

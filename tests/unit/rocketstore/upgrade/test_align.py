@@ -93,12 +93,12 @@ def aligned(roots: Sequence[Path], give_up: Collection[str] = (), fs: FileSystem
     """Do it; what was renamed."""
     steps, refused = planned(roots, give_up)
     assert refused == []
-    fs = fs or FileSystem()
+    fs, reference = fs or FileSystem(), old_log(roots[0])
     renamed = []
     for step in steps:
         directory = StoreDirectory(step.member.root, fs)
         try:
-            renamed += align(step, directory, member(roots[0]), old_log(roots[0]), fs)
+            renamed += align(step, directory, member(roots[0]), reference, fs)
         finally:
             directory.release()
     return renamed
@@ -263,12 +263,39 @@ def test_a_log_that_ends_before_the_masters_begin_is_not_continued(master: Path,
 def test_a_member_of_a_group_is_not_touched(master: Path, slave: Path) -> None:
     """Its new log's offsets follow from the old one's end."""
     (slave / "dledger-n1" / "data").mkdir(parents=True)
-    (slave / "dledger-n1" / "data" / f"{0:020d}").touch()
+    (slave / "dledger-n1" / "data" / f"{FILE_BYTES:020d}").write_bytes(b"an entry")
 
     steps, refused = planned([master, slave], ["b"])
 
     assert steps == []
     assert "has begun as a member of a group" in refused[0]
+
+
+@pytest.mark.parametrize("late", ["slave", "master", "empty"])
+def test_older_messages_that_only_some_have_are_copied(master: Path, slave: Path, tmp_path: Path, late: str) -> None:
+    """A member that begins later would not serve them; also to the master, and to an empty member from another."""
+    if late == "empty":
+        (tmp_path / "c").mkdir()
+    roots = [master, slave] + ([tmp_path / "c"] if late == "empty" else [])
+    shorter = slave if late == "slave" else master
+    with running(small_config(shorter)):
+        pass
+    (shorter / "commitlog" / f"{0:020d}").unlink()
+    steps, refused = planned(roots)
+    assert refused == []
+    assert [step.member.name for step in steps if step.older is not None] == {
+        "slave": ["b"],
+        "master": ["a"],
+        "empty": ["a", "c"],
+    }[late]
+
+    aligned(roots)
+
+    for root in roots:
+        assert old_log(root).digest.min_offset == 0
+        assert standing(master, root) is LogStanding.EQUAL
+    for root in roots:
+        assert_serves_everything(root)
 
 
 def test_state_files_come_along_and_keep_a_backup(master: Path, slave: Path) -> None:

@@ -121,13 +121,17 @@ def test_a_damaged_log_is_neither_equal_nor_compared(master: Path) -> None:
     assert against(other, master).standing is LogStanding.UNKNOWN
 
 
-def test_expired_files_do_not_make_a_difference(master: Path) -> None:
-    """What both still have is compared, and what is missing at the end is counted as without."""
+def test_a_log_that_begins_later_is_not_ready(master: Path) -> None:
+    """It would not serve what others still have; what both have is compared, and a missing end counted."""
     other = copied(master, "b")
     (other / "commitlog" / f"{0:020d}").unlink()
 
-    assert against(master, other).standing is LogStanding.EQUAL
-    assert against(other, master).standing is LogStanding.EQUAL
+    for reference in (master, other):
+        found = compare([old_log(master), old_log(other)], old_log(reference))
+        assert [one.standing for one in found] == [LogStanding.EQUAL] * 2
+        assert [one.lacks_from for one in found] == [None, 0]
+        assert [one.is_ready for one in found] == [True, False]
+
     offsets = record_offsets(other)
     cut(other, offsets[4])
     assert against(master, other).messages_apart == len(offsets) - 4

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from rocketstore.broker.ports import GroupView
+from rocketstore.broker.remoting import forwarding
 from rocketstore.broker.remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
@@ -28,7 +29,8 @@ def master() -> Iterator[RemotingHarness]:
 
 
 @pytest.fixture
-def slave(master: RemotingHarness) -> Iterator[RemotingHarness]:
+def slave(master: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemotingHarness]:
+    monkeypatch.setattr(forwarding, "TIMEOUT_S", 30.0)
     with RemotingHarness() as harness:
         harness.become(BrokerRole.SLAVE)
         address = f"127.0.0.1:{master.remoting_port}"

@@ -24,7 +24,7 @@ from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, capt
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 COMMIT, ROLLBACK = 8, 12
-SOON = replace(BrokerConfig(), transaction_check_interval=100, transaction_time_out=0)
+SOON = replace(BrokerConfig(), transaction_check_interval=100, transaction_time_out=0, transaction_check_max=1000)
 PREPARED = "KEYS\x01k\x02TRAN_MSG\x01true\x02WAIT\x01true\x02PGROUP\x01producers\x02TAGS\x01A"
 
 

@@ -130,6 +130,9 @@ final class Dump {
             List<long[]> offsetsOfTimes = new ArrayList<>();
             for (long offset = min; offset < max; offset++) {
                 SelectMappedBufferResult selected = queue.getIndexBuffer(offset);
+                if (selected == null) {
+                    continue; // a queue without messages begins at 0 for it, even if it has no file there
+                }
                 ByteBuffer buffer = selected.getByteBuffer();
                 units.add(new long[] {buffer.getLong(), buffer.getInt(), buffer.getLong()});
                 selected.release();

@@ -1,0 +1,83 @@
+"""RocketMQ's own sets of conf files start as they are; on one machine with other ports and directories, as there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cluster.local.group import free_ports
+from dledger.errors import ConfigError
+from rocketstore.broker.server import BrokerServer
+from rocketstore.settings import load_broker_settings
+from rocketstore.types import BrokerRole
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.test_server import send
+from tests.unit.rocketstore.nameserver.wire import config_in, running
+
+CONF = Path(__file__).parent / "conf"
+FILES = sorted(CONF.glob("*/*.properties"))
+NAME_SERVER = {"NAMESRV_ADDR": "127.0.0.1:9876"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_conf_file_of_rocketmq_is_understood(file: Path) -> None:
+    """Every line of it, with RocketMQ's variable for the name servers."""
+    config, warnings = load_broker_settings(file, NAME_SERVER, {})
+    assert config.name_servers == ("127.0.0.1:9876",)
+    assert (config.store.broker_role is BrokerRole.SLAVE) == file.stem.endswith("-s") == (config.broker_id == 1)
+    assert warnings == ()
+
+
+def test_a_setting_precedes_rocketmqs_variable() -> None:
+    """Also a variable of ours."""
+    config, _ = load_broker_settings(FILES[0], NAME_SERVER | {"DLEDGER_NAMESRV_ADDR": "127.0.0.1:1"}, {})
+    assert config.name_servers == ("127.0.0.1:1",)
+
+
+def start(stack: ExitStack, file: Path, directory: Path, **settings: str) -> BrokerServer:
+    """The broker of a conf file, small, and not where all of them would be."""
+    listen_port, ha_port = free_ports(2)
+    flags = {
+        "storePathRootDir": str(directory / file.stem),
+        "listenPort": str(listen_port),
+        "haListenPort": str(ha_port),
+        "vipPort": "0",
+        "registerNameServerPeriod": "10000",
+        "mappedFileSizeCommitLog": "1m",
+        "mappedFileSizeConsumeQueue": "2000",
+        "maxHashSlotNum": "100",
+        "maxIndexNum": "400",
+    } | settings
+    server = BrokerServer(load_broker_settings(file, {}, flags)[0])
+    stack.callback(server.stop)
+    return server.start()
+
+
+@pytest.mark.parametrize("name", ["2m-2s-async", "2m-2s-sync", "2m-noslave"])
+def test_a_set_of_conf_files_makes_a_cluster(tmp_path: Path, name: str) -> None:
+    """Masters take messages, slaves find them by the name server and follow."""
+    with ExitStack() as stack:
+        known = {"namesrvAddr": stack.enter_context(running(config_in(tmp_path))).address}
+        brokers = {file.stem: start(stack, file, tmp_path, **known) for file in FILES if file.parent.name == name}
+        masters = [one for one in brokers.values() if one.store.role is not BrokerRole.SLAVE]
+        assert len(masters) == (3 if name == "2m-noslave" else 2)
+        for slave in (one for one in brokers.values() if one.store.role is BrokerRole.SLAVE):
+            replication = slave.replication
+            assert replication is not None
+            wait_until(lambda one=replication: one.facts().is_connected, f"{slave.config.name}'s slave follows")  # type: ignore[misc]  # evaluated at once
+        for master in masters:
+            assert [one.status for one in send(master, b"one")] == ["PUT_OK"]
+        for slave in (one for one in brokers.values() if one.store.role is BrokerRole.SLAVE):
+            master = brokers[slave.config.name]
+            wait_until(lambda a=slave, b=master: a.store.log.max_offset == b.store.log.max_offset, "it has everything")  # type: ignore[misc]  # evaluated at once
+
+
+def test_two_of_them_on_one_machine_need_other_ports(tmp_path: Path) -> None:
+    """The second one says which port is in use."""
+    first, second = (CONF / "2m-noslave" / f"broker-{name}.properties" for name in ("a", "b"))
+    with ExitStack() as stack:
+        running_one = start(stack, first, tmp_path)
+        with pytest.raises(ConfigError, match=rf":{running_one.port}: the port is in use"):
+            start(stack, second, tmp_path, listenPort=str(running_one.port))
