@@ -128,6 +128,8 @@ def check(  # noqa: PLR0913  # one parameter per option
         locks = _lock(members, held) if align and not dry_run else {}
         result = _compare(members, _read(members), named, is_locked=bool(locks))
         if align:
+            if result.may_start and not as_json:
+                click.echo("there is nothing to align")
             aligned = _align(members, result, _Wish(named, give_up, locks, as_json))
             if aligned:
                 logs = [one.log for one in result.compared]
@@ -156,9 +158,10 @@ def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_lo
     result.problems += setting_problems(members)
     source = next(one for one in members if one.name == reference.name)
     for member, log in zip(members, logs, strict=True):
-        if not is_locked and in_use(member.root):
+        is_running = not is_locked and in_use(member.root)
+        if is_running:
             result.problems.append(f"{member.name}: a broker is using {member.root}: stop it, and check again")
-        _add_member(member, log, result)
+        _add_member(member, log, result, is_running=is_running)
         if log is not reference:
             result.notes += state_differences(member, source)
     return result
@@ -181,7 +184,7 @@ def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Conta
     return [logs[one.name] for one in members]
 
 
-def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
+def _add_member(member: OldMember, log: OldLog, result: _Result, *, is_running: bool) -> None:
     """What is to be said of one member by itself."""
     name, digest = member.name, log.digest
     result.problems += [f"{name}: {one.path}: offset {one.offset}: {one.reason}" for one in digest.problems]
@@ -192,6 +195,8 @@ def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
         )
     if member.group_log is not None:
         result.notes.append(f"{name}: has begun as a member of a group already ({member.group_log})")
+    if is_running:
+        return
     if not member.stopped_cleanly:
         torn = "" if digest.torn is None else f", and a torn end at {digest.torn.path}: offset {digest.torn.offset}"
         result.notes.append(
@@ -318,6 +323,11 @@ def _said(one: Compared, reference: str) -> list[str]:
 
 
 def _divergence_text(found: Divergence, name: str, reference: str) -> str:
+    if found.is_same_message:
+        return (
+            f"{name} and {reference} at offset {found.offset:,}: both have {found.found.sentence()}, but the byte at "
+            f"{found.byte:,} differs, which no checksum covers: one of {found.file} and {found.other_file} is damaged"
+        )
     return (
         f"{name} and {reference} at offset {found.offset:,}: {name} has {found.found.sentence()} ({found.file}), "
         f"{reference} has {found.other_found.sentence()} ({found.other_file})"
@@ -371,6 +381,7 @@ def _node_json(one: Compared) -> dict[str, object]:
         if found is None
         else {
             "offset": found.offset,
+            "first_byte": found.byte,
             "file": str(found.file),
             "reference_file": str(found.other_file),
             "found": _record_json(found.found),
