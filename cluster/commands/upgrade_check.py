@@ -47,6 +47,7 @@ Examples:
   dledger upgrade check -c n0.conf -c n1.conf -c n2.conf     the same by their conf files, which must agree
   dledger upgrade check --nodes /data/a,/data/b --json | jq .nodes
   dledger upgrade check --nodes /data/a,/data/b,/data/c --align --dry-run
+  dledger upgrade check --nodes /data/a,/data/b --spark      large logs, on all processors
   dledger upgrade check --from ~/store -c broker.conf        what will come along?
 
 In DLedger mode a group continues the logs that its members had as plain brokers; only new messages are replicated, so
@@ -92,6 +93,13 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     type=click.Path(path_type=Path),
     help="Say what of this broker's or member's directory, RocketMQ's or ours, will be there once it is opened here.",
 )
+@click.option(
+    "--spark",
+    is_flag=False,
+    flag_value="local[*]",
+    metavar="[URL]",
+    help="Read the logs on Spark: on this machine's processors, or where URL says; workers need the same paths.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def check(  # noqa: PLR0913  # one parameter per option
     nodes: tuple[str, ...],
@@ -101,11 +109,12 @@ def check(  # noqa: PLR0913  # one parameter per option
     dry_run: bool,
     discard: tuple[str, ...],
     source: Path | None,
+    spark: str | None,
     as_json: bool,
 ) -> None:
     """Check whether the stopped plain brokers in DIR,DIR,… may start as one group."""
     if source is not None:
-        if nodes or master or align or dry_run or discard:
+        if nodes or master or align or dry_run or discard or spark:
             raise click.UsageError("--from looks at one directory by itself: it goes with -c and --json only")
         from cluster.commands.upgrade_survey import run_survey
 
@@ -126,7 +135,7 @@ def check(  # noqa: PLR0913  # one parameter per option
         raise ConfigError([f"{master} cannot be both --master and --discard"])
     with ExitStack() as held:
         locks = _lock(members, held) if align and not dry_run else {}
-        result = _compare(members, _read(members), named, is_locked=bool(locks))
+        result = _compare(members, _read(members, spark=spark), named, is_locked=bool(locks))
         if align:
             if result.may_start and not as_json:
                 click.echo("there is nothing to align")
@@ -167,9 +176,14 @@ def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_lo
     return result
 
 
-def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Container[str] = ()) -> list[OldLog]:
+def _read(
+    members: list[OldMember],
+    known: Sequence[OldLog] = (),
+    changed: Container[str] = (),
+    spark: str | None = None,
+) -> list[OldLog]:
     """Read all logs; of those that are ``known``, only the ones of ``changed`` members."""
-    from rocketstore.commit_log.digests import digest_log, find_plain_files
+    from rocketstore.commit_log.digests import digest_log, digest_of, find_plain_files
     from rocketstore.upgrade.compare import OldLog
 
     logs = {one.name: one for one in known if one.name not in changed}
@@ -178,6 +192,14 @@ def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Conta
         for one in members
         if one.name not in logs
     ]
+    if spark is not None:
+        from dledger_spark.jobs.old_logs import digest_on_spark
+
+        digests = digest_on_spark([files for _, files in todo], spark)
+        return [
+            OldLog(member.name, files, digest_of(files, found))
+            for (member, files), found in zip(todo, digests, strict=True)
+        ]
     with terminal.progress("reading the logs, file by file", sum(len(files.paths) for _, files in todo)) as advance:
         for member, files in todo:
             logs[member.name] = OldLog(member.name, files, digest_log(files, lambda: advance(1)))
