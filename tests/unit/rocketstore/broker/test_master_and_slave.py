@@ -299,6 +299,7 @@ def test_a_slave_that_acknowledges_nothing_delays_each_send_for_so_long(stack: E
     assert replication.slaves()[0].lag_bytes > 20_000
 
 
+@pytest.mark.soak  # a slave asks name servers every ten seconds
 def test_master_and_slave_may_be_started_again_in_any_order(stack: ExitStack, tmp_path: Path) -> None:
     """With the slave connected, with another port, without the name server that told of it: the slave follows again."""
     name_server_config = config_in(tmp_path)
