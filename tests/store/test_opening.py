@@ -15,6 +15,7 @@ from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import decode_hard_state, encode_hard_state
 from dledger.store.inspect import problems
+from dledger.store.java_files import IMPORTED_FILE
 from dledger.store.repair import set_aside_damaged
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, copy_log, fill, open_store, small_config
@@ -342,8 +343,23 @@ def test_a_log_of_the_java_line_can_be_imported(tmp_path: Path) -> None:
     store = open_store(config)
     assert store.last.index == 5
     store.close()
-    with pytest.raises(CorruptLogError):
-        open_store(small_config(tmp_path, recovery_verify_bytes=1 << 20))
+    unasked = small_config(tmp_path, recovery_verify_bytes=1 << 20)
+    store = open_store(unasked)  # it remembers that it was imported
+    assert bodies_of(store)[:3] == [b"ab"] * 3
+    store.close()
+    (config.base_dir / "dledger-n0" / IMPORTED_FILE).unlink()
+    with pytest.raises(IdentityError, match="import_unchecked=true"):
+        open_store(unasked)
+
+
+def test_an_imported_file_that_is_unreadable_is_named(config: StoreConfig) -> None:
+    """It decides whether entries without CRCs are damage."""
+    _filled(config, clean=True)
+    path = config.base_dir / "dledger-n0" / IMPORTED_FILE
+    path.write_text("{}")
+
+    with pytest.raises(CorruptLogError, match="how far the log was imported"):
+        open_store(config)
 
 
 def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     promoted = pair.start("s", brokerRole="SLAVE", brokerId="1")
     assert str(promoted.store.role) == "ASYNC_MASTER"
     assert [one.status for one in send(promoted, b"two")] == ["PUT_OK"]
-    assert pull(promoted).count == 2
+    wait_until(lambda: pull(promoted).count == 2, "both can be pulled")
     wait_until(lambda: promoted.is_ready, "it is registered")
     registered = ("cluster", "list", "--namesrv", pair.names.address)
     wait_until(lambda: f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output, "as master")
