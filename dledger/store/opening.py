@@ -50,7 +50,7 @@ from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Place
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
 from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
 from dledger.store.traces import last_life, traces_of, write_traces
-from dledger.types import NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
+from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
@@ -315,12 +315,12 @@ class _Opener:
             self._doubt_imported()  # before the checkpoint, which may be the only evidence of Java
             committed = java_committed(path)
             if committed is not None:
-                create_checkpoint(self._fs, path, LogCheckpoint(committed=committed, begin=self._begin_of(data, index)))
+                create_checkpoint(self._fs, path, _unflushed(self._begin_of(data, index), committed))
                 return True
             ours = read_checkpoint(path)
             first = data.segments[0].base if data.segments else 0
             begin = ours.begin if ours.begin.position >= first else self._begin_of(data, index)
-            create_checkpoint(self._fs, path, LogCheckpoint(committed=ours.committed, begin=begin))
+            create_checkpoint(self._fs, path, _unflushed(begin, ours.committed))
             return True
         if data.segments and not self._config.import_unchecked:
             raise IdentityError(
@@ -332,11 +332,7 @@ class _Opener:
         committed = java_committed(path)
         begin = self._begin_of(data, index) if data.segments else self._first
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
-        create_checkpoint(
-            self._fs,
-            path,
-            LogCheckpoint(mark_of(self._first), committed=NO_INDEX if committed is None else committed, begin=begin),
-        )
+        create_checkpoint(self._fs, path, _unflushed(begin, NO_INDEX if committed is None else committed))
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
 
@@ -467,6 +463,12 @@ class _Opener:
             index_rewritten_from=outcome.index_wrong_from,
             removed=tuple(self._removed),
         )
+
+
+def _unflushed(begin: Boundary, committed: LogIndex) -> LogCheckpoint:
+    """Of a log of which nothing is known to be durable."""
+    nothing = mark_of(begin if begin.index == NO_INDEX else GENESIS)
+    return LogCheckpoint(nothing, committed=committed, begin=begin)
 
 
 def _is_blank(file: FoundFile) -> bool:
