@@ -277,7 +277,7 @@ class BrokerServer:
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
             if self.replication is not None:
-                self.replication.stop()
+                self.replication.stop(graceful=graceful and self.fatal is None)
             self.transactions.stop()
             self.schedule.stop()
             self.state.shutdown()

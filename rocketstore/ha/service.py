@@ -145,8 +145,13 @@ class HaService:
         )
         bridge.run(_on_loop(lambda: slave.start(self._report)))
 
-    def stop(self) -> None:
-        """Answer whoever waits for slaves, and end all connections. Idempotent."""
+    def stop(self, *, graceful: bool = False) -> None:
+        """Answer whoever waits for slaves, and end all connections. Idempotent.
+
+        ``graceful``: a master first waits until its slaves have everything, at most ``slave_timeout``.
+        """
+        if graceful and self._master is not None and self._loop.bridge is not None:
+            self._loop.bridge.run(self._master.drain(self._config.store.slave_timeout / 1000))
         if self._waits is not None:
             self._waits.close()
         bridge = self._loop.bridge

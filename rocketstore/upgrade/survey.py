@@ -215,6 +215,8 @@ def _read_member(node: Path, counts: _Counts, found: Survey) -> None:
             counts.take(piece.outcome.heads, piece.data, piece.position)
             found.end = piece.position + piece.outcome.consumed
     except CorruptLogError as error:
+        if not found.topics and not (node.absolute().parent / "consumequeue").is_dir():
+            raise ConfigError([f"{node} does not begin with a broker's message: {error.reason}"]) from error
         if not _is_end(error, segments):
             found.damaged.append(ProblemItem(error.path, error.offset, error.reason))
     found.is_foreign = read_identity(node) is None or was_used_by_java(node, node / "checkpoint")

@@ -16,6 +16,7 @@ from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from rocketstore.upgrade.survey import by_size, survey
+from tests.interop.goldens import LEDGER, open_golden
 from tests.unit.rocketstore.bench import WAIT_S, running, small_config
 from tests.unit.rocketstore.store.test_message_store_replicated import master
 
@@ -138,6 +139,29 @@ def test_damage_is_found_and_a_torn_end_is_not_damage(stored: MessageStoreConfig
         assert "the first start cuts what follows" in found.todo[0]
     (directory / f"{len(data):020d}").write_bytes(bytes(data))
     assert survey(root).damaged
+
+
+@pytest.mark.parametrize("name", ["plain", "killed", "dledger"])
+def test_directories_that_rocketmq_wrote_are_read(tmp_path: Path, name: str) -> None:
+    """All messages, as many as RocketMQ itself read back; only a member needs ``import_unchecked``."""
+    root, lines = open_golden(name, tmp_path)
+    records = [one for one in map(json.loads, lines) if one["kind"] == "record"]
+
+    found = survey(root)
+
+    assert found.messages == len(records) == 194
+    assert found.damaged == []
+    assert sum(found.delayed.values()) == 8
+    assert found.is_member is found.is_foreign is (name == "dledger")
+    assert any("import_unchecked" in one for one in found.todo) is found.is_member
+
+
+def test_a_ledger_without_messages_is_not_a_brokers(tmp_path: Path) -> None:
+    """It is no damage that its entries are something else."""
+    root, _ = open_golden(LEDGER, tmp_path)
+
+    with pytest.raises(ConfigError, match="does not begin with a broker's message"):
+        survey(root)
 
 
 def run(*arguments: object) -> Result:
