@@ -182,7 +182,7 @@ def _problem(one: _Asked) -> str:
         return ""
     if facts.is_slave:
         return "" if facts.is_connected else f"this slave does not follow: {facts.problem or 'not yet'}"
-    if facts.copies < facts.copies_wanted:
+    if not facts.problem and facts.copies < facts.copies_wanted:
         return f"{facts.copies} of {facts.copies_wanted} brokers have what is sent"
     return facts.problem
 

@@ -15,6 +15,7 @@ from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands.broker import broker as start
 from cluster.reporting import ErrorReportingGroup
 from dledger.errors import DLedgerError
+from rocketstore.remoting.bodies.ha import HaFacts
 
 if TYPE_CHECKING:
     from rocketstore.client import BrokerStatus
@@ -161,7 +162,7 @@ def _broker_json(address: str, answer: BrokerStatus | DLedgerError) -> dict[str,
 def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
     if isinstance(answer, DLedgerError):
         return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), str(answer))
-    oldest = answer.earliest_message_ms
+    oldest, ha = answer.earliest_message_ms, HaFacts.of(answer.runtime)
     hours = f"{(time.time() * 1000 - oldest) / 3_600_000:.1f}" if oldest > 0 else ""
     return (
         answer.cluster,
@@ -176,5 +177,9 @@ def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
         str(answer.dispatch_behind_bytes),
         hours,
         f"{answer.disk_ratio:.0%}",
-        f"since {time_text(answer.boot_ms)}" if answer.boot_ms > 0 else "",
+        ", ".join(filter(None, (_since(answer), "" if ha is None else ha.words))),
     )
+
+
+def _since(answer: BrokerStatus) -> str:
+    return f"since {time_text(answer.boot_ms)}" if answer.boot_ms > 0 else ""

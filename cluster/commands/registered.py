@@ -44,6 +44,8 @@ class Registered:
     put_tps: float | None = None
     get_tps: float | None = None
     error: str = ""
+    note: str = ""
+    """How a master or slave of classic replication stands; empty if there is nothing to say."""
 
     @property
     def is_master(self) -> bool:
@@ -87,12 +89,13 @@ def _ask(frames: BlockingRemotingClient, target: BrokerTarget, one: Registered) 
     except (ConfigError, UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:
         return replace(one, error=str(error))
     term = found.term if found.role else None
-    return replace(one, version=found.version, term=term, put_tps=found.put_tps, get_tps=found.get_tps)
+    note = "" if found.ha is None else found.ha.words
+    return replace(one, version=found.version, term=term, put_tps=found.put_tps, get_tps=found.get_tps, note=note)
 
 
 def _row(one: Registered) -> tuple[str, ...]:
     role = "master" if one.is_master else "slave"
     term = "" if one.term is None else str(one.term)
     rates = ["" if rate is None else f"{rate:.2f}" for rate in (one.put_tps, one.get_tps)]
-    row = (one.cluster, one.broker, str(one.id), one.address, role, term, one.version, *rates, one.error)
+    row = (one.cluster, one.broker, str(one.id), one.address, role, term, one.version, *rates, one.error or one.note)
     return tuple(terminal.printable(cell.encode()) for cell in row)  # anybody may have registered anything

@@ -109,14 +109,18 @@ def _verify(
     verified = [verify_node(path, data_dirs) for path in nodes]
     found.nodes += verified
     is_broker = is_plain or (directory / "consumequeue").is_dir()
-    if (log_only and not is_plain) or not is_broker:
+    if not is_broker:
         return
     if len(nodes) > 1:
         raise ConfigError([f"{directory} holds {len(nodes)} nodes and one broker's files: name one broker's directory"])
+    from rocketstore.commit_log.old_log import read_old_log
     from rocketstore.verification.verify import settings_for, verify_broker
 
+    old = read_old_log(nodes[0]) if nodes else None
+    if log_only and nodes and old is None:
+        return
     log = _part_of(verified[0]) if verified else None
-    found.brokers.append(verify_broker(settings_for(directory, conf_file), log, derived=not log_only))
+    found.brokers.append(verify_broker(settings_for(directory, conf_file), log, old=old, derived=not log_only))
 
 
 def _part_of(node: VerifiedNode) -> LogPart:

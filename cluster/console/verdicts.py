@@ -66,7 +66,8 @@ class MemberView:
             return self.error or "does not answer"
         if self.info is None:
             return self.error
-        return ", ".join(kind.replace("_", " ") for kind in self.info.conditions)
+        kinds = [kind.replace("_", " ") for kind in self.info.conditions]
+        return ", ".join([*kinds, *([self.info.ha.words] if self.info.ha is not None and self.info.ha.words else [])])
 
 
 def verdict_of(members: Sequence[MemberView]) -> Verdict:

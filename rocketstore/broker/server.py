@@ -180,6 +180,7 @@ class BrokerServer:
                     require_replicas=self.store.require_replicas,
                     supersede=self.store.supersede,
                 )
+                self.store.let_log_go_first(while_=self.replication.is_catching_up)
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,
@@ -229,13 +230,18 @@ class BrokerServer:
             if self._stopped.is_set():
                 return self
             try:
+                leads = self.store.role is not BrokerRole.SLAVE
+                replication = self.replication
+                if leads and replication is not None and self.config.name_servers:
+                    self._bridge = self._loop.start()
+                    leads = not self._bridge.run(self._look_for_successor(replication))
                 self.state.start()
                 self.store.start()
                 if self.node is None:
-                    bridge = self._loop.start()
+                    bridge = self._bridge or self._loop.start()
                     if self._access is not None:
                         self._access.start(bridge.post, self._threads.thread)
-                    if self.store.role is not BrokerRole.SLAVE:
+                    if leads:
                         self.state.catch_up()
                         self.schedule.start()
                         self.transactions.start()
@@ -271,7 +277,7 @@ class BrokerServer:
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
             if self.replication is not None:
-                self.replication.stop()
+                self.replication.stop(graceful=graceful and self.fatal is None)
             self.transactions.stop()
             self.schedule.stop()
             self.state.shutdown()
@@ -374,11 +380,6 @@ class BrokerServer:
         )
         add_methods(server, codec.SERVICE, self._service.methods())
         self._serve_remoting(self._service.parts)
-        if self._successors is not None:  # before anybody is served: what an old master takes would be lost
-            await self._successors.look()
-            self._successors.start(self._threads.report)
-        if self._registration is not None:
-            self._registration.start()
         await server.start()
         door.open()
         connections.watch(door.ports, calls_max, door.remoting_clients)
@@ -396,15 +397,7 @@ class BrokerServer:
         replication = self.replication
         if replication is not None:
             replication.known_master = lambda: registration.master_for_slaves
-            if self.store.role is not BrokerRole.SLAVE and self.config.name_servers:
-                self._successors = successors = SuccessorWatch(
-                    self.config,
-                    self.address,
-                    lambda: max(1, replication.epoch),  # it begins with 1
-                    replication.superseded,
-                    to_members,
-                    to_name_servers,
-                )
+            if (successors := self._successors) is not None:
                 registration.may_lead = lambda: not successors.found
             if self.store.role is BrokerRole.SLAVE:
                 self._slave_sync = SlaveSync(self.state, to_members, replication.master, lambda: registration.master)
@@ -412,6 +405,21 @@ class BrokerServer:
         self._remoting = RemotingService(parts, to_members, registration.announce)
         if self._service is not None:
             self._service.memberships.serve(self._remoting.members, self._remoting.retries)
+        registration.start()
+
+    async def _look_for_successor(self, replication: HaService) -> bool:
+        """Whether a plain master has one, before it writes anything: that would be in no other log."""
+        self._successors = watch = SuccessorWatch(
+            self.config,
+            lambda: self.address,
+            lambda: max(1, replication.epoch),  # it begins with 1
+            replication.superseded,
+            RemotingClient(tls=None if self._tls is None else self._tls.connecting),
+            RemotingClient(tls=_name_server_tls(self.config)),
+        )
+        await watch.look()
+        watch.start(self._threads.report)
+        return watch.found
 
     def _remoting_factory(self) -> RemotingFactory | None:
         wanted = self._own_remoting

@@ -66,3 +66,7 @@ class HaPace:
     """Whether the other side must be one of ours, and say who it is."""
     introduces: bool = True
     """Whether a slave introduces itself."""
+    retry_s: float = 1.0
+    """When a slave tries again after a connection that failed or ended."""
+    refused_retry_s: float = 5.0
+    """The same after one that one of the two sides had a reason to end."""

@@ -34,32 +34,41 @@ class ReceivedStretch(NamedTuple):
 
 
 class ReceivedLog:
-    """Turns what arrives into stretches to be written. ``end``: of what has been given out."""
+    """Turns what arrives into stretches to be written. ``end``: of what has been given out.
 
-    def __init__(self, end: int, segment_bytes: int, delay_levels: DelayLevels) -> None:
+    ``blank_left``: so many bytes of a blank, of which a part has been given out, come next.
+    """
+
+    def __init__(self, end: int, segment_bytes: int, delay_levels: DelayLevels, *, blank_left: int = 0) -> None:
         self.end = end
+        self.blank_left = blank_left
         self._segment_bytes = segment_bytes
         self._delay_levels = delay_levels
-        self._pending = b""
+        self._pending: list[bytes] = []  # joined once: a record of megabytes may come in many pieces
+        self._pending_bytes = 0
         self._needed = 0  # so many bytes, before it is worth looking again
-        self._blank_left = 0
 
     @property
     def received(self) -> int:
         """The end of what has arrived."""
-        return self.end + len(self._pending)
+        return self.end + self._pending_bytes
 
     def feed(self, offset: int, data: bytes) -> Iterator[ReceivedStretch]:
         """What has become whole. Raises ``DamagedStreamError``."""
         if offset != self.received:
             raise DamagedStreamError(f"the master sends offset {offset}, but {self.received} comes next")
-        data = self._pending + data if self._pending else data
-        self._pending = b""
+        if self._pending:
+            self._pending.append(data)
+            self._pending_bytes += len(data)
+            if self._pending_bytes < self._needed:
+                return
+            data = b"".join(self._pending)
+            self._pending, self._pending_bytes = [], 0
         while data:
-            if self._blank_left:
-                part = data[: self._blank_left]
+            if self.blank_left:
+                part = data[: self.blank_left]
                 yield self._given(part, 0)
-                self._blank_left -= len(part)
+                self.blank_left -= len(part)
                 data = data[len(part) :]
                 continue
             if len(data) < self._needed:
@@ -70,11 +79,12 @@ class ReceivedLog:
                 yield self._given(data[: whole.consumed], _last_timestamp(whole))
                 data = data[whole.consumed :]
             if whole.end == "blank":
-                self._blank_left = whole.needed
+                self.blank_left = whole.needed
             elif whole.end == "more":
                 self._needed = whole.needed
                 break
-        self._pending = data
+        if data:
+            self._pending, self._pending_bytes = [data], len(data)
 
     def _given(self, data: bytes, store_timestamp: int) -> ReceivedStretch:
         stretch = ReceivedStretch(self.end, data, store_timestamp)

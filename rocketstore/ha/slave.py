@@ -20,9 +20,10 @@ from dledger.records import record
 from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.inbox import Inbox
 from rocketstore.ha.memory import KnownMaster, SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
-from rocketstore.ha.received import DamagedStreamError, ReceivedLog
+from rocketstore.ha.received import ReceivedLog
 from rocketstore.ha.tail import tail_of
 from rocketstore.ha.wire import (
     GREETING,
@@ -40,12 +41,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.types import PutMessageStatus
 
 _LOG: Final = logging.getLogger("rocketstore")
-READ_BYTES: Final = 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
-RETRY_S: Final = 1.0
-"""After a connection that failed or ended."""
-REFUSED_RETRY_S: Final = 5.0
-"""After one that one of the two sides had a reason to end."""
 GREETING_WAIT_S: Final = 1.0
 """How long a master of ours may take to answer the greeting. RocketMQ's does not, and waits for a number after it."""
 
@@ -109,6 +105,8 @@ class HaSlave:
         self._tls = tls
         self._task: asyncio.Task[None] | None = None
         self._view = MasterView()
+        self._said = ""  # the problem that the log file has last been told
+        self._received: ReceivedLog | None = None
         self._aimed = (0, 0)  # an end of the master's log, and when it was heard: complete once it is here
         self._memory = memory
         if memory is not None:
@@ -142,7 +140,6 @@ class HaSlave:
         if is_ours is None:
             self._view = replace(view, master_end=max(master_end, view.master_end), heard_ms=now_ms)
         else:
-            self._conditions.clear(ConditionKind.NOT_REPLICATING)
             self._view = replace(
                 view, is_connected=True, is_ours=is_ours, master_end=master_end, heard_ms=now_ms, problem=""
             )
@@ -159,6 +156,18 @@ class HaSlave:
             self._aimed = self._view.master_end, self._view.heard_ms
         if now_ms >= self._remember_ms:
             self._remember_soon(now_ms)
+
+    def goes_on(self) -> None:
+        """It has taken something, or has everything: only then is an earlier problem over."""
+        self._said = ""
+        self._conditions.clear(ConditionKind.NOT_REPLICATING)
+
+    def received_from(self, offset: int) -> ReceivedLog:
+        """What takes the master's log from ``offset`` on; if the last connection ended within a blank, it knows."""
+        before = self._received
+        blank_left = before.blank_left if before is not None and before.end == offset else 0
+        self._received = now = ReceivedLog(offset, self.log.segment_bytes, self.delay_levels, blank_left=blank_left)
+        return now
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -205,20 +214,21 @@ class HaSlave:
         address = self._master()
         if not address:
             self._lost("", "its address is not known: set haMasterAddress, or namesrvAddr")
-            return RETRY_S
+            return self.pace.retry_s
         try:
             await self._follow(address)
-        except (RefusedError, HaProtocolError, DamagedStreamError, DiskError, CorruptLogError) as error:
+        except DLedgerError as error:  # refused, damaged, nonsense; a disk that is full, or failed
             self._lost(address, str(error))
-            return REFUSED_RETRY_S
+            return self.pace.refused_retry_s
         except TimeoutError:
             self._lost(address, "it is silent")
         except (OSError, EOFError) as error:
             self._lost(address, str(error))
-        return RETRY_S
+        return self.pace.retry_s
 
     def _lost(self, address: str, problem: str) -> None:
-        if problem != self._view.problem:
+        if problem != self._said:
+            self._said = problem
             _LOG.warning("this slave does not follow its master %s: %s", address, problem)
         was_connected = self._view.is_connected
         self._view = replace(
@@ -229,25 +239,29 @@ class HaSlave:
         self._conditions.set(ConditionKind.NOT_REPLICATING, f"this slave does not follow its master: {problem}")
 
     async def _follow(self, address: str) -> None:
-        host, port = parse_address(address)
         context = None if self._tls is None else self._tls()
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=context)
+        try:
+            host, port = parse_address(address)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                loop = asyncio.get_running_loop()
+                transport, inbox = await loop.create_connection(Inbox, host, port, ssl=context)
+        except ValueError as error:  # no address, or no name of a host
+            raise RefusedError(f"{address!r} is no address: {error}") from error
         try:
             self._view = replace(self._view, address=address)
-            await _Session(self, reader, writer).follow()
+            await _Session(self, inbox, transport).follow()
         finally:
-            writer.transport.abort()
+            transport.abort()
 
 
 class _Session:
     """One connection to a master."""
 
-    def __init__(self, slave: HaSlave, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, slave: HaSlave, inbox: Inbox, transport: asyncio.Transport) -> None:
         self._slave = slave
         self._log = slave.log
-        self._reader = reader
-        self._writer = writer
+        self._inbox = inbox
+        self._transport = transport
         self._frames = FrameReader()
         self._received: ReceivedLog | None = None
         self._reported = -1
@@ -273,10 +287,8 @@ class _Session:
     async def _pieces(self, timeout_s: float) -> list[tuple[int, bytes]]:
         """What the master says next; may be nothing whole yet. Raises ``TimeoutError``, ``EOFError``."""
         async with asyncio.timeout(timeout_s):
-            data = await self._reader.read(READ_BYTES)
-        if not data:
-            raise EOFError("it closed the connection")
-        return self._frames.feed(data)
+            await self._inbox.wait()
+        return self._frames.feed(self._inbox.take())
 
     async def _flush_everything(self) -> None:
         """What is asked for counts as acknowledged. Raises ``DiskError``."""
@@ -294,7 +306,7 @@ class _Session:
         slave = self._slave
         if not slave.pace.introduces:
             return self._unintroduced()
-        self._writer.write(REPORT.pack(GREETING))
+        self._transport.write(REPORT.pack(GREETING))
         try:
             said, _ = await self._words(GREETING)
         except TimeoutError:
@@ -311,7 +323,7 @@ class _Session:
         words = SlaveWords(
             own.cluster, own.broker, own.broker_id, slave.epoch.now, self._log.segment_bytes, end, length, crc
         )
-        self._writer.write(words.encode(GREETING))
+        self._transport.write(words.encode(GREETING))
         said, begun = await self._words(VERDICT, slave.pace.silence_s_max)
         verdict = SlaveVerdict.decode(said)
         if verdict.refusal:
@@ -320,6 +332,8 @@ class _Session:
             raise HaProtocolError(f"it sends from offset {verdict.begin} on, and {end} comes next")
         slave.epoch.follow(master.epoch)
         slave.heard(master.max_offset, is_ours=True)
+        if end >= master.max_offset:
+            slave.goes_on()
         self._begin(verdict.begin)
         return begun
 
@@ -351,12 +365,11 @@ class _Session:
     # -- the log -------------------------------------------------------------------------------------------------------
 
     def _begin(self, offset: int) -> ReceivedLog:
-        slave = self._slave
-        self._received = received = ReceivedLog(offset, self._log.segment_bytes, slave.delay_levels)
+        self._received = received = self._slave.received_from(offset)
         return received
 
     def _take(self, offset: int, data: bytes) -> None:
-        """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``."""
+        """A piece of the log. Raises ``DamagedStreamError``, ``DiskError``, ``DiskFullError``."""
         if offset == STANDING and self._slave.view().is_ours:
             self._slave.heard(MasterStanding.decode(data).max_offset)
             return
@@ -364,6 +377,7 @@ class _Session:
             raise HaProtocolError("it introduces itself in the middle of the log")
         self._slave.heard(offset + len(data))
         if not data:
+            self._slave.goes_on()
             return
         received = self._received
         if received is None:
@@ -375,6 +389,7 @@ class _Session:
             received = self._begin(end or offset)
         for stretch in received.feed(offset, data):
             self._log.append_received(stretch.offset, stretch.data, stretch.store_timestamp)
+            self._slave.goes_on()
 
     def _acknowledge(self) -> None:
         """Say how far we have it, as soon as it is durable."""
@@ -394,9 +409,9 @@ class _Session:
             self._failure = f"its log is not flushed: {why}"
 
     def _report(self, end: int) -> None:
-        if not self._writer.is_closing():
+        if not self._transport.is_closing():
             self._reported = end
-            self._writer.write(REPORT.pack(end))
+            self._transport.write(REPORT.pack(end))
 
     async def _report_regularly(self) -> None:
         while True:

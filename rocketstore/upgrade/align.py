@@ -28,6 +28,7 @@ from dledger.store.mmap_file_list import Placement
 from rocketstore.commit_log.digests import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB
 from rocketstore.ha.epoch import EPOCH_FILE
+from rocketstore.ha.memory import MEMORY_FILE
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory
@@ -37,6 +38,8 @@ from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
 
 Advance = Callable[[int], None]
 
+_OWN: Final = (EPOCH_FILE, MEMORY_FILE)
+"""What is about one broker only."""
 _SPARE_BYTES: Final = 64 * MIB
 """How much must be left on a disk."""
 _CHUNK_BYTES: Final = 8 * MIB
@@ -319,7 +322,7 @@ def _companions(source: OldMember) -> list[Path]:
     """The files beside the log that belong to it."""
     places = [source.root / name for name in BELONGING]
     found = [path for place in places for path in (place, *sorted(place.rglob("*")))]
-    return [path for path in found if path.is_file() and path.name != EPOCH_FILE]
+    return [path for path in found if path.is_file() and path.name not in _OWN]
 
 
 def _copy_file(source: Path, path: Path, fs: FileSystem) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
+from crc32c import crc32c
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
+from dledger.prehistory import Prehistory
 from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem, read_whole
 from dledger.store.inspect import ProblemItem
@@ -98,22 +101,26 @@ def settings_for(root: Path, conf: Path | None) -> MessageStoreConfig:
     return config
 
 
-def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bool = True) -> VerifiedBroker:
+def verify_broker(
+    store: MessageStoreConfig, log: LogPart | None, *, old: Prehistory | None = None, derived: bool = True
+) -> VerifiedBroker:
     """Verify everything below a broker's root; ``log`` is a node's, None for a plain broker, whose own log is read.
 
-    Without ``derived``, only the log is verified. Raises ``OSError`` if the temporary directory has no room.
+    ``old``: the plain log that the node's log continues, which is read, too. Without ``derived``, only the broker's own
+    files of the log are verified. Raises ``OSError`` if the temporary directory has no room.
     """
     found = VerifiedBroker(store.store_path_root_dir, log is not None)
-    part = log if log is not None else _plain_part(store, found)
-    found.begin = found.end = part.begin
+    plain = _plain_part(store, found, None if old is None else old.end) if log is None or old is not None else None
+    parts = [part for part in (plain, log if derived else None) if part is not None and part.begin < part.end]
+    found.begin = found.end = min((part.begin for part in parts), default=0 if log is None else log.begin)
     if not derived:
-        for outcome in _outcomes(part, store, found):
+        for outcome in _outcomes(parts, log, old, store, found):
             found.messages += len(outcome.heads)
         return found
     bounds = _bounds(store, found)
     with tempfile.TemporaryDirectory(prefix="dledger-verify-") as made:
         files = _Derived(Path(made), store)
-        for outcome in _outcomes(part, store, found):
+        for outcome in _outcomes(parts, log, old, store, found):
             try:
                 files.take(outcome.heads)
             except DLedgerError as error:
@@ -122,53 +129,72 @@ def verify_broker(store: MessageStoreConfig, log: LogPart | None, *, derived: bo
         files.close()
         found.messages, found.keys = files.messages, files.keys
         _compare(store, files, replace(bounds, begin=found.begin, end=found.end), found)
-    _check_snapshot(store, part, found)
+    _check_snapshot(store, parts, found)
     return found
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_part(store: MessageStoreConfig, found: VerifiedBroker) -> LogPart:
+def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, divided: int | None) -> LogPart:
+    """The plain log; up to ``divided``, if a group's log continues it there, whose files may all have expired."""
     directories = [*store.commit_log_dirs, *store.read_only_commit_log_dirs]
+    if divided is not None:
+        directories = [path for path in directories if path.is_dir()]
     files = find_plain_files(directories, store.mapped_file_size_commit_log)
     found.problems += files.problems
-    begin = files.min_offset
-    end = max(files.paths, default=begin - files.segment_bytes) + files.segment_bytes
-    return LogPart(files.paths, files.segment_bytes, begin, end)
+    paths = {base: path for base, path in files.paths.items() if divided is None or base < divided}
+    begin = min(paths, default=files.min_offset if divided is None else divided)
+    end = max(paths, default=begin - files.segment_bytes) + files.segment_bytes
+    if divided is not None and end < divided:
+        found.add(directories[0], 0, f"the old log ends at {end}, and the group's log begins at {divided}")
+    return LogPart(paths, files.segment_bytes, begin, max(begin, end))
 
 
-def _outcomes(part: LogPart, store: MessageStoreConfig, found: VerifiedBroker) -> Iterator[RecordScanOutcome]:
-    """The log's records in order, up to its end or to damage, which is reported."""
+def _outcomes(
+    parts: Sequence[LogPart],
+    replicated: LogPart | None,
+    old: Prehistory | None,
+    store: MessageStoreConfig,
+    found: VerifiedBroker,
+) -> Iterator[RecordScanOutcome]:
+    """The log's records in order, up to its end or to damage, which is reported.
+
+    What the files of an ``old`` log hold must be what they held when the group took them over.
+    """
     levels = DelayLevels.parse(store.message_delay_level)
-    scan: Callable[[bytes, int], RecordScanOutcome] = (
-        (lambda data, at: scan_entries(data, at, check_crc=True, delay_levels=levels))
-        if found.replicated
-        else (lambda data, at: scan_records(data, at, check_crc=True, delay_levels=levels))
-    )
-    position, wanted = part.begin, _CHUNK_BYTES
-    while position < part.end:
-        base = position - position % part.segment_bytes
-        path = part.segments.get(base)
-        if path is None:
-            return  # already reported
-        room = min(base + part.segment_bytes, part.end) - position
-        asked = min(wanted, room)
-        outcome = scan(_read(path, position - base, asked), position)
-        position += outcome.consumed
-        found.end = position
-        yield outcome
-        if outcome.end == "blank" and outcome.needed == base + part.segment_bytes - position:
-            position, wanted = base + part.segment_bytes, _CHUNK_BYTES
-        elif outcome.end == "more" and outcome.consumed:
-            wanted = max(_CHUNK_BYTES, outcome.needed)
-        elif outcome.end == "more" and asked < min(max(outcome.needed, RECORD_BYTES_MAX), room):
-            wanted = max(outcome.needed, RECORD_BYTES_MAX)
-        elif outcome.end == "more" and room < _SMALLEST:  # a plain file that was filled to the last byte
-            position = base + part.segment_bytes
-        else:
-            _stopped(part, path, position, outcome.reason, found)
-            return
+    crcs: Counter[int] = Counter()
+    for part in parts:
+        scan = scan_entries if part is replicated else scan_records
+        position, wanted = part.begin, _CHUNK_BYTES
+        while position < part.end:
+            base = position - position % part.segment_bytes
+            path = part.segments.get(base)
+            if path is None:
+                return  # already reported
+            room = min(base + part.segment_bytes, part.end) - position
+            asked = min(wanted, room)
+            data = _read(path, position - base, asked)
+            outcome = scan(data, position, check_crc=True, delay_levels=levels)
+            if old is not None and part is not replicated:
+                crcs[base] = crc32c(data[: outcome.consumed], crcs[base])
+            position += outcome.consumed
+            found.end = position
+            yield outcome
+            if outcome.end == "blank" and outcome.needed == base + part.segment_bytes - position:
+                position, wanted = base + part.segment_bytes, _CHUNK_BYTES
+            elif outcome.end == "more" and outcome.consumed:
+                wanted = max(_CHUNK_BYTES, outcome.needed)
+            elif outcome.end == "more" and asked < min(max(outcome.needed, RECORD_BYTES_MAX), room):
+                wanted = max(outcome.needed, RECORD_BYTES_MAX)
+            elif outcome.end == "more" and room < _SMALLEST:  # a plain file that was filled to the last byte
+                position = base + part.segment_bytes
+            else:
+                _stopped(part, path, position, outcome.reason, found)
+                return
+    for base, crc in crcs.items():
+        if old is not None and base >= old.digests_from and crc != old.digest_at(base):
+            found.add(parts[0].segments[base], 0, "its messages are not those that the group took over")
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:
@@ -269,7 +295,7 @@ def _told(difference: Difference) -> str:
     return f"number {difference.number} is {difference.found}; the log says {difference.expected}"
 
 
-def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBroker) -> None:
+def _check_snapshot(store: MessageStoreConfig, parts: Sequence[LogPart], found: VerifiedBroker) -> None:
     """Verify the state's snapshot, and that the record it ends with is where it says."""
     path = store.config_dir / SNAPSHOT_FILE
     try:
@@ -282,6 +308,7 @@ def _check_snapshot(store: MessageStoreConfig, part: LogPart, found: VerifiedBro
     if snapshot.last_record is None or not found.begin <= snapshot.last_record[0] < found.end:
         return
     offset, crc = snapshot.last_record
+    part = next(one for one in parts if offset < one.end)
     base = offset - offset % part.segment_bytes
     stored = _read(part.segments[base], offset - base + CRC_AT, CRC.size)
     if len(stored) < CRC.size or CRC.unpack(stored)[0] != crc:

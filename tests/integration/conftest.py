@@ -29,6 +29,7 @@ FAULTS = frozenset(
         "test_broker_partition",
         "test_broker_plain",
         "test_broker_stop",
+        "test_classic_ha",
         "test_disk",
         "test_drills",
         "test_kill",

@@ -16,6 +16,8 @@ from cluster.local.group import free_ports
 from tests.interop.java import OPENED, SOURCES, JavaMissingError, environment
 
 TIMEOUT_S: Final = 180
+BUILD_TIMEOUT_S: Final = 600
+"""Downloads included."""
 TESTS_TIMEOUT_S: Final = 900
 CPP_PACKAGE: Final = "rocketmq==0.4.4"
 _HEAP: Final = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=128m")
@@ -221,35 +223,48 @@ def _output(main: str, directory: Path, *arguments: str, variables: Mapping[str,
     return ended.stdout, ended.stderr
 
 
-def go_client(directory: Path, *arguments: str) -> list[str]:
-    """The lines that our program with RocketMQ's Go client prints. Raises ``JavaMissingError``: it cannot be built."""
-    program = directory / "interop-go"
+def build_go_client(directory: Path) -> None:
+    """Make what ``go_client`` runs. Raises ``JavaMissingError``: there is no Go."""
     directory.mkdir(parents=True, exist_ok=True)
     if shutil.which("go") is None:
         raise JavaMissingError("`go` is not on the PATH: `make interop` needs Go 1.21 or newer")
-    _printed(["go", "build", "-o", str(program), "."], cwd=SOURCES.parent / "go", variables={"GOTOOLCHAIN": "local"})
-    return _lines(_printed([str(program), *arguments], cwd=directory))
+    command = ["go", "build", "-o", str(_go_program(directory)), "."]
+    _printed(command, cwd=SOURCES.parent / "go", variables={"GOTOOLCHAIN": "local"}, timeout_s=BUILD_TIMEOUT_S)
+
+
+def go_client(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our program with RocketMQ's Go client prints, once built there."""
+    return _lines(_printed([str(_go_program(directory)), *arguments], cwd=directory))
+
+
+def _go_program(directory: Path) -> Path:
+    return directory / "interop-go"
+
+
+def install_cpp_client(directory: Path) -> None:
+    """Get what ``cpp_client`` runs, from the Python index."""
+    directory.mkdir(parents=True, exist_ok=True)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    _printed([*install, "--target", str(directory / "packages"), CPP_PACKAGE], cwd=SOURCES, timeout_s=BUILD_TIMEOUT_S)
 
 
 def cpp_client(directory: Path, *arguments: str) -> list[str]:
-    """The lines that our program with RocketMQ's C++ client prints; its package comes from the Python index."""
-    packages = directory / "packages"
-    if not packages.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        _printed([*install, "--target", str(packages), CPP_PACKAGE], cwd=SOURCES)
+    """The lines that our program with RocketMQ's C++ client prints, once installed there."""
     program = SOURCES.parent / "cpp" / "client.py"
-    variables = {"PYTHONPATH": str(packages), "HOME": str(directory)}  # it logs to the home directory
+    variables = {"PYTHONPATH": str(directory / "packages"), "HOME": str(directory)}  # it logs to the home directory
     return _lines(_printed([sys.executable, str(program), *arguments], cwd=directory, variables=variables))
 
 
-def _printed(command: list[str], *, cwd: Path, variables: Mapping[str, str] | None = None) -> str:
+def _printed(
+    command: list[str], *, cwd: Path, variables: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> str:
     ended = subprocess.run(
         command,
         cwd=cwd,
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         env=os.environ | (variables or {}),
         check=False,
     )

@@ -37,6 +37,7 @@ PREPARED: Final = (
     f"updateTopic -c {CLUSTER} -t Unit -u true -s true",
     f"updateTopic -c {CLUSTER} -t %RETRY%{ONLINE} -r 1 -w 1",
     f"updateTopic -c {CLUSTER} -t %RETRY%{OFFLINE} -r 2 -w 2",
+    f"updateTopic -c {CLUSTER} -t %RETRY%TOOLS_CONSUMER -r 1 -w 1",  # made by commands that take more than a second
     f"updateSubGroup -c {CLUSTER} -g {ONLINE}",
     f"updateSubGroup -c {CLUSTER} -g {OFFLINE} -r 3 -q 2 -s true -m false -d false -i 0 -w 1 -a true",
     "updateSubGroup -b {A} -g onlya",
@@ -359,7 +360,6 @@ def test_what_is_set(both: Both) -> None:
 OWN_SETTINGS: Final = frozenset(
     [
         "dLegerPeers",
-        "haListenPort",
         "listenPort",
         "maxTransferBytesOnMessageInDisk",
         "maxTransferBytesOnMessageInMemory",

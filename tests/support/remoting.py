@@ -99,6 +99,10 @@ class RemotingSocket:
         """The answer to a message in the short form."""
         return self.ask(RequestCode.SEND_MESSAGE_V2, send_fields(topic, queue_id, properties), body)
 
+    def begin_send(self, topic: str, body: bytes, queue_id: int = 0) -> int:
+        """Send a message in the short form; the request's opaque."""
+        return self.begin(RequestCode.SEND_MESSAGE_V2, send_fields(topic, queue_id), body)
+
     def subscribe(self, group: str, topic: str, tags: str = "*", *, client_id: str = "c1", version: int = 1) -> Frame:
         """The answer to a heartbeat of one consumer group (and a producer group of the same name)."""
         subscription = SubscriptionData(topic, tags, sub_version=version)

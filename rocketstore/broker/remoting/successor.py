@@ -33,13 +33,13 @@ class SuccessorWatch:
     def __init__(
         self,
         config: BrokerConfig,
-        address: str,
+        address: Callable[[], str],
         epoch: Callable[[], int],
         superseded: Callable[[str], None],
         to_brokers: RemotingClient,
         to_name_servers: RemotingClient,
     ) -> None:
-        """``superseded`` is told of a later master."""
+        """``address``: this broker's. ``superseded`` is told of a later master. The clients are closed with it."""
         self._config = config
         self._address = address
         self._epoch = epoch
@@ -61,6 +61,8 @@ class SuccessorWatch:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self._to_brokers.close()
+        await self._to_name_servers.close()
 
     async def look(self) -> None:
         """Ask all name servers, at the same time."""
@@ -78,7 +80,7 @@ class SuccessorWatch:
             answer = await self._to_name_servers.call(name_server, asked, TIMEOUT_S)
             known = None if answer.code else ClusterInfo.decode(answer.body).broker_addr_table.get(self._config.name)
             master = "" if known is None else known.broker_addrs.get(MASTER_ID, "")
-            if not master or master == self._address:
+            if not master or master == self._address():
                 return
             asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0)
             answer = await self._to_brokers.call(master, asked, TIMEOUT_S)

@@ -62,6 +62,16 @@ class HaFacts:
     contact_ms: int = NEVER
     """How long ago its master said anything; ``NEVER``."""
 
+    @property
+    def words(self) -> str:
+        """For people: whether a slave follows, what is wrong with a master; empty if nothing is."""
+        if not self.is_slave:
+            lacks = f"{self.copies} of {self.copies_wanted} copies" if self.copies < self.copies_wanted else ""
+            return self.problem or lacks
+        if not self.is_connected:
+            return f"does not follow: {self.problem or 'not yet'}"
+        return f"follows, {self.lag_bytes} bytes behind" if self.lag_bytes else "follows"
+
     def table(self) -> dict[str, str]:
         """As values of the answer."""
         found = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cluster.cli import main
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
@@ -23,6 +27,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, GetMessageStatus, PutResult
+from tests.support.damage import turn
 from tests.support.waiting import wait_until
 
 FILE_BYTES = 16 * 1024
@@ -359,6 +364,35 @@ def test_old_files_expire_and_a_new_disk_needs_none_then(tmp_path: Path) -> None
 def _cleaned(broker: BrokerServer, divided: int) -> bool:
     broker.store.request_clean()
     return broker.store.log.min_offset == divided
+
+
+def test_verify_reads_both_logs(tmp_path: Path) -> None:
+    """Queues and keys are compared with all of it; damage in an old file is named, and so is another content."""
+    root = plain_store(tmp_path / "store")
+    (config,) = members(root)
+    with running(config) as (broker,):
+        fill(master_of([broker]), 100, 60)
+        broker.stop()
+    conf = tmp_path / "broker.conf"
+    conf.write_text("".join(f"{name}={value}\n" for name, value in _SMALL.items()))
+
+    def verify(*more: str) -> dict[str, Any]:
+        found = CliRunner().invoke(main, ["verify", str(root), "-c", str(conf), "--json", *more]).output
+        return json.loads(found)  # type: ignore[no-any-return]
+
+    sound = verify()
+    assert sound["ok"], sound["problems"]
+    assert sound["brokers"][0]["messages"] >= 160
+    assert verify("--log-only")["brokers"][0]["messages"] >= 100
+    first = root / "commitlog" / f"{0:020d}"
+    turn(first, 300)
+    for more in ((), ("--log-only",)):
+        assert str(first) in {one["file"] for one in verify(*more)["problems"]}
+    other = plain_store(tmp_path / "other")  # the same messages, stored a moment later
+    shutil.copyfile(other / "commitlog" / first.name, first)
+    for more in ((), ("--log-only",)):
+        said = [one["reason"] for one in verify(*more)["problems"] if one["file"] == str(first)]
+        assert any("not those that the group took over" in one for one in said), said
 
 
 def test_a_plain_broker_does_not_go_on_after_a_group(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.conditions import ConditionKind
+from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
@@ -83,6 +84,8 @@ def test_both_sides_say_how_they_stand(stack: ExitStack, tmp_path: Path) -> None
     assert "2 of 2 copies" in shown
     assert "in sync" in shown
     assert "follows 127.0.0.1:" in shown
+    assert "follows" in run("cluster", "list", "--namesrv", pair.names.address).output
+    assert "follows" in run("cluster", "list", "-b", pair.slave.address).output
     found = {one["broker_id"]: one["ha"] for one in json.loads(run(*ask, "--json").output)["brokers"]}
     assert found[0]["followers"][0]["lag_bytes"] == found[1]["lag_bytes"] == 0
     assert found[0]["end"] == found[1]["end"] > 0
@@ -112,6 +115,7 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     send(pair.master, b"one")
     has_all(pair.slave, pair.master)
     pair.master_is_gone()
+    end = pair.slave.store.log.end_offset
     asked = pair.promote()  # nobody confirms
     assert asked.exit_code == 1
     assert not (tmp_path / "s" / "config" / "haRole.json").exists()
@@ -124,7 +128,7 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     promoted = pair.start("s", brokerRole="SLAVE", brokerId="1")
     assert str(promoted.store.role) == "ASYNC_MASTER"
     assert [one.status for one in send(promoted, b"two")] == ["PUT_OK"]
-    assert pull(promoted).count == 2
+    wait_until(lambda: pull(promoted).count == 2, "both can be pulled")
     wait_until(lambda: promoted.is_ready, "it is registered")
     registered = ("cluster", "list", "--namesrv", pair.names.address)
     wait_until(lambda: f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output, "as master")
@@ -134,12 +138,36 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     assert refusal is not None
     assert "epoch 2, here 1" in refusal.reason
     assert old.conditions.holds(ConditionKind.SUPERSEDED)
+    assert old.store.log.end_offset == end  # it writes nothing of its own, either
     assert [one.status for one in send(old, b"lost")] == ["SERVICE_NOT_AVAILABLE"]
     assert f"0   127.0.0.1:{pair.ports['s']}" in run(*registered).output
     old.stop()
     old_slave = pair.start("m", brokerRole="SLAVE", brokerId="1")
     has_all(old_slave, promoted)
     assert pull(old_slave).count == 2
+
+
+def test_a_master_looks_for_a_successor_before_it_takes_anything(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it write anything of its own before, such as its state: that would be in no other log."""
+    name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
+    seen: list[str] = []
+
+    async def look(watch: SuccessorWatch) -> None:
+        refusal = one.store.refusal
+        seen.append("" if refusal is None else refusal.reason)
+        watch._superseded("another")
+
+    monkeypatch.setattr(SuccessorWatch, "look", look)
+    given = {"storePathRootDir": str(tmp_path / "m"), "listenPort": "0", "namesrvAddr": name_server.address}
+    one = BrokerServer(load_broker_settings(None, {}, given | {"vipPort": "0", "haListenPort": "0"})[0])
+    stack.callback(one.stop)
+    one.start()
+    assert seen == ["the store is not running"]
+    refusal = one.store.refusal
+    assert refusal is not None
+    assert refusal.reason.endswith("another")
 
 
 def test_a_slave_knows_after_a_restart_what_its_master_had(stack: ExitStack, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_messages_offsets_and_topics_survive_a_restart(config: BrokerConfig) -> 
     """Sent and committed before the stop, there after the start; queue offsets go on where they were."""
     with running(config) as server:
         assert [one.queue_offset for one in send(server, b"0", b"1")] == [0, 1]
-        assert pull(server).count == 2
+        wait_until(lambda: pull(server).count == 2, "both can be pulled")
         offsets = [pb.ConsumerOffset(topic="T", offset=1)]
         call(server, "CommitOffsets", pb.CommitOffsetsRequest(group="g", offsets=offsets), pb.CommitOffsetsResponse)
 

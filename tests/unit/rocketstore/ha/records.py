@@ -13,7 +13,12 @@ _open: list[PlainCommitLog] = []
 
 def opened(config: MessageStoreConfig) -> PlainCommitLog:
     """A log that ``close_all`` closes, whatever becomes of the test."""
-    _open.append(log := open_log(config))
+    return kept(open_log(config))
+
+
+def kept(log: PlainCommitLog) -> PlainCommitLog:
+    """The same for a log that the test has opened."""
+    _open.append(log)
     return log
 
 

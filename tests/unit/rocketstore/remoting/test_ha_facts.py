@@ -27,6 +27,22 @@ def test_facts_are_read_as_they_were_written(facts: HaFacts) -> None:
     assert HaFacts.of(facts.table()) == facts
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (SLAVE, "follows, 50 bytes behind"),
+        (replace(SLAVE, lag_bytes=0), "follows"),
+        (replace(SLAVE, is_connected=False), "does not follow: silent"),
+        (MASTER, "2 of 3 copies"),
+        (replace(MASTER, copies=3), ""),
+        (replace(MASTER, problem="another"), "another"),
+    ],
+)
+def test_people_are_told_what_is_wrong(facts: HaFacts, words: str) -> None:
+    """In lists of brokers."""
+    assert facts.words == words
+
+
 def test_a_broker_that_says_nothing_has_none() -> None:
     """RocketMQ's, and members of groups."""
     assert HaFacts.of({"brokerRole": "SLAVE"}) is None

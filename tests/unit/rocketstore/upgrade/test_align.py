@@ -194,14 +194,15 @@ def test_an_empty_member_gets_everything(master: Path, tmp_path: Path) -> None:
     """Log, queues, index, state, and how the master stopped; but not its number as master."""
     (tmp_path / "c").mkdir()
     (master / "config").mkdir(exist_ok=True)
-    (master / "config" / "haEpoch.json").write_text("{}")
+    for name in ("haEpoch.json", "haMaster.json"):
+        (master / "config" / name).write_text("{}")
     (master / "config" / "topics.json").write_text("{}")
 
     assert aligned([master, tmp_path / "c"]) == []
 
     names = sorted(path.relative_to(tmp_path / "c") for path in (tmp_path / "c").rglob("*") if path.is_file())
     assert names == sorted(
-        path.relative_to(master) for path in master.rglob("*") if path.is_file() and path.name != "haEpoch.json"
+        path.relative_to(master) for path in master.rglob("*") if path.is_file() and not path.name.startswith("ha")
     )
     assert not (tmp_path / "c" / ABORT_FILE).exists()
     (tmp_path / "c" / "config" / "topics.json").unlink()
