@@ -159,7 +159,8 @@ class StoreConfig:
     recovery_verify_bytes: BytesOrZero = 64 * MIB
     """How many bytes before the flushed position recorded on disk are verified again at startup."""
     import_unchecked: bool = False
-    """Open a log whose CRC fields are 0, as Java's DLedger writes them."""
+    """Import a log whose CRC fields are 0, as Java's DLedger writes them. A directory remembers that it was imported; a
+    member that fetches such entries from others (a new disk) needs this, too, until they have expired."""
     retention_hours: Annotated[float, Range(0), Unit.HOURS] = 72
     """How long after its last write a segment may be removed."""
     delete_hour: Annotated[tuple[int, ...], Range(0, 23)] = (4,)

@@ -90,7 +90,8 @@ def _replication(context: Context) -> Figure:
             raw = _raw_copy(context, master)
             with slave:
                 ours = _catch_up(context, master, slave)
-            shutil.rmtree(slave.directory)
+            for node in slave.nodes:
+                shutil.rmtree(slave.root_dir(node))
             rounds.append((ours, raw))
             context.say(f"  {ours:,.0f} MB/s replicated, {raw:,.0f} MB/s copied: {ours / raw:.2f}")
     ours, raw = (stats.median(column) for column in zip(*rounds, strict=True))

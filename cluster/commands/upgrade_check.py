@@ -47,6 +47,7 @@ Examples:
   dledger upgrade check -c n0.conf -c n1.conf -c n2.conf     the same by their conf files, which must agree
   dledger upgrade check --nodes /data/a,/data/b --json | jq .nodes
   dledger upgrade check --nodes /data/a,/data/b,/data/c --align --dry-run
+  dledger upgrade check --nodes /data/a,/data/b --spark      large logs, on all processors
   dledger upgrade check --from ~/store -c broker.conf        what will come along?
 
 In DLedger mode a group continues the logs that its members had as plain brokers; only new messages are replicated, so
@@ -92,6 +93,13 @@ Exit code 0: they may start as a group; 1: not, for the reasons given; 2: these 
     type=click.Path(path_type=Path),
     help="Say what of this broker's or member's directory, RocketMQ's or ours, will be there once it is opened here.",
 )
+@click.option(
+    "--spark",
+    is_flag=False,
+    flag_value="local[*]",
+    metavar="[URL]",
+    help="Read the logs on Spark: on this machine's processors, or where URL says; workers need the same paths.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def check(  # noqa: PLR0913  # one parameter per option
     nodes: tuple[str, ...],
@@ -101,11 +109,12 @@ def check(  # noqa: PLR0913  # one parameter per option
     dry_run: bool,
     discard: tuple[str, ...],
     source: Path | None,
+    spark: str | None,
     as_json: bool,
 ) -> None:
     """Check whether the stopped plain brokers in DIR,DIR,… may start as one group."""
     if source is not None:
-        if nodes or master or align or dry_run or discard:
+        if nodes or master or align or dry_run or discard or spark:
             raise click.UsageError("--from looks at one directory by itself: it goes with -c and --json only")
         from cluster.commands.upgrade_survey import run_survey
 
@@ -126,8 +135,10 @@ def check(  # noqa: PLR0913  # one parameter per option
         raise ConfigError([f"{master} cannot be both --master and --discard"])
     with ExitStack() as held:
         locks = _lock(members, held) if align and not dry_run else {}
-        result = _compare(members, _read(members), named, is_locked=bool(locks))
+        result = _compare(members, _read(members, spark=spark), named, is_locked=bool(locks))
         if align:
+            if result.may_start and not as_json:
+                click.echo("there is nothing to align")
             aligned = _align(members, result, _Wish(named, give_up, locks, as_json))
             if aligned:
                 logs = [one.log for one in result.compared]
@@ -156,17 +167,23 @@ def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_lo
     result.problems += setting_problems(members)
     source = next(one for one in members if one.name == reference.name)
     for member, log in zip(members, logs, strict=True):
-        if not is_locked and in_use(member.root):
+        is_running = not is_locked and in_use(member.root)
+        if is_running:
             result.problems.append(f"{member.name}: a broker is using {member.root}: stop it, and check again")
-        _add_member(member, log, result)
+        _add_member(member, log, result, is_running=is_running)
         if log is not reference:
             result.notes += state_differences(member, source)
     return result
 
 
-def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Container[str] = ()) -> list[OldLog]:
+def _read(
+    members: list[OldMember],
+    known: Sequence[OldLog] = (),
+    changed: Container[str] = (),
+    spark: str | None = None,
+) -> list[OldLog]:
     """Read all logs; of those that are ``known``, only the ones of ``changed`` members."""
-    from rocketstore.commit_log.digests import digest_log, find_plain_files
+    from rocketstore.commit_log.digests import digest_log, digest_of, find_plain_files
     from rocketstore.upgrade.compare import OldLog
 
     logs = {one.name: one for one in known if one.name not in changed}
@@ -175,13 +192,21 @@ def _read(members: list[OldMember], known: Sequence[OldLog] = (), changed: Conta
         for one in members
         if one.name not in logs
     ]
+    if spark is not None:
+        from dledger_spark.jobs.old_logs import digest_on_spark
+
+        digests = digest_on_spark([files for _, files in todo], spark)
+        return [
+            OldLog(member.name, files, digest_of(files, found))
+            for (member, files), found in zip(todo, digests, strict=True)
+        ]
     with terminal.progress("reading the logs, file by file", sum(len(files.paths) for _, files in todo)) as advance:
         for member, files in todo:
             logs[member.name] = OldLog(member.name, files, digest_log(files, lambda: advance(1)))
     return [logs[one.name] for one in members]
 
 
-def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
+def _add_member(member: OldMember, log: OldLog, result: _Result, *, is_running: bool) -> None:
     """What is to be said of one member by itself."""
     name, digest = member.name, log.digest
     result.problems += [f"{name}: {one.path}: offset {one.offset}: {one.reason}" for one in digest.problems]
@@ -192,6 +217,8 @@ def _add_member(member: OldMember, log: OldLog, result: _Result) -> None:
         )
     if member.group_log is not None:
         result.notes.append(f"{name}: has begun as a member of a group already ({member.group_log})")
+    if is_running:
+        return
     if not member.stopped_cleanly:
         torn = "" if digest.torn is None else f", and a torn end at {digest.torn.path}: offset {digest.torn.offset}"
         result.notes.append(
@@ -318,6 +345,11 @@ def _said(one: Compared, reference: str) -> list[str]:
 
 
 def _divergence_text(found: Divergence, name: str, reference: str) -> str:
+    if found.is_same_message:
+        return (
+            f"{name} and {reference} at offset {found.offset:,}: both have {found.found.sentence()}, but the byte at "
+            f"{found.byte:,} differs, which no checksum covers: one of {found.file} and {found.other_file} is damaged"
+        )
     return (
         f"{name} and {reference} at offset {found.offset:,}: {name} has {found.found.sentence()} ({found.file}), "
         f"{reference} has {found.other_found.sentence()} ({found.other_file})"
@@ -371,6 +403,7 @@ def _node_json(one: Compared) -> dict[str, object]:
         if found is None
         else {
             "offset": found.offset,
+            "first_byte": found.byte,
             "file": str(found.file),
             "reference_file": str(found.other_file),
             "found": _record_json(found.found),

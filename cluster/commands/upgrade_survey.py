@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # imported only when the command runs
     from rocketstore.upgrade.survey import Survey, TopicSurvey
 
 _TOPICS_SHOWN = 100
+_NAME_SHOWN = 40
 
 
 def run_survey(directory: Path, conf_files: tuple[Path, ...], *, as_json: bool) -> int:
@@ -65,7 +66,8 @@ def _print(found: Survey) -> None:
 
 def _row(one: TopicSurvey) -> list[str]:
     times = (_time(one.first_ms), _time(one.last_ms))
-    return [one.name, f"{one.messages:,}", f"{len(one.queues):,}", f"{one.bytes:,}", *times]
+    name = one.name if len(one.name) <= _NAME_SHOWN else one.name[: _NAME_SHOWN - 1] + "…"
+    return [name, f"{one.messages:,}", f"{len(one.queues):,}", f"{one.bytes:,}", *times]
 
 
 def _time(time_ms: int) -> str:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from dledger.types import Role
+from rocketstore.remoting.bodies.ha import HaFacts
 
 if TYPE_CHECKING:
     from dledger.conditions import Condition
@@ -72,6 +73,8 @@ class BrokerFacts:
     behind_bytes: int
     disk_ratio: float
     boot_ms: int
+    replication: str = ""
+    """How it stands as a classic master or slave, in words; empty if there is nothing to say."""
 
 
 def facts_of_node(status: NodeStatus) -> NodeFacts:
@@ -118,6 +121,7 @@ def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
 
 def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
     """The additional facts of either kind of broker."""
+    ha = HaFacts.of(status.runtime)
     return BrokerFacts(
         cluster=status.cluster,
         broker_name=status.broker_name,
@@ -127,4 +131,5 @@ def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
         behind_bytes=status.dispatch_behind_bytes,
         disk_ratio=status.disk_ratio,
         boot_ms=status.boot_ms,
+        replication="" if ha is None else ha.words,
     )

@@ -74,7 +74,7 @@ class FileStore(LogReader):
     ) -> None:
         """``instruments`` observe every batch written and every flush."""
         state = LogState(opened.checkpoint, opened.last)
-        super().__init__(opened.files, state, unchecked=config.import_unchecked)
+        super().__init__(opened.files, state, unchecked=opened.unchecked)
         self._config = config
         self._opened = opened
         self._clock = clock

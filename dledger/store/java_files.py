@@ -3,10 +3,13 @@
 ``currterm`` and (before 0.4) ``checkpoint`` are Java properties files. The latter has our checkpoint's name, and
 replaces it when Java opens a directory of ours. Whenever Java replaces one of them, it leaves the old one as ``*.bak``,
 which shows that Java was here.
+
+``imported`` is ours: entries before the position in it have no CRCs, until they expire.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +18,13 @@ from typing import Final
 from dledger import properties
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.layout import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES
-from dledger.store.format import UNIT
-from dledger.store.fs import FileSystem
+from dledger.store.format import UNIT, EntryHeader, Follow, header_problem
+from dledger.store.fs import FileSystem, read_whole, replace_durably
 from dledger.store.hard_state import MIRROR_FILE
 from dledger.store.mmap_file_list import Found
 from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
 
+IMPORTED_FILE: Final = "imported"
 _HEADER: Final = ENTRY.struct("magic", "size", "index", "term")
 _ADVICE: Final = "Let the Java node repair it, or copy the log from another member"
 
@@ -49,6 +53,32 @@ def java_committed(checkpoint: Path) -> LogIndex | None:
     with suppress(ValueError):
         return LogIndex(int(found.get("committedIndex", "-1")))
     return NO_INDEX
+
+
+def note_imported(fs: FileSystem, directory: Path, end: int) -> None:
+    """Remember, durably, that entries before position ``end`` may be Java's, without CRCs. Raises ``OSError``."""
+    replace_durably(fs, directory / IMPORTED_FILE, json.dumps({"end": end}).encode() + b"\n")
+
+
+def imported_end(directory: Path) -> int:
+    """The position before which entries may be Java's; 0 if none are known. Raises ``CorruptLogError``, ``OSError``."""
+    path = directory / IMPORTED_FILE
+    if not path.exists():
+        return 0
+    try:
+        end = json.loads(read_whole(path))["end"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        end = None
+    if type(end) is not int:
+        advice = "Remove the file, and start with import_unchecked=true"
+        raise CorruptLogError(path, 0, "it does not say how far the log was imported", advice)
+    return end
+
+
+def is_javas(header: EntryHeader, position: int) -> bool:
+    """Whether an entry header at ``position`` is sound but for the CRCs, which Java leaves 0."""
+    follow = Follow(header.index - 1, header.term, 0)
+    return header.chain_crc == header.body_crc == 0 and not header_problem(header, position, follow)
 
 
 def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:

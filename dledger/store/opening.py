@@ -22,6 +22,7 @@ from dledger.store.checkpoint import (
 )
 from dledger.store.damaged_start import DamagedStart
 from dledger.store.extents import non_zero_end
+from dledger.store.format import HEADER, EntryHeader
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
 from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
@@ -33,14 +34,23 @@ from dledger.store.identity import (
     read_identity,
     write_identity,
 )
-from dledger.store.java_files import begin_of, forget_java, java_committed, newest_hard_state, was_used_by_java
+from dledger.store.java_files import (
+    begin_of,
+    forget_java,
+    imported_end,
+    is_javas,
+    java_committed,
+    newest_hard_state,
+    note_imported,
+    was_used_by_java,
+)
 from dledger.store.log_files import LogFiles
 from dledger.store.mmap_file import MappedFile
 from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
 from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
 from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
 from dledger.store.traces import last_life, traces_of, write_traces
-from dledger.types import NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
+from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
 CHECKPOINT_FILE = "checkpoint"
 _OWN_FILES = (IDENTITY_FILE, HARD_STATE_FILE, CHECKPOINT_FILE)
@@ -105,6 +115,8 @@ class Opened:
     last: EntryId
     hard_state: FileHardState
     report: RecoveryReport
+    unchecked: bool
+    """Whether entries without CRCs are taken for Java's."""
     foreign_files: tuple[Path, ...] = field(default=())
     damage: tuple[CorruptLogError, ...] = field(default=())
     """Segments that are empty, to be fetched from peers."""
@@ -170,6 +182,8 @@ class _Opener:
         self._locks = locks
         self._removed: list[Path] = []
         self._damage = DamagedStart(fs, layout.directory) if mend else None
+        self._unchecked = config.import_unchecked
+        """Whether entries without CRCs are taken for Java's."""
 
     def open(self) -> Opened:
         """Open the directory."""
@@ -183,12 +197,14 @@ class _Opener:
             data, checkpoint = self._move_empty_log(data)
         files = self._files()
         misshapen = self._adopt(files, data, index, checkpoint)
-        settings = ScanSettings(config.recovery_verify_bytes, config.import_unchecked, layout.data[0])
+        self._unchecked = config.import_unchecked or checkpoint.begin.position < imported_end(layout.directory)
+        settings = ScanSettings(config.recovery_verify_bytes, self._unchecked, layout.data[0])
         outcome = scan_log(files, misshapen, checkpoint, settings)
         decision = plan(outcome.facts)
         hard_state = self._hard_state()
         if isinstance(decision, Refuse):
             damage = decision.damage
+            self._refuse_javas(files, outcome.facts.end)
             if self._damage is None:
                 raise CorruptLogError(damage.path, damage.offset, damage.reason, REPAIR_ADVICE)
             decision, misshapen = self._damage.settle(files, outcome.facts, misshapen, hard_state)
@@ -215,7 +231,21 @@ class _Opener:
         foreign = (*data.foreign, *index.foreign)
         file = LogCheckpointFile(self._fs, layout.checkpoint)
         holes = () if self._damage is None else tuple(self._damage.holes)
-        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, foreign, holes)
+        unchecked = self._unchecked
+        return Opened(layout, self._locks, files, file, recovered, last, hard_state, report, unchecked, foreign, holes)
+
+    def _refuse_javas(self, files: LogFiles, end: Mark) -> None:
+        """Raise ``IdentityError`` if what follows ``end`` is no damage, but Java's: nothing may be set aside for it."""
+        file = files.data.find(end.position)
+        offset = end.position - file.base if file is not None else 0
+        if self._unchecked or file is None or offset + HEADER.size > file.size:
+            return
+        header = EntryHeader(*HEADER.unpack_from(file.map, offset))
+        if is_javas(header, end.position):
+            raise IdentityError(
+                f"entry {header.index} in {file.path} was written by a Java node, without CRCs: start with "
+                "import_unchecked=true, on all members"
+            )
 
     def _without_older_log(self, data: Found) -> Found:
         """What was found, without the older log's files, which may lie in the same read-only directories."""
@@ -281,15 +311,16 @@ class _Opener:
                     f"{directory} has since been used by a Java node: open it with import_unchecked, because "
                     "entries written by Java have no CRCs"
                 )
+            self._note_imported(data)
             self._doubt_imported()  # before the checkpoint, which may be the only evidence of Java
             committed = java_committed(path)
             if committed is not None:
-                create_checkpoint(self._fs, path, LogCheckpoint(committed=committed, begin=self._begin_of(data, index)))
+                create_checkpoint(self._fs, path, _unflushed(self._begin_of(data, index), committed))
                 return True
             ours = read_checkpoint(path)
             first = data.segments[0].base if data.segments else 0
             begin = ours.begin if ours.begin.position >= first else self._begin_of(data, index)
-            create_checkpoint(self._fs, path, LogCheckpoint(committed=ours.committed, begin=begin))
+            create_checkpoint(self._fs, path, _unflushed(begin, ours.committed))
             return True
         if data.segments and not self._config.import_unchecked:
             raise IdentityError(
@@ -297,16 +328,18 @@ class _Opener:
                 "a log written by Java with import_unchecked"
             )
         # The identity is written last: without it nothing here was ever used, and a start after a crash starts over.
+        self._note_imported(data)
         committed = java_committed(path)
         begin = self._begin_of(data, index) if data.segments else self._first
         create_hard_state(self._fs, directory, _IMPORTED if data.segments else HardState())
-        create_checkpoint(
-            self._fs,
-            path,
-            LogCheckpoint(mark_of(self._first), committed=NO_INDEX if committed is None else committed, begin=begin),
-        )
+        create_checkpoint(self._fs, path, _unflushed(begin, NO_INDEX if committed is None else committed))
         write_identity(self._fs, directory, self._identity)
         return bool(data.segments)
+
+    def _note_imported(self, data: Found) -> None:
+        """Java's entries end somewhere before the end of its last segment."""
+        if data.segments:
+            note_imported(self._fs, self._layout.directory, data.segments[-1].base + self._config.segment_bytes)
 
     def _doubt_imported(self) -> None:
         """Doubt an imported log: Java acknowledges unflushed entries, and does not sync its vote."""
@@ -394,7 +427,7 @@ class _Opener:
 
     def _rewrite_index(self, files: LogFiles, outcome: LogScanOutcome, end: Mark) -> None:
         start = ScanWalk(outcome.start.follow, outcome.start.end, outcome.start.stop_position)
-        for first, scan in walk(files, start, end.index, unchecked=self._config.import_unchecked):
+        for first, scan in walk(files, start, end.index, unchecked=self._unchecked):
             if first > end.index:
                 return
             files.write_units(first, scan.units)
@@ -430,6 +463,12 @@ class _Opener:
             index_rewritten_from=outcome.index_wrong_from,
             removed=tuple(self._removed),
         )
+
+
+def _unflushed(begin: Boundary, committed: LogIndex) -> LogCheckpoint:
+    """Of a log of which nothing is known to be durable."""
+    nothing = mark_of(begin if begin.index == NO_INDEX else GENESIS)
+    return LogCheckpoint(nothing, committed=committed, begin=begin)
 
 
 def _is_blank(file: FoundFile) -> bool:

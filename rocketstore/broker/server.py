@@ -180,6 +180,7 @@ class BrokerServer:
                     require_replicas=self.store.require_replicas,
                     supersede=self.store.supersede,
                 )
+                self.store.let_log_go_first(while_=self.replication.is_catching_up)
             self.state = BrokerState(
                 self.store,
                 config.store.config_dir,
@@ -276,7 +277,7 @@ class BrokerServer:
                 self._hand_over()
             self._close_service(STOP_GRACE_S if graceful else 0)
             if self.replication is not None:
-                self.replication.stop()
+                self.replication.stop(graceful=graceful and self.fatal is None)
             self.transactions.stop()
             self.schedule.stop()
             self.state.shutdown()

@@ -35,7 +35,7 @@ def prepare(message: Message, delay_levels: DelayLevels) -> None:
         return
     message.properties = {
         **properties,
-        PROPERTY_DELAY: str(level),  # a level above the highest is stored unchanged, as in RocketMQ
+        PROPERTY_DELAY: str(level),
         PROPERTY_REAL_TOPIC: message.topic,
         PROPERTY_REAL_QUEUE_ID: str(message.queue_id),
     }

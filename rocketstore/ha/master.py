@@ -54,6 +54,8 @@ REFUSED_MS: Final = 60_000
 """How long the refusal of a slave, which tries again and again, counts as present."""
 STANDING_INTERVAL_MS: Final = 1000
 """How often a slave that is behind is told how far the log reaches."""
+DRAIN_LOOK_S: Final = 0.01
+"""How often a master that stops looks whether its slaves have everything."""
 GREETING_MAX: Final = 64
 """Connections that have said nothing yet. One more ends the oldest of the host that has most."""
 GREETING_MAX_PER_HOST: Final = 8
@@ -123,6 +125,13 @@ class HaMaster:
     def slaves(self) -> list[SlaveView]:
         """Those that follow now. On any thread."""
         return [one.view() for one in list(self._slaves.values()) if one.follows]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until all slaves that follow have everything; at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(one.follows and one.acknowledged < self._log.max_offset for one in self._slaves.values()):
+                    await asyncio.sleep(DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """Stop accepting, and end all connections. Idempotent."""
@@ -276,9 +285,9 @@ class HaMaster:
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end, words.tail_bytes) if words.tail_bytes else (0, 0)
-        if length == words.tail_bytes and crc != words.tail_crc:
+        if length and (length, crc) != (words.tail_bytes, words.tail_crc):
             return self._beyond(words) or (
-                f"its log differs from the master's somewhere in the {length} bytes before offset {words.end}: wipe "
+                f"its log differs from the master's somewhere before offset {words.end}: wipe "
                 "the one that is wrong, after having looked at what only it holds"
             )
         return ""

@@ -20,6 +20,7 @@ from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.store.fs import FileSystem
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.config import MIB
 from rocketstore.ha.epoch import EpochFile
 from rocketstore.ha.master import REFUSED_MS, HaMaster, SlaveView
 from rocketstore.ha.memory import SlaveMemory
@@ -33,6 +34,8 @@ from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer
 _LOG: Final = logging.getLogger("rocketstore")
 WATCH_INTERVAL_S: Final = 0.1
 """How often a SYNC_MASTER looks at its slaves, and at puts that have waited too long."""
+MUCH_BYTES: Final = 32 * MIB
+"""Lacking so much, a slave fetches the log first, and lets its queues wait."""
 HA_PORT_OFFSET: Final = 1
 """From ``listenPort`` to the port for slaves, unless set."""
 _LACKS_SLAVES: Final = "slaves"
@@ -142,8 +145,13 @@ class HaService:
         )
         bridge.run(_on_loop(lambda: slave.start(self._report)))
 
-    def stop(self) -> None:
-        """Answer whoever waits for slaves, and end all connections. Idempotent."""
+    def stop(self, *, graceful: bool = False) -> None:
+        """Answer whoever waits for slaves, and end all connections. Idempotent.
+
+        ``graceful``: a master first waits until its slaves have everything, at most ``slave_timeout``.
+        """
+        if graceful and self._master is not None and self._loop.bridge is not None:
+            self._loop.bridge.run(self._master.drain(self._config.store.slave_timeout / 1000))
         if self._waits is not None:
             self._waits.close()
         bridge = self._loop.bridge
@@ -165,6 +173,11 @@ class HaService:
     def master(self) -> MasterView | None:
         """How this slave stands; None on a master."""
         return None if self._slave is None else self._slave.view()
+
+    def is_catching_up(self) -> bool:
+        """Whether this is a slave that lacks much of what its master had when they connected."""
+        view = self.master()
+        return view is not None and view.is_connected and view.master_end - self._log.end_offset >= MUCH_BYTES
 
     @property
     def epoch(self) -> int:

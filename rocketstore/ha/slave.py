@@ -20,6 +20,7 @@ from dledger.records import record
 from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.inbox import Inbox
 from rocketstore.ha.memory import KnownMaster, SlaveMemory
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.received import ReceivedLog
@@ -40,7 +41,6 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.types import PutMessageStatus
 
 _LOG: Final = logging.getLogger("rocketstore")
-READ_BYTES: Final = 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 GREETING_WAIT_S: Final = 1.0
 """How long a master of ours may take to answer the greeting. RocketMQ's does not, and waits for a number after it."""
@@ -243,24 +243,25 @@ class HaSlave:
         try:
             host, port = parse_address(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=context)
+                loop = asyncio.get_running_loop()
+                transport, inbox = await loop.create_connection(Inbox, host, port, ssl=context)
         except ValueError as error:  # no address, or no name of a host
             raise RefusedError(f"{address!r} is no address: {error}") from error
         try:
             self._view = replace(self._view, address=address)
-            await _Session(self, reader, writer).follow()
+            await _Session(self, inbox, transport).follow()
         finally:
-            writer.transport.abort()
+            transport.abort()
 
 
 class _Session:
     """One connection to a master."""
 
-    def __init__(self, slave: HaSlave, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, slave: HaSlave, inbox: Inbox, transport: asyncio.Transport) -> None:
         self._slave = slave
         self._log = slave.log
-        self._reader = reader
-        self._writer = writer
+        self._inbox = inbox
+        self._transport = transport
         self._frames = FrameReader()
         self._received: ReceivedLog | None = None
         self._reported = -1
@@ -286,10 +287,8 @@ class _Session:
     async def _pieces(self, timeout_s: float) -> list[tuple[int, bytes]]:
         """What the master says next; may be nothing whole yet. Raises ``TimeoutError``, ``EOFError``."""
         async with asyncio.timeout(timeout_s):
-            data = await self._reader.read(READ_BYTES)
-        if not data:
-            raise EOFError("it closed the connection")
-        return self._frames.feed(data)
+            await self._inbox.wait()
+        return self._frames.feed(self._inbox.take())
 
     async def _flush_everything(self) -> None:
         """What is asked for counts as acknowledged. Raises ``DiskError``."""
@@ -307,7 +306,7 @@ class _Session:
         slave = self._slave
         if not slave.pace.introduces:
             return self._unintroduced()
-        self._writer.write(REPORT.pack(GREETING))
+        self._transport.write(REPORT.pack(GREETING))
         try:
             said, _ = await self._words(GREETING)
         except TimeoutError:
@@ -324,7 +323,7 @@ class _Session:
         words = SlaveWords(
             own.cluster, own.broker, own.broker_id, slave.epoch.now, self._log.segment_bytes, end, length, crc
         )
-        self._writer.write(words.encode(GREETING))
+        self._transport.write(words.encode(GREETING))
         said, begun = await self._words(VERDICT, slave.pace.silence_s_max)
         verdict = SlaveVerdict.decode(said)
         if verdict.refusal:
@@ -410,9 +409,9 @@ class _Session:
             self._failure = f"its log is not flushed: {why}"
 
     def _report(self, end: int) -> None:
-        if not self._writer.is_closing():
+        if not self._transport.is_closing():
             self._reported = end
-            self._writer.write(REPORT.pack(end))
+            self._transport.write(REPORT.pack(end))
 
     async def _report_regularly(self) -> None:
         while True:

@@ -122,16 +122,16 @@ class FrameReader:
         self._offset = 0
         self._left = 0
 
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The pieces that ``data`` adds. Raises ``HaProtocolError``."""
+    def feed(self, data: bytes | memoryview) -> list[tuple[int, bytes]]:
+        """The pieces that ``data`` adds, copied out of it. Raises ``HaProtocolError``."""
         found: list[tuple[int, bytes]] = []
         at, end = 0, len(data)
         if self._pending:
-            data, self._pending = self._pending + data, b""
+            data, self._pending = self._pending + bytes(data), b""
             end = len(data)
         while at < end:
             if self._left:
-                part = data[at : at + self._left] if at or end > self._left else data
+                part = bytes(data[at : at + self._left])
                 found.append((self._offset, part))
                 self._offset += len(part)
                 self._left -= len(part)
@@ -145,14 +145,14 @@ class FrameReader:
                 if end - at < FRAME.size + size:
                     break
                 at += FRAME.size
-                found.append((offset, data[at : at + size]))
+                found.append((offset, bytes(data[at : at + size])))
                 at += size
                 continue
             at += FRAME.size
             if not size:
                 found.append((offset, b""))
             self._offset, self._left = offset, size
-        self._pending = data[at:]
+        self._pending = bytes(data[at:])
         return found
 
 

@@ -38,6 +38,10 @@ CALM_NAP_S: Final = 0.01
 """How long to nap at least as long as nobody waits for messages."""
 SLAVE_NAP_S: Final = 0.05
 """How long on a slave, where hardly anybody ever does."""
+SINGLE_NAP_S_MAX: Final = 0.005
+"""How long at most after a single message: others may be far away, and who asks for the next one waits so long."""
+DEFERRED_BYTES_MAX: Final = 1024 * MIB
+"""How far dispatch may be behind a log that goes first: it takes twice as long as what the log itself needs."""
 FULL_RETRY_S: Final = 1.0
 """How long dispatch waits before it retries on a full disk."""
 
@@ -57,7 +61,7 @@ class RecordSink(Protocol):
 class DispatchService:
     """Moves ``position`` along the log: the start of the next scan, before which everything is dispatched."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         log: CommitLog,
         sinks: Sequence[RecordSink],
@@ -66,15 +70,18 @@ class DispatchService:
         on_failure: Callable[[BaseException], None] = lambda _error: None,
         on_jump: Callable[[], None] = lambda: None,
         nap_s_min: Callable[[], float] = lambda: 0.0,
+        log_goes_first: Callable[[], bool] = lambda: False,
         name: str = "rocketstore-dispatch",
     ) -> None:
         """``on_batch`` gets what was dispatched and how long that took (ms), ``on_failure`` the error that ended
         dispatch.
 
         ``on_jump`` is called before skipping a part of the log that is gone without having been dispatched.
-        ``nap_s_min``: how long it may gather messages at the moment, after any.
+        ``nap_s_min``: how long it may gather messages at the moment, after any. ``log_goes_first``: whether the log
+        needs the interpreter more than dispatch does, which then naps even if there is much to do.
         """
         self._nap_s_min = nap_s_min
+        self._log_goes_first = log_goes_first
         self._on_jump = on_jump
         self._log = log
         self._sinks = tuple(sinks)
@@ -231,12 +238,17 @@ class DispatchService:
             self.damage = error
             return FULL_RETRY_S
         nap_s = next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), 0.0)
-        return max(nap_s, self._nap_s_min())
+        least_s = self._nap_s_min()
+        return max(nap_s, least_s if self._batch_messages > 1 else min(least_s, SINGLE_NAP_S_MAX))
+
+    def _has_much_to_do(self) -> bool:
+        behind = self.behind_bytes()
+        return behind >= SCAN_BYTES and not (behind < DEFERRED_BYTES_MAX and self._log_goes_first())
 
     def _rest(self, nap_s: float) -> None:
         if nap_s:
             # More than one scan's worth is waiting, or somebody waits for it: no nap.
-            if nap_s < FULL_RETRY_S and (self._waiters or self.behind_bytes() >= SCAN_BYTES):
+            if nap_s < FULL_RETRY_S and (self._waiters or self._has_much_to_do()):
                 return
             self._gate.wait(nap_s)
             return

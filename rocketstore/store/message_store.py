@@ -120,6 +120,7 @@ class MessageStore:
         self._numbering = LoggedNumbering(log, self._queues, deleted=lambda: self._deleted.ends)
         self._keepers: tuple[LogKeeper, ...] = ()
         self._is_awaited: Callable[[], bool] = lambda: True
+        self._log_goes_first: Callable[[], bool] = lambda: False
         log.keep_from(self._keep_from, self._held_back)
         self._index = (
             IndexService(
@@ -143,6 +144,7 @@ class MessageStore:
             on_failure=self._failed,
             on_jump=self._numbering.jumped,
             nap_s_min=self._nap_s_min,
+            log_goes_first=lambda: self._log_goes_first(),
         )
         self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
         self._reader = StoreReader(log, self._queues.find, self._index, config)
@@ -567,11 +569,19 @@ class MessageStore:
         self._dispatch.add_listener(listener)
 
     def let_messages_gather(self, *, unless: Callable[[], bool]) -> None:
-        """Messages may become readable up to ``CALM_NAP_S`` later, and many together, unless somebody waits for them.
+        """Messages may become readable up to ``CALM_NAP_S`` later (on a slave ``SLAVE_NAP_S``), and many together,
+        unless somebody waits for them.
 
         ``unless`` is called on the dispatch thread, after the listeners.
         """
         self._is_awaited = unless
+
+    def let_log_go_first(self, *, while_: Callable[[], bool]) -> None:
+        """Dispatch less than could be, while the log grows so fast that this would hold it up.
+
+        ``while_`` is called on the dispatch thread.
+        """
+        self._log_goes_first = while_
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
@@ -647,9 +657,9 @@ class MessageStore:
         self._numbers.look()
 
     def _nap_s_min(self) -> float:
-        if self.role is BrokerRole.SLAVE:
-            return SLAVE_NAP_S
-        return 0.0 if self._is_awaited() else CALM_NAP_S
+        if self._is_awaited():
+            return 0.0
+        return SLAVE_NAP_S if self.role is BrokerRole.SLAVE else CALM_NAP_S
 
     def _clean_round(self) -> None:
         self._numbers.look()

@@ -28,6 +28,7 @@ from dledger.store.mmap_file_list import Placement
 from rocketstore.commit_log.digests import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB
 from rocketstore.ha.epoch import EPOCH_FILE
+from rocketstore.ha.memory import MEMORY_FILE
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory
@@ -37,6 +38,8 @@ from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
 
 Advance = Callable[[int], None]
 
+_OWN: Final = (EPOCH_FILE, MEMORY_FILE)
+"""What is about one broker only."""
 _SPARE_BYTES: Final = 64 * MIB
 """How much must be left on a disk."""
 _CHUNK_BYTES: Final = 8 * MIB
@@ -170,25 +173,28 @@ def align(  # one parameter per thing
     """Carry out one step; ``directory`` is the member's, locked since before the logs were compared, as is the
     source's. ``advance`` is told of bytes copied.
 
+    Of a source that has begun as a group's member, only the old log is copied: its queues and state are ahead of that.
     Returns what was renamed. Raises ``DiskError``, ``DiskFullError``.
     """
+    is_ahead = source.group_log is not None
     renamed: list[Path] = []
     try:
         directory.mark_running()
         if step.whole:
             renamed += _give_up(step.member, fs)
-            for path in _companions(source):
+            for path in [] if is_ahead else _companions(source):
                 _copy_file(path, step.member.root / path.relative_to(source.root), fs)
             _copy_log(step, reference, fs, advance)
             if step.older is not None:
                 _copy_older(step, fs, advance)
-            elif source.stopped_cleanly:
+            elif source.stopped_cleanly and not is_ahead:
                 directory.mark_clean()
         else:
             _lower_checkpoint(step, fs)
             _copy_log(step, reference, fs, advance)
             _copy_older(step, fs, advance)
-            _copy_state(source, step.member, fs)
+            if not is_ahead:
+                _copy_state(source, step.member, fs)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DiskFullError(
@@ -319,7 +325,7 @@ def _companions(source: OldMember) -> list[Path]:
     """The files beside the log that belong to it."""
     places = [source.root / name for name in BELONGING]
     found = [path for place in places for path in (place, *sorted(place.rglob("*")))]
-    return [path for path in found if path.is_file() and path.name != EPOCH_FILE]
+    return [path for path in found if path.is_file() and path.name not in _OWN]
 
 
 def _copy_file(source: Path, path: Path, fs: FileSystem) -> None:

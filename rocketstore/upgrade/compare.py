@@ -63,6 +63,7 @@ class RecordAt(NamedTuple):
     queue_offset: int = -1
     keys: str = ""
     store_timestamp: int = 0
+    body_crc: int = 0
 
     def sentence(self) -> str:
         """For people."""
@@ -81,6 +82,15 @@ class Divergence:
     other_file: Path
     found: RecordAt
     other_found: RecordAt
+    byte: int = -1
+    """The physical offset of the first byte that differs, if one does within the records of both."""
+
+    @property
+    def is_same_message(self) -> bool:
+        """Whether both have the same message there, with other bytes: one of the two is damaged where no checksum
+        tells, because RocketMQ's covers the body alone.
+        """
+        return bool(self.found.topic) and self.found == self.other_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +150,7 @@ def _compared(log: OldLog, reference: OldLog) -> Compared:
 
 
 def _turned(found: Divergence) -> Divergence:
-    return Divergence(found.offset, found.other_file, found.file, found.other_found, found.found)
+    return Divergence(found.offset, found.other_file, found.file, found.other_found, found.found, found.byte)
 
 
 def _diverges(shorter: OldLog, longer: OldLog) -> Divergence | None:
@@ -156,7 +166,7 @@ def _diverges(shorter: OldLog, longer: OldLog) -> Divergence | None:
         common = min(one.length, other.length)
         at = _first_difference(shorter.files.paths[base], longer.files.paths[base], common)
         if at < common:
-            return _divergence(shorter, longer, _record_start(longer.files, base, base + at))
+            return _divergence(shorter, longer, _record_start(longer.files, base, base + at), base + at)
         if base != shorter.digest.files[-1].base or one.length > other.length:
             return _divergence(shorter, longer, base + common)
         break  # it ends here
@@ -185,9 +195,9 @@ def _record_start(files: PlainFiles, base: int, offset: int) -> int:
     return start
 
 
-def _divergence(shorter: OldLog, longer: OldLog, offset: int) -> Divergence:
+def _divergence(shorter: OldLog, longer: OldLog, offset: int, byte: int = -1) -> Divergence:
     one, other = (_file_of(log, offset) for log in (shorter, longer))
-    return Divergence(offset, one, other, record_at(shorter.files, offset), record_at(longer.files, offset))
+    return Divergence(offset, one, other, record_at(shorter.files, offset), record_at(longer.files, offset), byte)
 
 
 def _file_of(log: OldLog, offset: int) -> Path:
@@ -214,7 +224,15 @@ def record_at(files: PlainFiles, offset: int) -> RecordAt:
     except CorruptRecordError:
         return RecordAt("no sound record")
     keys = message.properties.get("KEYS", "")
-    return RecordAt("a message", message.topic, message.queue_id, message.queue_offset, keys, message.store_timestamp)
+    return RecordAt(
+        "a message",
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+        keys,
+        message.store_timestamp,
+        message.body_crc,
+    )
 
 
 def _missing(shorter: LogDigest, longer: LogDigest, count: Callable[[FileDigest], int]) -> int:

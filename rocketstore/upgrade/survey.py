@@ -215,6 +215,8 @@ def _read_member(node: Path, counts: _Counts, found: Survey) -> None:
             counts.take(piece.outcome.heads, piece.data, piece.position)
             found.end = piece.position + piece.outcome.consumed
     except CorruptLogError as error:
+        if not found.topics and not (node.absolute().parent / "consumequeue").is_dir():
+            raise ConfigError([f"{node} does not begin with a broker's message: {error.reason}"]) from error
         if not _is_end(error, segments):
             found.damaged.append(ProblemItem(error.path, error.offset, error.reason))
     found.is_foreign = read_identity(node) is None or was_used_by_java(node, node / "checkpoint")
@@ -263,8 +265,7 @@ def _read_state(config_dir: Path, found: Survey) -> list[Change]:
     filters = _sql_groups(config_dir / _FILTERS)
     if filters:
         found.stays.append(
-            f"SQL92 filters of {len(filters)} groups ({_named(filters)}): their consumers are refused until they "
-            "subscribe by tags"
+            f"SQL92 filters of groups ({_named(filters)}): their consumers are refused until they subscribe by tags"
         )
     return changes
 
@@ -306,18 +307,18 @@ def _read_conf(conf_file: Path, root: Path, found: Survey) -> list[Path]:
 def _say(found: Survey, root: Path, nodes: Sequence[Path]) -> None:
     """What is true of any such directory."""
     topics = [name for name in found.topics if name not in HIDDEN_TOPICS]
-    found.comes.append(f"all {found.messages:,} messages of {len(topics):,} topics, with their queue offsets")
+    found.comes.append(f"all messages ({found.messages:,}) of all topics ({len(topics):,}), with their queue offsets")
     if found.groups:
-        found.comes.append(f"{len(found.groups):,} consumer groups with {found.offsets:,} offsets")
+        found.comes.append(f"consumer groups ({len(found.groups):,}) with their offsets ({found.offsets:,})")
     for prefix, what in ((RETRY_PREFIX, "to be tried again"), (DEAD_PREFIX, "that were given up (dead letters)")):
         count = sum(one.messages for name, one in found.topics.items() if name.startswith(prefix))
         if count:
-            found.comes.append(f"{count:,} messages {what}")
+            found.comes.append(f"messages {what}: {count:,}")
     if found.delayed:
-        found.comes.append(f"{sum(found.delayed.values()):,} delayed messages that still wait")
+        found.comes.append(f"delayed messages that still wait: {sum(found.delayed.values()):,}")
     if found.open_halves:
         found.comes.append(
-            f"{found.open_halves:,} transactions that are neither committed nor rolled back: their producers are asked"
+            f"transactions neither committed nor rolled back, about which producers are asked: {found.open_halves:,}"
         )
     found.stays += [f"{path}: {what}" for path, what in _UNKNOWN_PARTS.items() if (root / path).exists()]
     for node in nodes:

@@ -182,8 +182,11 @@ def test_a_master_replaced_by_an_older_copy_of_its_directory_is_not_followed(mak
 
 @pytest.mark.parametrize("role", ["ASYNC_MASTER", pytest.param("SYNC_MASTER", marks=pytest.mark.soak)])
 def test_a_master_that_is_stopped_leaves_everything_to_its_slave(make_classic: MakeClassic, role: str) -> None:
-    """SIGTERM under load: what it acknowledged until then is with the slave, whatever its role."""
-    brokers = make_classic(role=role)
+    """SIGTERM under load: what it acknowledged until then is with the slave, whatever its role and the network."""
+    brokers = make_classic(role=role, network=True)
+    network = brokers.network
+    assert network is not None
+    network.delay(N0, N1, 0.3)
     with ClassicLoad(brokers, pace_s=0.0005) as load:
         load.history.wait_for_acks(500)
         assert brokers.stop(N0) == 0

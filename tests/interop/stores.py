@@ -10,11 +10,14 @@ from cluster.local.group import free_ports
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
+from dledger.store.opening import layout_of
 from dledger.types import NodeId, Role
+from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.store.message_store import MessageStore
+from rocketstore.store.takeover import take_over
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
 
@@ -75,12 +78,16 @@ def node_config(root: Path, *, import_unchecked: bool) -> ServerConfig:
 
 @contextmanager
 def replicated_store(root: Path, *, import_unchecked: bool = False) -> Iterator[MessageStore]:
-    """A running store on a replicated log of one node, which leads and is master, with everything dispatched."""
-    server = DLedgerServer(node_config(root, import_unchecked=import_unchecked), bodies=MESSAGES)
+    """A running store on a replicated log of one node, which leads and is master, with everything dispatched.
+
+    A plain log below ``root`` is continued.
+    """
+    config, node = store_config(root), node_config(root, import_unchecked=import_unchecked)
+    old = take_over(config, layout_of(node.store, node.node_id), SEGMENT_BYTES, clock=Clock())
+    server = DLedgerServer(node, bodies=MESSAGES, prehistory=lambda: None if old is None else old.now())
     try:
-        config = store_config(root)
         log = ReplicatedCommitLog(server, config)
-        store = MessageStore(config, log)
+        store = MessageStore(config, log if old is None else MixedCommitLog(old.files, log, old.record))
         try:
             store.load()
             store.start()

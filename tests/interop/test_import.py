@@ -13,6 +13,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, IdentityError
 from dledger.store.file_store import FileStore
+from dledger.store.java_files import IMPORTED_FILE
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.interop.goldens import LEDGER, open_golden
 from tests.interop.stores import SEGMENT_BYTES
@@ -27,11 +28,11 @@ class Ledger:
         self.directory = self.root / "dledger-n0"
         self.segments = sorted((self.directory / "data").iterdir())
 
-    def open(self, *, import_unchecked: bool = True) -> FileStore:
+    def open(self, *, import_unchecked: bool = True, mend: bool = False) -> FileStore:
         config = StoreConfig(
             self.root, segment_bytes=SEGMENT_BYTES, index_segment_bytes=32 * 64, import_unchecked=import_unchecked
         )
-        return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock())
+        return FileStore.open(config, cluster_id="interop", group="interop", node_id="n0", clock=Clock(), mend=mend)
 
     def check(self, log: FileStore) -> None:
         """The log holds what Java read, from its begin on."""
@@ -133,3 +134,36 @@ def test_what_java_committed_must_be_there(ledger: Ledger) -> None:
     (ledger.directory / "checkpoint").write_text("committedIndex=1000\nendIndex=1000\n")
     with pytest.raises(CorruptLogError, match="1000 were committed"):
         ledger.open()
+
+
+@pytest.mark.parametrize("mend", [False, True])
+def test_an_imported_log_opens_without_being_told_again(ledger: Ledger, *, mend: bool) -> None:
+    """Until Java's entries have expired; else every member would set them aside as damage, and nobody would have them.
+
+    (A group of three was emptied like this.)
+    """
+    with closing(ledger.open()) as log:
+        log.append_as_leader(Term(5), [b"ours"])
+        log.flush()
+        last = log.last.index
+    assert (ledger.directory / IMPORTED_FILE).exists()
+    with closing(ledger.open(import_unchecked=False, mend=mend)) as log:
+        ledger.check(log)
+        assert bytes(log.read(last).body) == b"ours"
+    assert list(ledger.directory.glob("damaged-*")) == []
+
+
+@pytest.mark.parametrize("mend", [False, True])
+def test_entries_of_java_are_refused_and_never_set_aside(ledger: Ledger, *, mend: bool) -> None:
+    """As imported by a version that did not remember it: what has no CRCs is no damage, and stays where it is."""
+    with closing(ledger.open()) as log:
+        log.flush()
+    (ledger.directory / IMPORTED_FILE).unlink()
+    before = {path.name: path.read_bytes() for path in ledger.segments}
+
+    with pytest.raises(IdentityError, match="import_unchecked=true, on all members"):
+        ledger.open(import_unchecked=False, mend=mend)
+
+    assert {path.name: path.read_bytes() for path in ledger.segments} == before
+    with closing(ledger.open()) as log:
+        ledger.check(log)

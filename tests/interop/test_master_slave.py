@@ -22,6 +22,8 @@ CLUSTER = "Pair"
 TOPIC = "PairTopic"
 FILE_BYTES = 1 << 16
 START_TIMEOUT_S = 120
+MESSAGES = 2000
+"""More than one pull of each queue may return."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -134,3 +136,30 @@ def test_our_slave_follows_a_master_of_rocketmq(tmp_path: Path, name_server: Nam
         assert promoted.store.refusal is None
         assert sum(promoted.store.max_offset(TOPIC, queue) for queue in range(8)) >= count
         assert fill(name_server.address, tmp_path, seconds=3)
+
+
+def test_rocketmqs_consumers_that_are_slow_read_from_our_slave(
+    tmp_path: Path, name_server: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``slaveReadEnable``, the master sends them there; they get everything, and commit their offsets at it."""
+    with ExitStack() as stack:
+        master = stack.enter_context(ours(tmp_path / "m", name_server, slaveReadEnable="true"))
+        assert master.replication is not None
+        follows = {"brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": f"127.0.0.1:{master.replication.port}"}
+        slave = stack.enter_context(ours(tmp_path / "s", name_server, slaveReadEnable="true", **follows))
+        assert slave.replication is not None
+        rocketmq.client(tmp_path / "producer", "produce", name_server.address, TOPIC, str(MESSAGES))
+        end = master.store.log.max_offset
+        wait_until(lambda: slave.store.dispatch_position >= end, "the slave has everything", START_TIMEOUT_S)
+        for one in (master, slave):
+            monkeypatch.setattr(one.store._reader, "memory_bytes_max", 0)  # as if more was stored than fits into it
+
+        consumed = rocketmq.client(tmp_path / "consumer", "consume", name_server.address, TOPIC, str(MESSAGES))
+
+        assert len(consumed) == MESSAGES
+        assert slave.store.stats.transferred > MESSAGES // 2
+        wait_until(
+            lambda: sum(one.offset for one in master.state.offsets("interop-consumers", TOPIC)) == MESSAGES,
+            "offsets are committed at the master",
+            START_TIMEOUT_S,
+        )

@@ -53,11 +53,8 @@ def test_three_members_come_here_and_go_back(tmp_path: Path, name_server: str) -
             books.check(master)
             books.write(master)
             books.check(master)
-    for _ in range(2):
-        with served(members, "java") as master:
-            books.check(master)
-            books.write(master)
-            books.check(master)
+    with served(members, "java") as master:  # which would lose offsets written here if it changed its master
+        books.check(master)
 
 
 def test_a_group_of_ours_goes_back_to_a_plain_broker(tmp_path: Path, name_server: str) -> None:

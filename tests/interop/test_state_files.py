@@ -1,4 +1,4 @@
-"""The files of a broker's state, with the classes of RocketMQ's own broker 4.9.7."""
+"""The files of a broker's state, and the names in its conf file, with the classes of RocketMQ's own broker 4.9.7."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
+from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes
 from rocketstore.state.snapshot import SNAPSHOT_FILE
@@ -55,3 +57,18 @@ def test_we_take_over_what_rocketmq_has_written_since(config: Path) -> None:
     newer = newer_changes(config, snapshot, KNOWN)
     assert newer is not None
     assert Tables(newer).groups == {"readers": {("Orders", 0): 12, ("Orders", 2): 7}}
+
+
+@pytest.mark.parametrize("switch", ["", "enableDLegerCommitLog=true\n"])
+def test_every_name_that_rocketmq_knows_is_known_here(tmp_path: Path, switch: str) -> None:
+    """Its conf files start as they are; only a name that neither side knows is an error."""
+    java.build()
+    names = set(java.run_state("settings", tmp_path))
+    assert len(names) > 150
+    conf = tmp_path / "broker.conf"
+    conf.write_text(switch + "".join(f"{name}=?\n" for name in sorted(names)))
+
+    with pytest.raises(ConfigError) as refused:
+        load_broker_settings(conf, {}, {})
+
+    assert [one for one in refused.value.problems if "unknown setting" in one] == []

@@ -84,11 +84,19 @@ def open_store(
     *,
     mend: bool = False,
     instruments: Instruments = SILENT,
+    first_position: int = 0,
 ) -> FileStore:
     """Open node n0 of group g."""
-    clock, fs = clock or FakeClock(), fs or UnsyncedFs()
     return FileStore.open(
-        config, cluster_id="c", group="g", node_id="n0", clock=clock, fs=fs, mend=mend, instruments=instruments
+        config,
+        cluster_id="c",
+        group="g",
+        node_id="n0",
+        clock=clock or FakeClock(),
+        fs=fs or UnsyncedFs(),
+        mend=mend,
+        instruments=instruments,
+        first_position=first_position,
     )
 
 

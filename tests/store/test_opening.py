@@ -15,6 +15,7 @@ from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
 from dledger.store.hard_state import decode_hard_state, encode_hard_state
 from dledger.store.inspect import problems
+from dledger.store.java_files import IMPORTED_FILE
 from dledger.store.repair import set_aside_damaged
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
 from tests.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, copy_log, fill, open_store, small_config
@@ -342,8 +343,23 @@ def test_a_log_of_the_java_line_can_be_imported(tmp_path: Path) -> None:
     store = open_store(config)
     assert store.last.index == 5
     store.close()
-    with pytest.raises(CorruptLogError):
-        open_store(small_config(tmp_path, recovery_verify_bytes=1 << 20))
+    unasked = small_config(tmp_path, recovery_verify_bytes=1 << 20)
+    store = open_store(unasked)  # it remembers that it was imported
+    assert bodies_of(store)[:3] == [b"ab"] * 3
+    store.close()
+    (config.base_dir / "dledger-n0" / IMPORTED_FILE).unlink()
+    with pytest.raises(IdentityError, match="import_unchecked=true"):
+        open_store(unasked)
+
+
+def test_an_imported_file_that_is_unreadable_is_named(config: StoreConfig) -> None:
+    """It decides whether entries without CRCs are damage."""
+    _filled(config, clean=True)
+    path = config.base_dir / "dledger-n0" / IMPORTED_FILE
+    path.write_text("{}")
+
+    with pytest.raises(CorruptLogError, match="how far the log was imported"):
+        open_store(config)
 
 
 def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp_path: Path) -> None:
@@ -479,3 +495,61 @@ def test_a_doubt_found_at_the_start_is_durable(config: StoreConfig) -> None:
     assert blank == HardState()
     assert store.hard_state.load() == HardState(Term(3), None, Standing.DOUBTFUL, "the log was cut")
     store.close()
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_log_begins_where_an_older_one_ends(config: StoreConfig, *, kill: bool) -> None:
+    """Its first entry is there, number 0; the positions before it are not its own."""
+    first = 3 * config.segment_bytes
+    store = open_store(config, first_position=first)
+    assert (store.begin.position, store.end_position, store.committed_position, store.last.index) == (
+        first, first, first, -1,
+    )  # fmt: skip
+    assert store.append_as_leader(Term(1), [b"one"]).positions == (first,)
+    store.flush()
+    abandon(store) if kill else store.close()
+
+    again = open_store(config, first_position=first)
+
+    assert bodies_of(again) == [b"one"]
+    assert again.begin.position == first
+    again.close()
+
+
+@pytest.mark.parametrize("later", [0, 1, 5])
+def test_an_empty_log_follows_the_older_one(config: StoreConfig, later: int) -> None:
+    """Which went on, was replaced, or is gone."""
+    store = open_store(config, first_position=3 * config.segment_bytes)
+    store.warm()
+    store.close()
+
+    again = open_store(config, first_position=later * config.segment_bytes)
+
+    assert again.append_as_leader(Term(1), [b"one"]).positions == (later * config.segment_bytes,)
+    again.flush()
+    again.close()
+    assert bodies_of(open_store(config, first_position=later * config.segment_bytes)) == [b"one"]
+
+
+def test_a_log_with_entries_does_not_move(config: StoreConfig) -> None:
+    """The older log is not the one that it continues."""
+    store = open_store(config, first_position=3 * config.segment_bytes)
+    store.append_as_leader(Term(1), [b"one"])
+    store.close()
+
+    with pytest.raises(IdentityError, match="restore the older log"):
+        open_store(config, first_position=4 * config.segment_bytes)
+
+
+def test_an_older_logs_files_in_a_read_only_directory_are_not_this_logs(tmp_path: Path) -> None:
+    """Both logs may have their read-only files in one directory."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    config = small_config(tmp_path / "store", read_only_data_dirs=(archive,))
+    old = archive / records.segment_name(0)
+    old.write_bytes(b"older".ljust(config.segment_bytes, b"."))
+    for _ in range(2):
+        store = open_store(config, first_position=config.segment_bytes)
+        store.append_as_leader(Term(1), [b"one"])
+        store.close()
+    assert old.read_bytes().startswith(b"older")

@@ -144,6 +144,7 @@ function noteOf(node) {
   if (facts.flush_mode !== "sync") words.push(`flush ${facts.flush_mode}`);
   if (node.broker !== null) words.push(node.broker.role.replace("_", " ").toLowerCase());
   if (node.broker !== null && node.broker.behind_bytes >= BEHIND_SHOWN) words.push(`queues ${format.bytes(node.broker.behind_bytes)} behind`);
+  if (node.broker !== null && node.broker.replication) words.push(node.broker.replication);
   if (node.state !== "plain") words.unshift(`term ${node.term}`);
   return [words.join(" · "), false];
 }

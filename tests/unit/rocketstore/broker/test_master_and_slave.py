@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from cluster import certs
+from cluster.drill.detours import ProxyNetwork
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
+from dledger.store.fs import FileSystem
+from dledger.types import NodeId
 from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
@@ -242,3 +249,102 @@ def test_where_clients_are_checked_slaves_are_not_let_in_unchecked(stack: ExitSt
     asked = stack.enter_context(broker(tmp_path / "a", **tls, haListenPort=ha_port))
     assert asked.replication is not None
     assert asked.replication.port == int(ha_port)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+_M, _S = NodeId("m"), NodeId("s")
+
+
+@contextmanager
+def network_to(ha_port: str) -> Iterator[tuple[ProxyNetwork, str]]:
+    """A network between slave and master; and the master's address there."""
+    with ProxyNetwork({_M: ("127.0.0.1", int(ha_port)), _S: ("127.0.0.1", 1)}) as network:
+        yield network, f"127.0.0.1:{network.port(_S, _M)}"
+
+
+def test_a_master_that_is_stopped_has_sent_everything(stack: ExitStack, tmp_path: Path) -> None:
+    """Also an ASYNC_MASTER, which does not wait for slaves otherwise."""
+    ha_port = port_for_slaves()
+    network, address = stack.enter_context(network_to(ha_port))
+    master = stack.enter_context(broker(tmp_path / "m", haListenPort=ha_port, slaveTimeout="30000"))
+    slave = stack.enter_context(broker(tmp_path / "s", brokerRole="SLAVE", brokerId="1", haMasterAddress=address))
+    replication = master.replication
+    assert replication is not None
+    wait_until(lambda: len(replication.slaves()) == 1, "the slave follows")
+    network.delay(_M, _S, 0.5)
+    end = send(master, *(b"%d" % number for number in range(50)))[-1].offset
+    master.stop()
+    assert slave.store.log.end_offset > end
+    wait_until(lambda: slave.store.max_offset("T", 0) == 50, "the slave shows them")
+
+
+def test_a_slave_that_acknowledges_nothing_delays_each_send_for_so_long(stack: ExitStack, tmp_path: Path) -> None:
+    """``slaveTimeout``: then the producer hears FLUSH_SLAVE_TIMEOUT; from a slave too far behind, at once that."""
+    ha_port = port_for_slaves()
+    settings = {"slaveTimeout": "300", "haSlaveFallbehindMax": "20000", "haListenPort": ha_port}
+    master = stack.enter_context(broker(tmp_path / "m", brokerRole="SYNC_MASTER", **settings))
+    replication = master.replication
+    assert replication is not None
+    link = stack.enter_context(socket.create_connection(("127.0.0.1", int(ha_port))))
+    link.sendall(bytes(8))  # RocketMQ's way to ask for everything; and no word more
+    wait_until(lambda: len(replication.slaves()) == 1, "it follows")
+    (result,) = send(master, b"one")
+    assert result.status == "FLUSH_SLAVE_TIMEOUT"
+    (result,) = send(master, b"x" * 20_000)
+    assert result.status in ("FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")
+    (result,) = send(master, b"two")
+    assert result.status == "SLAVE_NOT_AVAILABLE"
+    wait_until(lambda: master.conditions.holds(ConditionKind.NOT_REPLICATING), "the master says so")
+    assert replication.slaves()[0].lag_bytes > 20_000
+
+
+@pytest.mark.soak  # a slave asks name servers every ten seconds
+def test_master_and_slave_may_be_started_again_in_any_order(stack: ExitStack, tmp_path: Path) -> None:
+    """With the slave connected, with another port, without the name server that told of it: the slave follows again."""
+    name_server_config = config_in(tmp_path)
+    known: dict[str, str] = {"registerNameServerPeriod": "10000"}
+    slave_settings = {"brokerRole": "SLAVE", "brokerId": "1"}
+    total = 0
+
+    def round_of(master_port: str, slave: BrokerServer) -> None:
+        nonlocal total
+        with broker(tmp_path / "m", **known, haListenPort=master_port) as master:
+            replication = master.replication
+            assert replication is not None
+            wait_until(lambda: len(replication.slaves()) == 1, "the slave follows", 60)
+            send(master, b"%d" % total)
+            total += 1
+            has_all(slave, master)
+
+    with name_server_running(name_server_config) as name_server:
+        known["namesrvAddr"] = name_server.address
+        first, last = port_for_slaves(), port_for_slaves()
+        for _ in range(2):
+            with broker(tmp_path / "s", **slave_settings, **known) as slave:
+                round_of(first, slave)
+                round_of(first, slave)
+        slave = stack.enter_context(broker(tmp_path / "s", **slave_settings, **known))
+        round_of(last, slave)
+    round_of(last, slave)
+    assert slave.store.max_offset("T", 0) == total == 6
+
+
+def test_a_masters_full_disk_stops_puts_and_not_its_slave(stack: ExitStack, tmp_path: Path) -> None:
+    """Nothing that was refused comes to the slave, and both go on when there is room."""
+    master, slave = pair(stack, tmp_path, "SYNC_MASTER")
+    (before,) = send(master, b"before")
+    assert before.status == "PUT_OK"
+    with patch.object(FileSystem, "allocate", _no_room):
+        results = [send(master, b"x" * 900_000)[0] for _ in range(6)]
+    refused = [one for one in results if one.status != "PUT_OK"]
+    assert refused
+    assert all("no space left" in one.reason for one in refused), refused
+    has_all(slave, master)
+    wait_until(lambda: send(master, b"x" * 900_000)[0].status == "PUT_OK", "there is room")
+    has_all(slave, master)
+    assert slave.store.max_offset("T", 0) == master.store.max_offset("T", 0)
+
+
+def _no_room(_fs: FileSystem, _fd: int, _length: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -350,7 +350,7 @@ def test_an_export_that_the_disk_altered_is_refused(
     def altered(export: run._Export) -> None:
         write_state(export)
         path = min((target.with_name("plain.partial") / what).iterdir())
-        turn(path, 60 if what != "index" else path.stat().st_size - 20 * (400 - 20) + 11)
+        turn(path, 17 if what != "index" else path.stat().st_size - 20 * (400 - 20) + 11)
 
     monkeypatch.setattr(run._Export, "write_state", altered)
     with pytest.raises(CorruptLogError):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger.clock import Clock
 from dledger.conditions import ConditionKind
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha.master import BUFFER_BYTES_MAX, CHUNK_BYTES
+from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FRAME, GREETING, REPORT
 from rocketstore.types import PutMessageStatus
 from tests.store.crash_fs import FailingFs
@@ -25,7 +29,16 @@ from tests.unit.rocketstore.commit_log.support import (
     small_config,
 )
 from tests.unit.rocketstore.ha.records import bytes_of, filled, kept, more, opened
-from tests.unit.rocketstore.ha.replicating import PACE, PATIENCE_S, HeldLog, Replication, caught_up
+from tests.unit.rocketstore.ha.replicating import (
+    PACE,
+    PATIENCE_S,
+    HeldLog,
+    Replication,
+    caught_up,
+    connected,
+    is_closed,
+    received,
+)
 
 IMPATIENT = replace(PACE, heartbeat_s=0.05, retry_s=0.05, refused_retry_s=0.05)
 
@@ -91,6 +104,73 @@ def test_an_acknowledgement_that_a_slow_disk_delays_is_not_forgotten(replication
     while held.held:
         held.held.pop()[1](PutMessageStatus.FLUSH_DISK_TIMEOUT, "the flush timed out")
     wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "acknowledged later")
+
+
+# -- slow slaves -------------------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_reads_nothing_costs_its_master_a_buffer(replication: Replication, tmp_path: Path) -> None:
+    """Of bounded size; another slave gets everything meanwhile, and the puts go on."""
+    big = small_config(tmp_path / "m", mapped_file_size_commit_log=1 << 20)
+    master_log, slave_log = opened(big), opened(replace(big, store_path_root_dir=tmp_path / "s"))
+    for _ in range(24):
+        put(master_log, message(b"x" * 1_000_000))
+    master, address = replication.master(master_log)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        wait_until(lambda: len(master.slaves()) == 1, "it follows")
+        replication.slave(slave_log, address)
+        caught_up(slave_log, master_log)
+        more(master_log, 3)
+        caught_up(slave_log, master_log)
+        waiting = max(one._writer.transport.get_write_buffer_size() for one in master._slaves.values())
+        assert waiting <= BUFFER_BYTES_MAX + CHUNK_BYTES + FRAME.size
+        (stuck,) = [one for one in master.slaves() if one.broker_id < 0]
+        assert stuck.sent < master_log.end_offset
+        assert stuck.lag_bytes == master_log.end_offset
+
+
+@pytest.mark.parametrize(
+    ("reports", "why"),
+    [((10, 5), "after having acknowledged"), ((0, -1), "after having acknowledged"), ((1 << 40,), "was sent only")],
+)
+def test_reports_that_cannot_be_end_the_connection(
+    replication: Replication, tmp_path: Path, reports: tuple[int, ...], why: str
+) -> None:
+    """Of less than before, of nothing sensible, of what was never sent: nothing of it counts."""
+    master_log = filled(tmp_path / "m", 3)
+    end = master_log.end_offset
+    waits = ReplicaWaits(Clock(), slaves_needed=1, timeout_ms=60_000, behind_bytes_max=10**9, end=lambda: end)
+    answers: list[PutMessageStatus] = []
+    _, address = replication.master(master_log, waits=waits)
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, end)
+        waits.wait_for(end, lambda status, _why: answers.append(status))
+        link.sendall(b"".join(map(REPORT.pack, reports)))
+        assert is_closed(link)
+    wait_until(lambda: waits.in_sync == 0, "it does not count any more")
+    assert why in replication.conditions("master").now()[0].message
+    assert not answers
+
+
+def test_a_master_that_stops_waits_for_its_slaves(replication: Replication, tmp_path: Path) -> None:
+    """Until they have everything; and not for ever."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+    replication.bridge.run(master.drain(60))  # nobody is there
+    with connected(address) as link:
+        link.sendall(REPORT.pack(0))
+        received(link, master_log.end_offset)
+        replication.bridge.run(master.drain(0.05))
+        draining = threading.Thread(target=lambda: replication.bridge.run(master.drain(60)))
+        draining.start()
+        link.sendall(REPORT.pack(master_log.end_offset - 1))
+        wait_until(lambda: master.slaves()[0].lag_bytes == 1, "it has almost everything")
+        assert draining.is_alive()
+        link.sendall(REPORT.pack(master_log.end_offset))
+        draining.join(PATIENCE_S)
+        assert not draining.is_alive()
 
 
 # -- connections that break --------------------------------------------------------------------------------------------

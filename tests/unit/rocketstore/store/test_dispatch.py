@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskFullError, InvariantError
-from rocketstore.store.dispatch import SCAN_BYTES, DispatchService
+from rocketstore.store.dispatch import DEFERRED_BYTES_MAX, SCAN_BYTES, DispatchService
 from rocketstore.types import RecordHead, ScannedRecords
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.fakes import FakeLog, FakeSink, head
@@ -94,16 +94,45 @@ def test_a_sleeping_thread_does_not_scan(log: FakeLog, service: DispatchService)
 
 @pytest.mark.parametrize(
     ("nap_s_min", "count", "nap_s"),
-    [(0.0, 1, 0.0), (0.0, 2, 0.001), (0.0, 65, 0.016), (0.01, 1, 0.01), (0.01, 65, 0.016), (0.05, 65, 0.05)],
+    [
+        (0.0, 1, 0.0),
+        (0.0, 2, 0.001),
+        (0.0, 65, 0.016),
+        (0.01, 1, 0.005),
+        (0.01, 2, 0.01),
+        (0.01, 65, 0.016),
+        (0.05, 1, 0.005),
+        (0.05, 2, 0.05),
+        (0.05, 65, 0.05),
+    ],
 )
 def test_a_single_message_is_dispatched_at_once_and_more_are_gathered(
     log: FakeLog, sink: FakeSink, nap_s_min: float, count: int, nap_s: float
 ) -> None:
-    """While nobody waits for them, also single ones: they cost as much as many."""
+    """While nobody waits for them, also single ones, which cost as much as many, but not for long."""
     service = DispatchService(log, [sink], nap_s_min=lambda: nap_s_min)
     log.max_offset = count * 100
     assert service._step_patiently() == nap_s
     assert len(sink.heads) == count
+
+
+@pytest.mark.parametrize(
+    ("behind", "goes_first", "is_much"),
+    [
+        (SCAN_BYTES - 1, False, False),
+        (SCAN_BYTES, False, True),
+        (SCAN_BYTES, True, False),
+        (DEFERRED_BYTES_MAX - 1, True, False),
+        (DEFERRED_BYTES_MAX, True, True),
+    ],
+)
+def test_dispatch_naps_with_much_to_do_only_if_the_log_goes_first_and_not_for_ever(
+    log: FakeLog, sink: FakeSink, behind: int, goes_first: bool, is_much: bool
+) -> None:
+    """A slave fetches the log before its queues; if it never catches up, the queues may lack only so much."""
+    service = DispatchService(log, [sink], log_goes_first=lambda: goes_first)
+    log.max_offset = behind
+    assert service._has_much_to_do() is is_much
 
 
 def test_it_jumps_to_the_logs_begin(log: FakeLog, sink: FakeSink, service: DispatchService) -> None:

@@ -92,9 +92,10 @@ def test_messages_gather_on_slaves_and_while_nobody_waits_for_them(config: Messa
     assert store._nap_s_min() == 0
     awaited = False
     assert store._nap_s_min() == CALM_NAP_S
-    awaited = True
     store.become_slave()
     assert store._nap_s_min() == SLAVE_NAP_S
+    awaited = True
+    assert store._nap_s_min() == 0
 
 
 def test_the_gate_refuses_in_order(config: MessageStoreConfig) -> None:

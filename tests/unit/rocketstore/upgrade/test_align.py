@@ -194,14 +194,15 @@ def test_an_empty_member_gets_everything(master: Path, tmp_path: Path) -> None:
     """Log, queues, index, state, and how the master stopped; but not its number as master."""
     (tmp_path / "c").mkdir()
     (master / "config").mkdir(exist_ok=True)
-    (master / "config" / "haEpoch.json").write_text("{}")
+    for name in ("haEpoch.json", "haMaster.json"):
+        (master / "config" / name).write_text("{}")
     (master / "config" / "topics.json").write_text("{}")
 
     assert aligned([master, tmp_path / "c"]) == []
 
     names = sorted(path.relative_to(tmp_path / "c") for path in (tmp_path / "c").rglob("*") if path.is_file())
     assert names == sorted(
-        path.relative_to(master) for path in master.rglob("*") if path.is_file() and path.name != "haEpoch.json"
+        path.relative_to(master) for path in master.rglob("*") if path.is_file() and not path.name.startswith("ha")
     )
     assert not (tmp_path / "c" / ABORT_FILE).exists()
     (tmp_path / "c" / "config" / "topics.json").unlink()
@@ -296,6 +297,19 @@ def test_older_messages_that_only_some_have_are_copied(master: Path, slave: Path
         assert standing(master, root) is LogStanding.EQUAL
     for root in roots:
         assert_serves_everything(root)
+
+
+def test_of_a_master_that_a_group_continues_only_the_old_log_is_copied(master: Path, tmp_path: Path) -> None:
+    """Its queues and state know of the group's messages, which the new member does not have yet."""
+    (tmp_path / "c").mkdir()
+    (master / "dledger-n0" / "data").mkdir(parents=True)
+    (master / "dledger-n0" / "data" / f"{1 << 20:020d}").write_bytes(b"an entry")
+
+    aligned([master, tmp_path / "c"])
+
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"commitlog", ABORT_FILE, "lock"}
+    assert standing(master, tmp_path / "c") is LogStanding.EQUAL
+    assert_serves_everything(tmp_path / "c")
 
 
 def test_state_files_come_along_and_keep_a_backup(master: Path, slave: Path) -> None:

@@ -86,6 +86,18 @@ def test_the_first_message_that_differs_is_named(tmp_path: Path, master: Path, n
     )
 
 
+def test_damage_that_no_checksum_covers_is_told_from_another_message(master: Path) -> None:
+    """Both hold the same message; the byte that differs is named."""
+    other = copied(master, "b")
+    offset = record_offsets(master)[7]
+    overwrite(other, offset + 40, b"!")
+
+    found = against(master, other).divergence
+
+    assert found is not None
+    assert (found.offset, found.byte, found.is_same_message) == (offset, offset + 40, True)
+
+
 def test_a_shorter_log_with_another_message_differs(tmp_path: Path, master: Path) -> None:
     """It is not taken for one that is only behind; nor is a longer one."""
     other = write_broker(tmp_path / "b", [*bodies(17), b"x" * 200])

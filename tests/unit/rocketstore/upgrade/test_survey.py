@@ -16,6 +16,7 @@ from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from rocketstore.upgrade.survey import by_size, survey
+from tests.interop.goldens import LEDGER, open_golden
 from tests.unit.rocketstore.bench import WAIT_S, running, small_config
 from tests.unit.rocketstore.store.test_message_store_replicated import master
 
@@ -93,13 +94,13 @@ def test_what_comes_along_and_what_does_not_is_said(stored: MessageStoreConfig) 
     found = survey(stored.store_path_root_dir)
 
     comes, stays = "\n".join(found.comes), "\n".join(found.stays)
-    assert "2 consumer groups with 2 offsets" in comes
-    assert "3 messages to be tried again" in comes
-    assert "1 messages that were given up (dead letters)" in comes
-    assert "2 delayed messages that still wait" in comes
-    assert "2 transactions that are neither committed nor rolled back" in comes
+    assert "consumer groups (2) with their offsets (2)" in comes
+    assert "messages to be tried again: 3" in comes
+    assert "messages that were given up (dead letters): 1" in comes
+    assert "delayed messages that still wait: 2" in comes
+    assert "about which producers are asked: 2" in comes
     assert "topics that are not possible here: none" in stays
-    assert "SQL92 filters of 1 groups (billing)" in stays
+    assert "SQL92 filters of groups (billing)" in stays
     assert "timerwheel: messages with a delay of any length" in stays
 
 
@@ -138,6 +139,29 @@ def test_damage_is_found_and_a_torn_end_is_not_damage(stored: MessageStoreConfig
         assert "the first start cuts what follows" in found.todo[0]
     (directory / f"{len(data):020d}").write_bytes(bytes(data))
     assert survey(root).damaged
+
+
+@pytest.mark.parametrize("name", ["plain", "killed", "dledger"])
+def test_directories_that_rocketmq_wrote_are_read(tmp_path: Path, name: str) -> None:
+    """All messages, as many as RocketMQ itself read back; only a member needs ``import_unchecked``."""
+    root, lines = open_golden(name, tmp_path)
+    records = [one for one in map(json.loads, lines) if one["kind"] == "record"]
+
+    found = survey(root)
+
+    assert found.messages == len(records) == 194
+    assert found.damaged == []
+    assert sum(found.delayed.values()) == 8
+    assert found.is_member is found.is_foreign is (name == "dledger")
+    assert any("import_unchecked" in one for one in found.todo) is found.is_member
+
+
+def test_a_ledger_without_messages_is_not_a_brokers(tmp_path: Path) -> None:
+    """It is no damage that its entries are something else."""
+    root, _ = open_golden(LEDGER, tmp_path)
+
+    with pytest.raises(ConfigError, match="does not begin with a broker's message"):
+        survey(root)
 
 
 def run(*arguments: object) -> Result:

@@ -70,8 +70,9 @@ final class Dump {
                     if (request.getMsgSize() == 0) {
                         break;
                     }
-                    record(request, offset + read + (replicated ? 48 : 0)); // behind an entry's header
-                    read += request.getBufferSize() == -1 ? request.getMsgSize() : request.getBufferSize();
+                    boolean entry = request.getBufferSize() != -1; // a group's log may continue a plain one
+                    record(request, offset + read + (entry ? 48 : 0)); // behind an entry's header
+                    read += entry ? request.getBufferSize() : request.getMsgSize();
                 }
             } finally {
                 selected.release();
