@@ -328,6 +328,13 @@ def _by_window(written: DataFrame) -> list[Row]:
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
+def _whole(_context: click.Context, _parameter: click.Parameter, seconds: float) -> int:
+    """Spark's windows are of whole seconds."""
+    if seconds != int(seconds):
+        raise click.BadParameter(f"{seconds:g} s is not a whole number of seconds")
+    return int(seconds)
+
+
 @job_command(
     run,
     name="follow",
@@ -354,7 +361,7 @@ With --json it prints one JSON object per line: each count as it comes, and the 
     "--window",
     "window_s",
     type=flag_values.Seconds(min=1),
-    callback=lambda _context, _parameter, seconds: int(seconds),
+    callback=_whole,
     default=10,
     show_default=True,
     metavar="SECONDS",

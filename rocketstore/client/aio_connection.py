@@ -68,12 +68,12 @@ class AsyncBrokerConnection:
     ) -> AnswerT:
         """Call the master, wherever it is by then; only for requests that are safe to repeat.
 
-        ``attempt_s``: how long one master may take before another is sought.
+        ``attempt_s``: how long one master may take before another is sought, at most half of the time.
         """
         return await self._ask_until(method, request, deadline, self.seeker.leader, attempt_s)
 
     async def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Call the master, or any live broker while there is none."""
+        """Call the master, or any live broker while there is none; each has at most half of the time."""
         return await self._ask_until(method, request, deadline, self.seeker.reader)
 
     async def _ask_until(
@@ -85,6 +85,7 @@ class AsyncBrokerConnection:
         attempt_s: float = math.inf,
     ) -> AnswerT:
         said: DLedgerError | None = None
+        attempt_s = min(attempt_s, deadline.timeout_s / 2)
 
         async def attempt() -> AnswerT:
             nonlocal said

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
@@ -21,6 +22,8 @@ from rocketstore.client.transactional_producer import TransactionalProducer
 from rocketstore.client.transactions import HalfSent, PreparedMessage, TransactionReceipt, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.nameserver.groups import BrokerGroup
+
+_log = logging.getLogger(__name__)
 
 
 class ClusterTransactionalProducer(ClusterProducer):
@@ -64,10 +67,19 @@ class ClusterTransactionalProducer(ClusterProducer):
     def start(self) -> None:
         """Begin to join at all registered groups of brokers; those without a master are joined when they have one.
 
-        Raises ``NameServerError``.
+        Those that must not be connected to (``insecure``) are logged and passed over. Raises ``NameServerError``, and
+        ``ConfigError`` if no group may be connected to.
         """
-        for one in self._routes.groups():
-            self._member(one).begin()
+        refused: list[ConfigError] = []
+        groups = self._routes.groups()
+        for one in groups:
+            try:
+                self._member(one).begin()
+            except ConfigError as error:
+                refused.append(error)
+                _log.warning("producer group %s: brokers %s are not joined: %s", self.group, one.name, error)
+        if refused and len(refused) == len(groups):
+            raise refused[0]
 
     def send_in_transaction(
         self,

@@ -67,12 +67,12 @@ class BrokerConnection:
     ) -> AnswerT:
         """Call the master, wherever it is by then; only for requests that are safe to repeat.
 
-        ``attempt_s``: how long one master may take before another is sought.
+        ``attempt_s``: how long one master may take before another is sought, at most half of the time.
         """
         return self._ask_until(method, request, deadline, self.seeker.leader, attempt_s)
 
     def ask_reader(self, method: Method[AnswerT], request: Message, deadline: Deadline) -> AnswerT:
-        """Call the master, or any live broker while there is none."""
+        """Call the master, or any live broker while there is none; each has at most half of the time."""
         return self._ask_until(method, request, deadline, self.seeker.reader)
 
     def _ask_until(
@@ -84,6 +84,7 @@ class BrokerConnection:
         attempt_s: float = math.inf,
     ) -> AnswerT:
         said: DLedgerError | None = None
+        attempt_s = min(attempt_s, deadline.timeout_s / 2)
 
         def attempt() -> AnswerT:
             nonlocal said

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, UnavailableError
 from dledger.records import record
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import is_retried_read
@@ -194,6 +194,8 @@ class Branch:
             self._unlock([one.name for one in shares])
         except (DLedgerError, OSError) as error:
             self.failure = error
+        except Exception as error:  # noqa: BLE001  # told by ``close``
+            self.failure = unexpected(self._identity.group, "leave", error)
         finally:
             self._streams.stop()
             for share in shares:
@@ -217,6 +219,8 @@ class Branch:
                 at = f" at {self.name}" if self.name else ""
                 _log.warning("group %s: cannot %s%s: %s; retrying", self._identity.group, what, at, error)
             return error
+        except Exception as error:  # noqa: BLE001  # else locks, commits and rebalancing would end without a word
+            return unexpected(self._identity.group, what, error)
         self._told.pop(what, None)
         return None
 
@@ -397,6 +401,12 @@ class Branch:
                 for share, offset in chosen.items():
                     share.committed = offset
                     share.rewind = share.rewind and not rewind
+
+
+def unexpected(group: str, what: str, error: Exception) -> UnavailableError:
+    """Log a defect with its traceback; returns what the member is told."""
+    _log.error("group %s: cannot %s, unexpectedly: %r", group, what, error, exc_info=error)
+    return UnavailableError(f"group {group}: cannot {what}: unexpected {error!r}")
 
 
 def _on_wire(names: Iterable[QueueName]) -> list[pb.GroupQueue]:

@@ -18,7 +18,7 @@ from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from rocketstore.client.allocation import allocate, queues_in_java_order
 from rocketstore.client.errors import is_retried_read
-from rocketstore.client.group_branch import LOOK_S, Assignment, Branch, Identity
+from rocketstore.client.group_branch import LOOK_S, Assignment, Branch, Identity, unexpected
 from rocketstore.client.group_offsets import BrokerOffsets, OffsetStore
 from rocketstore.client.group_places import Places
 from rocketstore.client.shares import QueueName, Shares
@@ -126,6 +126,8 @@ class Division:
                 if str(error) != self._told and not self._closing.is_set():
                     self._told = str(error)
                     _log.warning("group %s: cannot divide the queues: %s; retrying", self._identity.group, error)
+            except Exception as error:  # noqa: BLE001  # else nothing would ever be divided again
+                self._failure = unexpected(self._identity.group, "divide the queues", error)
             self._news.wait(LOOK_S)
             self._news.clear()
 

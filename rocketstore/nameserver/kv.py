@@ -71,11 +71,11 @@ class KvConfig:
         self._write({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove a value durably, if it is set. Raises ``RequestError``."""
+        """Remove a value durably, if it is set, and its namespace with the last one. Raises ``RequestError``."""
         if self.get(namespace, key) is None:
             return
         left = {one: value for one, value in self._table[namespace].items() if one != key}
-        self._write({**self._table, namespace: left})
+        self._write(_without_empty({**self._table, namespace: left}))
 
     def _write(self, table: Table) -> None:
         entries = sum(map(len, table.values())) + len(table)
@@ -91,13 +91,18 @@ class KvConfig:
         self._table = table
 
 
+def _without_empty(table: Table) -> Table:
+    """No request removes an empty namespace, which counts towards the limit."""
+    return {namespace: values for namespace, values in table.items() if values}
+
+
 def _load(path: Path) -> Table:
     try:
         content = read_whole(path, _FILE_BYTES_MAX)
     except FileNotFoundError:
         return {}
     try:
-        return KvFile.decode(content).config_table
+        return _without_empty(KvFile.decode(content).config_table)  # RocketMQ keeps them
     except RequestError as error:
         raise ConfigError(
             [

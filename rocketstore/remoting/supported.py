@@ -61,7 +61,8 @@ _QUEUES: Final = "about 20,000 queues at most"
 CODES: Final[Mapping[Code, Supported]] = {
     Code.SEND_MESSAGE: _by_broker(_AT_MASTER),
     Code.PULL_MESSAGE: _by_broker(
-        "filters by tags; SQL92 is refused with code 1; an offset committed with it is replicated within 0.2 s"
+        "filters by tags; SQL92 is refused with code 1; an offset committed with it is replicated within 0.2 s; "
+        "suggests a slave with `slaveReadEnable`, and slaves answer without it, too"
     ),
     Code.QUERY_MESSAGE: _by_broker("`pull_bytes_max` per answer; messages of a deleted topic are never found"),
     Code.QUERY_CONSUMER_OFFSET: _by_broker(),

@@ -173,25 +173,28 @@ def align(  # one parameter per thing
     """Carry out one step; ``directory`` is the member's, locked since before the logs were compared, as is the
     source's. ``advance`` is told of bytes copied.
 
+    Of a source that has begun as a group's member, only the old log is copied: its queues and state are ahead of that.
     Returns what was renamed. Raises ``DiskError``, ``DiskFullError``.
     """
+    is_ahead = source.group_log is not None
     renamed: list[Path] = []
     try:
         directory.mark_running()
         if step.whole:
             renamed += _give_up(step.member, fs)
-            for path in _companions(source):
+            for path in [] if is_ahead else _companions(source):
                 _copy_file(path, step.member.root / path.relative_to(source.root), fs)
             _copy_log(step, reference, fs, advance)
             if step.older is not None:
                 _copy_older(step, fs, advance)
-            elif source.stopped_cleanly:
+            elif source.stopped_cleanly and not is_ahead:
                 directory.mark_clean()
         else:
             _lower_checkpoint(step, fs)
             _copy_log(step, reference, fs, advance)
             _copy_older(step, fs, advance)
-            _copy_state(source, step.member, fs)
+            if not is_ahead:
+                _copy_state(source, step.member, fs)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DiskFullError(

@@ -278,14 +278,22 @@ def test_chain_crcs_of_many_headers_are_those_of_each(rows: list[tuple[int, ...]
     assert found == [header_chain_crc(header, row[9]) for header, row in zip(headers, rows, strict=True)]
 
 
+REFUSED_MAX = 1000
+"""Far more than a read may write, so that one that never ends fails soon."""
+
+
 class _KeepsNoIndex(UnsyncedFs):
     """Writes of an index unit succeed, and the disk has what it had: once ``on``."""
 
     on = False
+    refused = 0
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
         if not (self.on and len(data) == INDEX_UNIT_BYTES):
             super().write(fd, data, offset)
+            return
+        self.refused += 1
+        assert self.refused < REFUSED_MAX, "a read writes the index for ever"
 
 
 @pytest.mark.parametrize("look_up", LOOK_UPS.values(), ids=LOOK_UPS)

@@ -8,6 +8,7 @@ master is known.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from rocketstore.remoting.server import LITTLE, Answer, Direct, Handler
 from rocketstore.remoting.shares import HostShares
 from rocketstore.types import BrokerRole
 
+_log = logging.getLogger(__name__)
 FORWARDED: Final = frozenset(
     {
         RequestCode.SEND_MESSAGE,
@@ -118,13 +120,19 @@ class Forwarding:
     async def _look_up_members(self) -> None:
         """From which addresses a request may say that it was passed on."""
         while True:
-            found: set[str] = set()
-            for name in {host_of(one) for one in self._parts.view().members.values() if one}:
-                with suppress(OSError, UnicodeError):  # no such name, now or ever
-                    places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
-                    found.update(str(place[4][0]) for place in places)
-            self._member_hosts = frozenset(found)
+            try:
+                self._member_hosts = await self._addresses_of_members()
+            except Exception:  # noqa: BLE001  # what was known stays; without this task it would never change again
+                _log.exception("the addresses of the group's members cannot be looked up; retrying")
             await asyncio.sleep(MEMBERS_INTERVAL_S)
+
+    async def _addresses_of_members(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in {host_of(one) for one in self._parts.view().members.values() if one}:
+            with suppress(OSError, UnicodeError):  # no such name, now or ever
+                places = await self._parts.readers.run(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+                found.update(str(place[4][0]) for place in places)
+        return frozenset(found)
 
     async def _forward_direct(self, connection: RemotingConnection, frame: Frame) -> None:
         answer: Answer = None

@@ -74,6 +74,8 @@ class _Result(NamedTuple):
     """Of the commit, or of the op if there is no commit."""
     begin: int
     end: int
+    is_unreadable: bool = False
+    """Whether that part of the log could not be read; logged once."""
 
 
 class Run:
@@ -363,10 +365,16 @@ class Run:
         for _ in range(len(self._doubts)):
             one = self._doubts[0]
             known = self._store.log.max_offset >= one.end
-            if known and not holds_end(self._store, one.half, one.begin, one.end, self._check):
-                with self._lock:
-                    if one.half.phase is Phase.ENDING:
-                        one.half.phase = Phase.OPEN
+            try:
+                if known and not holds_end(self._store, one.half, one.begin, one.end, self._check):
+                    with self._lock:
+                        if one.half.phase is Phase.ENDING:
+                            one.half.phase = Phase.OPEN
+            except (ShutdownError, CorruptLogError) as error:  # others need not wait for this part of the log
+                known = False
+                if not one.is_unreadable:
+                    _log.warning("transactions: whether one has ended cannot be read now: %s", error)
+                one = one._replace(is_unreadable=True)
             self._doubts.popleft()
             if not known:
                 self._doubts.append(one)

@@ -366,6 +366,28 @@ def _cleaned(broker: BrokerServer, divided: int) -> bool:
     return broker.store.log.min_offset == divided
 
 
+def test_a_members_log_is_repaired_behind_its_old_files(tmp_path: Path) -> None:
+    """What is fetched again begins where the old log ends; the old files stay as they are."""
+    configs = members(*copies(plain_store(tmp_path / "store"), 3))
+    with running(*configs[:2]) as brokers, running(configs[2]) as (third,):
+        fill(master_of([*brokers, third]), 100, 60)
+        has_all(third, 160)
+        divided = divided_of(third)
+        third.stop()
+        data = third.config.store.store_path_root_dir / "dledger-n2" / "data"
+        turn(min(data.iterdir()), 20)
+        repaired = BrokerServer(configs[2], repair=True)
+        try:
+            repaired.start()
+            has_all(repaired, 160)
+            assert divided_of(repaired) == divided
+            assert repaired.node is not None
+            assert repaired.node.log.begin.position == divided
+        finally:
+            repaired.stop()
+    assert list(data.parent.glob("damaged-*"))
+
+
 def test_verify_reads_both_logs(tmp_path: Path) -> None:
     """Queues and keys are compared with all of it; damage in an old file is named, and so is another content."""
     root = plain_store(tmp_path / "store")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import UnavailableError
+from dledger.errors import ConfigError, UnavailableError
 from rocketstore.client import (
     AsyncClusterTransactionalProducer,
     ClusterTransactionalProducer,
@@ -140,6 +140,24 @@ def test_a_group_that_must_not_be_connected_to_keeps_no_message_from_the_others(
             )
             assert receipt.end is TransactionEnd.ENDED
     assert cluster.bodies() == [b"a", b"b"]
+
+
+def test_a_group_that_must_not_be_connected_to_does_not_keep_a_producer_from_starting(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named. If there is no other group, starting fails: nobody could be asked about anything."""
+    cluster.caller.register(0, "192.0.2.1:10911", name="0-far", topics=("T",), queues=4)
+    with producer(cluster) as sender:
+        receipt = sender.send_in_transaction(Message("T", b"x"), saying(COMMIT), queue_id=0, broker_name="b")
+        assert receipt.end is TransactionEnd.ENDED
+    assert [one.args[1] for one in caplog.records if one.args and "not joined" in one.msg] == ["0-far"]  # type: ignore[index]
+
+
+def test_a_producer_that_may_connect_to_no_group_is_not_started(tmp_path: Path) -> None:
+    with cluster_in(tmp_path) as cluster:
+        cluster.caller.register(0, "192.0.2.1:10911", name="far", topics=("T",), queues=4)
+        with pytest.raises(ConfigError, match="insecure"), producer(cluster):
+            pytest.fail("it has started")
 
 
 def test_keys_and_errors_are_those_of_a_cluster_producer(cluster: Cluster) -> None:

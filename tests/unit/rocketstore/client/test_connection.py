@@ -78,6 +78,20 @@ def test_a_silent_master_is_left_for_another_one(brokers: FakeBrokers, connectio
     assert deadline.remaining_s > 20
 
 
+@pytest.mark.parametrize("ask", ["ask_master", "ask_reader"])
+def test_a_silent_master_does_not_get_the_whole_time(
+    brokers: FakeBrokers, connection: BrokerConnection, ask: str
+) -> None:
+    """Whoever asks does not say how long one may take: half of the time is left for its successor."""
+    frozen = brokers.nodes[0]
+    frozen.gated = {"ListTopics", "Status"}
+    frozen.gate.clear()
+    brokers.elect(2)
+    connection.directory.set_leader(frozen.address)
+
+    assert getattr(connection, ask)(LIST_TOPICS, pb.ListTopicsRequest(), connection.deadline(10.0)).topics
+
+
 def test_one_brokers_word_does_not_end_the_look_around(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """It may be the old master's: without a majority that agrees, all are heard."""
     _, new = make_two_masters(brokers)

@@ -172,6 +172,7 @@ def test_what_cannot_be_prepared_is_not_executed(broker: RemotingHarness) -> Non
             sender.send_in_transaction(Message(HALF_TOPIC, b"one"), execute)
         with pytest.raises(MessageRefusedError, match="without delay"):
             sender.send_in_transaction(Message("T", b"one", properties={"DELAY": "1"}), execute)
+        assert not sender._under_way, "checks of it would never be answered here"
     with pytest.raises(UnavailableError, match="closed"):
         sender.send_in_transaction(Message("T", b"one"), execute)
     assert (executed, broker.store.log.records) == ([], [])
@@ -388,7 +389,8 @@ def test_transactions_run_at_once_on_a_loop(broker: RemotingHarness) -> None:
     receipts = run_async(broker, ledger, COMMIT, ROLLBACK, UNKNOWN, COMMIT)
     assert [one.end for one in receipts] == ["ENDED", "ENDED", "OPEN", "ENDED"]
     assert sorted(bodies(broker)) == [b"COMMIT", b"COMMIT", b"UNKNOWN"]
-    assert {one.message.body for one in ledger.asked} == {b"UNKNOWN"}
+    # A check of another may have been on its way when that ended; its answer comes too late to matter.
+    assert b"UNKNOWN" in {one.message.body for one in ledger.asked}
 
 
 def test_a_cancelled_transaction_stays_open(broker: RemotingHarness) -> None:

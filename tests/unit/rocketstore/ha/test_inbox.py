@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from cluster import certs
 from rocketstore.ha.inbox import ROOM_BYTES, Inbox
+from tests.support.certificates import files
 
 TIMEOUT_S = 60
 
 
-async def connected(serve: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> tuple[Inbox, asyncio.Server]:
-    """An inbox at a server that does this with its connection."""
+async def connected(
+    serve: Callable[[asyncio.StreamWriter], Awaitable[None]], directory: Path | None = None
+) -> tuple[Inbox, asyncio.Server]:
+    """An inbox at a server that does this with its connection; over TLS, with certificates in a directory."""
+    accepting, connecting = (None, None) if directory is None else contexts(directory)
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await serve(writer)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=accepting)
     port = server.sockets[0].getsockname()[1]
-    _, inbox = await asyncio.get_running_loop().create_connection(Inbox, "127.0.0.1", port)
+    _, inbox = await asyncio.get_running_loop().create_connection(Inbox, "127.0.0.1", port, ssl=connecting)
     return inbox, server
+
+
+def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of both sides."""
+    certs.make_authority(directory)
+    certs.make_node(directory, "n0")
+    made = files(directory, "n0")
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(str(made.cert), str(made.key))
+    connecting = ssl.create_default_context(cafile=str(made.ca))
+    connecting.check_hostname = False
+    return accepting, connecting
 
 
 async def everything(inbox: Inbox) -> list[bytes]:
@@ -36,7 +55,8 @@ async def everything(inbox: Inbox) -> list[bytes]:
             found.append(bytes(inbox.take()))
 
 
-def test_all_that_is_sent_arrives_in_order() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_all_that_is_sent_arrives_in_order(tmp_path: Path, tls: bool) -> None:
     """Also more than there is room for, several times."""
     sent = bytes(range(256)) * (3 * ROOM_BYTES // 256) + b"end"
 
@@ -46,7 +66,7 @@ def test_all_that_is_sent_arrives_in_order() -> None:
         writer.close()
 
     async def run() -> list[bytes]:
-        inbox, server = await connected(serve)
+        inbox, server = await connected(serve, tmp_path if tls else None)
         async with server:
             return await everything(inbox)
 

@@ -41,11 +41,11 @@ def test_values_are_read_back_and_the_file_is_rocketmqs(tmp_path: Path) -> None:
     kv.delete("m", "k")
     kv.delete("o", "k")
 
-    assert json.loads(path.read_bytes()) == {"configTable": {"m": {}, "n": {"k": "v", "Schlüssel": "\N{SNOWMAN}"}}}
+    assert json.loads(path.read_bytes()) == {"configTable": {"n": {"k": "v", "Schlüssel": "\N{SNOWMAN}"}}}
     assert list(path.parent.iterdir()) == [path]
     again = _open(path)
     assert (again.get("n", "k"), again.get("n", "x"), again.get("x", "k")) == ("v", None, None)
-    assert (again.table("m"), again.table("x")) == ({}, None)
+    assert (again.table("m"), again.table("x")) == (None, None)
 
 
 def test_rocketmqs_own_file_is_read(tmp_path: Path) -> None:
@@ -112,3 +112,24 @@ def test_it_does_not_grow_beyond_its_limits(tmp_path: Path) -> None:
     kv.delete("n", "k")
     kv.put("n", "l", "v")
     assert (kv.table("n"), kv.table("m"), kv.table("o")) == ({"l": "v"}, {"k": "v"}, None)
+
+
+def test_a_namespace_ends_with_its_last_value(tmp_path: Path) -> None:
+    """Otherwise whoever sets and removes values in many namespaces uses up the limit for good."""
+    kv = _open(tmp_path / "kvConfig.json", entries_max=4, bytes_max=300)
+    for number in range(10):
+        kv.put(f"n{number}", "k", "v")
+        kv.delete(f"n{number}", "k")
+
+    assert kv.table("n9") is None
+    kv.put("m", "k", "v")
+    assert (_open(tmp_path / "kvConfig.json").table("m"), len(kv)) == ({"k": "v"}, 1)
+
+
+def test_empty_namespaces_of_rocketmqs_file_are_left_out(tmp_path: Path) -> None:
+    """Its name server keeps them."""
+    path = tmp_path / "kvConfig.json"
+    path.write_bytes(b'{"configTable":{"empty":{},"n":{"k":"v"}}}')
+    kv = _open(path)
+
+    assert (kv.table("empty"), kv.table("n")) == (None, {"k": "v"})

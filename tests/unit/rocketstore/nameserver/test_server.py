@@ -189,7 +189,7 @@ def test_values_are_kept_over_a_restart_and_ordered_topics_are_told(tmp_path: Pa
 
     with running(config_in(tmp_path, order_message_enable=True)) as server, calling(server) as caller:
         assert dict(caller.ask(RequestCode.GET_KV_CONFIG, **order).fields) == {"value": "g:4"}
-        assert caller.json(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n") == {"table": {}}
+        assert caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n").code == AnswerCode.QUERY_NOT_FOUND
         assert json.loads(caller.register(0, "a:1", topics=("T", "U")).body) == {"table": {"T": "g:4"}}
         assert caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")["orderTopicConf"] == "g:4"
         assert "orderTopicConf" not in caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="U")

@@ -299,6 +299,19 @@ def test_older_messages_that_only_some_have_are_copied(master: Path, slave: Path
         assert_serves_everything(root)
 
 
+def test_of_a_master_that_a_group_continues_only_the_old_log_is_copied(master: Path, tmp_path: Path) -> None:
+    """Its queues and state know of the group's messages, which the new member does not have yet."""
+    (tmp_path / "c").mkdir()
+    (master / "dledger-n0" / "data").mkdir(parents=True)
+    (master / "dledger-n0" / "data" / f"{1 << 20:020d}").write_bytes(b"an entry")
+
+    aligned([master, tmp_path / "c"])
+
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"commitlog", ABORT_FILE, "lock"}
+    assert standing(master, tmp_path / "c") is LogStanding.EQUAL
+    assert_serves_everything(tmp_path / "c")
+
+
 def test_state_files_come_along_and_keep_a_backup(master: Path, slave: Path) -> None:
     """What the member had is the backup that RocketMQ and we read if the file is unreadable."""
     for root, offset in ((master, 9), (slave, 4)):

@@ -173,3 +173,30 @@ def test_a_log_that_cannot_be_read_just_now_keeps_an_end_in_doubt(
     assert not master.end(place)
     master.after(10_000)
     assert master.end(place)
+
+
+def test_an_end_in_doubt_in_an_unreadable_part_of_the_log_holds_up_no_other_transaction(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Producers are asked about the others all the while; the one in doubt is not ended again."""
+    master = Master(log, clock)
+    doubtful = master.prepare()
+    master.store.modes["T"] = "unknown"
+    assert master.end(doubtful)
+    log.cut(len(log.records) - 2)
+    master.store.put(Message("other", bytes(500)))
+    other = master.store.put(half(b"other")).stored
+    assert other is not None
+
+    def fails(offset: int, bytes_max: int) -> ScannedRecords:
+        raise ShutdownError("unreadable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "scan", fails)
+        master.after(60_000)
+        assert other.queue_offset in {one.queue_offset for one in master.asked}
+        assert not master.end(doubtful)
+        assert master.end(other)
+    assert len([one for one in caplog.records if "cannot be read" in one.message]) == 1
+    master.after(10_000)
+    assert master.end(doubtful)
