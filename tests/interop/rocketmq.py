@@ -149,16 +149,23 @@ def client(directory: Path, *arguments: str, key: tuple[str, str] | None = None)
 
 @contextmanager
 def waiting_consumer(directory: Path, name_servers: str, topic: str) -> Iterator[None]:
-    """Our program with RocketMQ's consumer meanwhile: it never has enough; killed at the end."""
+    """Our program with RocketMQ's consumer meanwhile; killed at the end, before which it must not have ended."""
     directory.mkdir(parents=True, exist_ok=True)
-    words = command("client", "interop.ClientMain", directory, "consume", name_servers, topic, str(1 << 30))
-    with (directory / "consumer.out").open("wb") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
+    words = command("client", "interop.ClientMain", directory, "share", name_servers, topic, "0")
+    output = directory / "consumer.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory)
+        )
     try:
         yield
     finally:
+        ended = process.poll()
         process.kill()
-        process.wait()
+        process.communicate()
+        if ended is not None:
+            said = output.read_text("utf-8", "replace")[-4000:]
+            raise AssertionError(f"the consumer of {name_servers} ended by itself with {ended}:\n{said}")
 
 
 @contextmanager

@@ -115,6 +115,8 @@ READING: Final = (
     f"queryMsgById -i {{offset}} -g {ONLINE} -d {{client}}",
     f"consumerStatus -g {ONLINE} -i {{client}}",
 )
+TRACED: Final = "sendMessage -t Timed -p 9 -k traced -m true -b interop-a -i 0"
+TRACE: Final = "queryMsgTraceById -i {unique}"
 CHANGING: Final = {
     "topics": (
         f"updateTopic -c {CLUSTER} -t Changed -r 4 -w 4",
@@ -198,8 +200,7 @@ CHANGING: Final = {
         "topicStatus -t Fresh",
         "sendMessage -t Timed -p 9 -b interop-a -i 17",
         "sendMessage -t SCHEDULE_TOPIC_XXXX -p 9",
-        "sendMessage -t Timed -p 9 -k traced -m true -b interop-a -i 0",
-        "queryMsgTraceById -i {unique}",
+        TRACED,
     ),
 }
 """What has an effect, and what shows it."""
@@ -395,6 +396,18 @@ def test_what_changes(both: Both, what: str) -> None:
         both.compare(command)
 
 
+def test_a_trace_is_looked_for(both: Both) -> None:
+    """Where there are some, so that their topic exists. A sender that ends drops its trace after half a second."""
+
+    def has_traces(cluster: WholeCluster) -> bool:
+        both.run(TRACED, cluster)
+        return "RMQ_SYS_TRACE_TOPIC" in both.run("topicList", cluster)
+
+    for cluster in (both.ours, both.rocketmqs):
+        wait_until(partial(has_traces, cluster), f"a trace is stored: {cluster.name}", START_TIMEOUT_S)
+    both.compare(TRACE)
+
+
 def test_how_long_sending_takes(both: Both) -> None:
     """``clusterRT`` goes on until it is killed: one row for each group."""
     for cluster in (both.ours, both.rocketmqs):
@@ -422,7 +435,7 @@ def test_what_only_rocketmq_takes(both: Both, command: str) -> None:
 
 def test_every_command_is_there(both: Both) -> None:
     """Of mqadmin's own list."""
-    ran = {one.split(" ")[0] for one in (*PREPARED, *LATER, *READING, *REFUSED, *ACCESS)}
+    ran = {one.split(" ")[0] for one in (*PREPARED, *LATER, *READING, *REFUSED, *ACCESS, TRACE)}
     ran |= {one.split(" ")[0] for commands in CHANGING.values() for one in commands}
     names = set(both.admin("names").split())
     assert names - ran == ELSEWHERE.keys(), sorted((names - ran) ^ ELSEWHERE.keys())
