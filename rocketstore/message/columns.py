@@ -8,7 +8,7 @@ inconsistent, which ``scan`` describes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple, overload
@@ -70,11 +70,12 @@ class UnitColumns(NamedTuple):
 class RecordColumns(Sequence[RecordHead]):
     """Records in log order, each of which belongs to a queue. As a sequence, it creates record heads on demand."""
 
-    def __init__(self, topics: list[str], fields: NDArray[np.void], properties: PropertyTexts) -> None:
+    def __init__(self, topics: list[str], fields: NDArray[np.void], strings: Callable[[], list[bytes]]) -> None:
+        """``strings``: takes their property strings out of the data, for those who need them."""
         self.topics = topics
         """The topic of each."""
-        self.properties = properties
         self._fields = fields
+        self._strings = strings
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -82,6 +83,11 @@ class RecordColumns(Sequence[RecordHead]):
     def column(self, name: str) -> Ints:
         """A field of each head, as stored in the log."""
         return self._fields[name].astype(np.int64)
+
+    @cached_property
+    def properties(self) -> PropertyTexts:
+        """The properties of each."""
+        return PropertyTexts.of(self._strings())
 
     @cached_property
     def offsets(self) -> Ints:
@@ -263,8 +269,12 @@ def _columns(data: bytes, starts: Ints, ends: Ints, base_offset: int) -> RecordC
     names = _topics(data, window, tails.topic_begins, tails.topic_ends)
     if names is None:
         return None
-    strings = [data[at:behind] for at, behind in zip(tails.property_begins.tolist(), ends.tolist(), strict=True)]
-    return RecordColumns(names, fields, PropertyTexts.of(strings))
+    begins = tails.property_begins
+
+    def strings() -> list[bytes]:
+        return [data[at:behind] for at, behind in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    return RecordColumns(names, fields, strings)
 
 
 def _topics(data: bytes, window: NDArray[np.uint8], begins: Ints, ends: Ints) -> list[str] | None:

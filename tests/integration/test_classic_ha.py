@@ -15,6 +15,7 @@ from tests.integration.conftest import Adopt
 from tests.integration.harness import N0, N1
 from tests.support.waiting import wait_until
 
+PATIENCE_S = 120.0
 MakeClassic = Callable[..., ClassicBrokers]
 
 
@@ -66,16 +67,15 @@ def test_what_was_acknowledged_is_with_the_slave_when_the_master_is_killed(
     """Read at the slave while the master is gone; then the slave is master, and the old one its slave."""
     brokers = make_classic(flush=flush, settings={"minInSyncReplicas": least})
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(300)
+        load.history.wait_for_acks(300, PATIENCE_S)
         brokers.kill(N0)
-        brokers.check(N1)
     brokers.check(N1)
     brokers.promote(N1)
     brokers.check(N1)
 
     return_as_slave(brokers, N0)
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(200, 60)
+        load.history.wait_for_acks(200, PATIENCE_S)
     for node in (N1, N0):
         brokers.check(node)
     assert [brokers.stop(node) for node in (N1, N0)] == [0, 0]  # the master first
@@ -86,13 +86,15 @@ def test_a_master_that_slept_acknowledges_nothing_after_its_successor_took_over(
     """SIGSTOP under load; what it answers when it wakes is no PUT_OK, unless the slave had it before."""
     brokers = make_classic()
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(200)
+        load.history.wait_for_acks(200, PATIENCE_S)
         brokers.pause(N0)
         assert brokers.stop(N1) == 0
         brokers.head = N1
         brokers.start(N1)
         brokers.resume(N0)
-        wait_until(lambda: bool(load.statuses & {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}), "it is alone", 30)
+        wait_until(
+            lambda: bool(load.statuses & {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}), "it is alone", PATIENCE_S
+        )
     brokers.check(N1)
     brokers.kill(N0)
     return_as_slave(brokers, N0)
@@ -117,13 +119,15 @@ def test_a_partitioned_master_acknowledges_nothing(make_classic: MakeClassic, si
     assert network is not None
     ways = list(itertools.pairwise(sides))
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(200)
+        load.history.wait_for_acks(200, PATIENCE_S)
         for way in ways:
             network.block(*way)
-        wait_until(lambda: bool(load.statuses & {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}), "it is alone", 30)
+        wait_until(
+            lambda: bool(load.statuses & {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}), "it is alone", PATIENCE_S
+        )
         for way in ways:
             network.heal(*way)
-        load.history.wait_for_acks(200, 60)
+        load.history.wait_for_acks(200, PATIENCE_S)
         for way in ways:
             network.block(*way)
         brokers.kill(N0)
@@ -138,9 +142,9 @@ def test_a_slave_that_is_killed_while_it_writes_goes_on_behind_a_whole_record(ma
     brokers = make_classic(role="ASYNC_MASTER")
     with ClassicLoad(brokers, pace_s=0.001) as load:
         for _ in range(3):
-            load.history.wait_for_acks(200)
+            load.history.wait_for_acks(200, PATIENCE_S)
             brokers.kill(N1)
-            load.history.wait_for_acks(100)
+            load.history.wait_for_acks(100, PATIENCE_S)
             brokers.start(N1)
     brokers.wait_followed()
     brokers.check(N1)
@@ -152,13 +156,13 @@ def test_a_master_replaced_by_an_older_copy_of_its_directory_is_not_followed(mak
     """The slave keeps what it has, says why it stands still, also when the copy has grown; and it can be master."""
     brokers = make_classic(role="ASYNC_MASTER")
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(100)
+        load.history.wait_for_acks(100, PATIENCE_S)
     assert brokers.stop(N0) == 0
     copy = brokers.directory / "copy"
     shutil.copytree(brokers.root_dir(N0), copy)
     brokers.start(N0)
     with ClassicLoad(brokers) as load:
-        load.history.wait_for_acks(200)
+        load.history.wait_for_acks(200, PATIENCE_S)
     brokers.wait_followed()
     had = brokers.end_of(N1)
     brokers.kill(N0)
@@ -183,12 +187,12 @@ def test_a_master_replaced_by_an_older_copy_of_its_directory_is_not_followed(mak
 @pytest.mark.parametrize("role", ["ASYNC_MASTER", pytest.param("SYNC_MASTER", marks=pytest.mark.soak)])
 def test_a_master_that_is_stopped_leaves_everything_to_its_slave(make_classic: MakeClassic, role: str) -> None:
     """SIGTERM under load: what it acknowledged until then is with the slave, whatever its role and the network."""
-    brokers = make_classic(role=role, network=True)
+    brokers = make_classic(role=role, network=True, settings={"slaveTimeout": "60000"})
     network = brokers.network
     assert network is not None
     network.delay(N0, N1, 0.3)
     with ClassicLoad(brokers, pace_s=0.0005) as load:
-        load.history.wait_for_acks(500)
+        load.history.wait_for_acks(500, PATIENCE_S)
         assert brokers.stop(N0) == 0
     brokers.check(N1)
     brokers.promote(N1)
@@ -204,11 +208,11 @@ def test_masters_and_slaves_are_killed_in_turn(make_classic: MakeClassic) -> Non
         master = brokers.head
         (slave,) = brokers.slaves
         with ClassicLoad(brokers) as load:
-            load.history.wait_for_acks(150, 60)
+            load.history.wait_for_acks(150, PATIENCE_S)
             brokers.kill(slave)
             if round_ % 2:
                 brokers.start(slave)
-                load.history.wait_for_acks(150, 60)
+                load.history.wait_for_acks(150, PATIENCE_S)
                 brokers.kill(master)
             else:
                 brokers.start(slave)

@@ -282,7 +282,8 @@ def test_a_master_that_is_stopped_has_sent_everything(stack: ExitStack, tmp_path
 def test_a_slave_that_acknowledges_nothing_delays_each_send_for_so_long(stack: ExitStack, tmp_path: Path) -> None:
     """``slaveTimeout``: then the producer hears FLUSH_SLAVE_TIMEOUT; from a slave too far behind, at once that."""
     ha_port = port_for_slaves()
-    settings = {"slaveTimeout": "300", "haSlaveFallbehindMax": "20000", "haListenPort": ha_port}
+    settings = {"slaveTimeout": "300", "haSlaveFallbehindMax": "20000", "haHousekeepingInterval": "600000"}
+    settings |= {"haListenPort": ha_port}
     master = stack.enter_context(broker(tmp_path / "m", brokerRole="SYNC_MASTER", **settings))
     replication = master.replication
     assert replication is not None
