@@ -29,7 +29,8 @@ Places = Sequence[tuple[int, int]]
 class MixedCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings define each method.
 
-    ``old`` is not loaded yet; ``record`` says what it held when the group took it over, ``expired`` what has gone since.
+    ``old`` is not loaded yet; ``record`` says what it held when the group took it over, ``expired`` what may have gone
+    since then.
     """
 
     is_replicated = True
