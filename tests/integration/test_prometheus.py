@@ -155,7 +155,7 @@ def test_a_killed_leader_shows_in_prometheus_and_alarms(tmp_path: Path) -> None:
             )
             (after,) = prometheus.query("max(dledger_term)")
             assert after[1] > before[1]
-            assert "DLedgerNoLeader" not in prometheus.alerts()
+            wait_until(lambda: "DLedgerNoLeader" not in prometheus.alerts(), "there is a leader", timeout_s=30)
             client.append(b"after the kill")
 
             group.kill(new)

@@ -61,7 +61,7 @@ class Service:
 
     def stream(self, name: str, request: bytes) -> Iterator[bytes]:
         method = self.channel.unary_stream(_path(name), request_serializer=None, response_deserializer=None)
-        return iter(method(request, timeout=20))
+        return iter(method(request, timeout=120))
 
     def fetching(self, first: int = 0, end: int = 0, max_bytes: int = 0, chunk_bytes: int = 0) -> Iterator[bytes]:
         request = codec.FetchLog("default", LogIndex(first), LogIndex(end), max_bytes, chunk_bytes)
