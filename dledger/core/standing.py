@@ -72,8 +72,8 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
         )
     return (
         f"a majority of the disks is new or has lost entries: {lost}; what only they held is gone, or in damaged-N "
-        "in their directories. To accept that loss, stop enough members to form a majority, including the one with the longest log, and run "
-        "`dledger restore-vote` on each"
+        "in their directories. To accept that loss, stop enough members to form a majority, including the one with the "
+        "longest log, and run `dledger restore-vote` on each"
     )
 
 
