@@ -48,7 +48,7 @@ this machine only, unless --allow-remote is given, and then requires a token: th
     "--namesrv",
     envvar="DLEDGER_NAMESRV",
     metavar="HOST:PORT;…",
-    callback=flag_values.addresses,
+    callback=lambda context, parameter, text: flag_values.addresses(context, parameter, text or None),
     help="Show all groups of brokers that these name servers know (also DLEDGER_NAMESRV).",
 )
 @click.option(

@@ -266,7 +266,7 @@ def promote(  # noqa: PLR0913  # one parameter per option
     timeout_s: float,
     security: CommandSecurity,
 ) -> None:
-    """Make a slave the master, after the checks that a person would make."""
+    """Make a slave the master, if nothing speaks against it."""
     from rocketstore.role_override import RoleOverride, override_path, read_override, remove_override, write_override
     from rocketstore.settings import load_broker_settings
 

@@ -264,7 +264,8 @@ class _Opener:
                 f"{written.path.parent} holds a log that begins at {begin.position}, and the older log that it "
                 f"continues ends at {first.position}: restore the older log's files, as they were, from a copy"
             )
-        return written is None
+        # A log whose entries are gone is damaged, which recovery finds: it is not empty.
+        return written is None and max(checkpoint.flushed.index, checkpoint.committed) == begin.index
 
     def _move_empty_log(self, data: Found) -> tuple[Found, LogCheckpoint]:
         """Let an empty log begin where the older one ends by now: it went on, or this directory was emptied.

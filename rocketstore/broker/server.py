@@ -167,7 +167,7 @@ class BrokerServer:
             if self.node is not None:
                 log = replicated = ReplicatedCommitLog(self.node, config.store, clock=self._clock)
                 if old is not None:
-                    log = MixedCommitLog(old.files, replicated, old.record)
+                    log = MixedCommitLog(old.files, replicated, old.record, old.expired)
             self.store = MessageStore(config.store, log, clock=self._clock, conditions=self.conditions)
             if isinstance(log, PlainCommitLog):
                 self.replication = HaService(

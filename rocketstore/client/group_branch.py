@@ -120,6 +120,17 @@ class Branch:
         return self._plan is not None and self._carried_out is self._plan
 
     @property
+    def is_handling(self) -> bool:
+        """Whether the application may still be at work on a message of an ordered queue that this branch is to leave.
+
+        The next member must not begin before, so the lock is renewed, however long it takes.
+        """
+        if not self._locks:
+            return False
+        shares = [*self._held().values(), *self._leaving]
+        return any(one.out for one in shares) or not (self.is_settled or self.failure is not None)
+
+    @property
     def planned(self) -> frozenset[QueueName]:
         """The queues that are this member's, though it may not have them yet."""
         plan = self._plan

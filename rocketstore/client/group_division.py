@@ -193,9 +193,12 @@ class Division:
         for name in self._branches.keys() - groups.keys() - {""}:
             if time.monotonic() > self._named_at[name] + RETIRE_S:
                 branch = self._branches[name]
-                branch.stop()
+                branch.assign(Assignment())
                 self._retired.append(branch)
                 self._branches = {one: kept for one, kept in self._branches.items() if one != name}
+        for one in self._retired:
+            if not one.is_handling:  # until then it keeps its locks
+                one.stop()
 
     def _members(self, groups: Mapping[str, BrokerGroup]) -> set[str]:
         """All that any master knows: one that has just started knows few, and who left is soon unknown to all."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from dledger.prehistory import Prehistory
 from dledger.types import ProducerBatch
+from rocketstore.commit_log.old_log import ExpiredFiles
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
@@ -28,14 +29,19 @@ Places = Sequence[tuple[int, int]]
 class MixedCommitLog:
     """Implements ``rocketstore.commit_log.port.CommitLog``, whose docstrings define each method.
 
-    ``old`` is not loaded yet; ``record`` says what it held when the group took it over.
+    ``old`` is not loaded yet; ``record`` says what it held when the group took it over, ``expired`` what may have gone
+    since then.
     """
 
     is_replicated = True
 
-    def __init__(self, old: PlainCommitLog, new: ReplicatedCommitLog, record: Prehistory) -> None:
+    def __init__(
+        self, old: PlainCommitLog, new: ReplicatedCommitLog, record: Prehistory, expired: ExpiredFiles
+    ) -> None:
         self._old = old
         self._new = new
+        self._begin = record.begin
+        self._expired = expired
         self.divided: Final = record.end
         """Where the old log ends and the replicated one begins."""
         self._held_back: Callable[[int], None] = lambda _end: None
@@ -46,7 +52,7 @@ class MixedCommitLog:
         self, *, clean_stop: bool, from_timestamp_ms: int | None = None, durable_offset: int | None = None
     ) -> None:
         """Open both. How the store was stopped does not matter to the old log, which was durable when it was sealed."""
-        self._old.load_sealed(self.divided)
+        self._old.load_sealed(self.divided, max(self._begin, self._expired.end()), self._expired.note)
         self._new.load(clean_stop=clean_stop, from_timestamp_ms=from_timestamp_ms, durable_offset=durable_offset)
 
     def start(self) -> None:

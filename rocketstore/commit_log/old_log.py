@@ -25,6 +25,7 @@ from dledger.types import NO_INDEX
 from rocketstore.commit_log.digests import FileEnding, PlainFiles, digest_log
 
 OLD_LOG_FILE: Final = "old-log"
+EXPIRED_FILE: Final = "old-log-expired"
 _HEAD_BYTES: Final = 8
 _VERSION: Final = 1
 _ADVICE: Final = (
@@ -45,6 +46,31 @@ def read_old_log(node_directory: Path) -> Prehistory | None:
     if found is None:
         raise CorruptLogError(path, 0, "the record of the old log is unreadable", _ADVICE)
     return found
+
+
+class ExpiredFiles:
+    """How far a member's old files may have expired, in a file of its own: any other that is not there is missing.
+
+    Its text is a position: what was removed by hand is accepted once its end is written there.
+    """
+
+    def __init__(self, fs: FileSystem, node_directory: Path) -> None:
+        self._fs = fs
+        self._path: Final = node_directory / EXPIRED_FILE
+
+    def end(self) -> int:
+        """The end of what may have expired; 0 if nothing has. Raises ``CorruptLogError``, ``OSError``."""
+        try:
+            return int(read_whole(self._path))
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            reason = "it holds no position in the old log"
+            raise CorruptLogError(self._path, 0, reason, "Write the start of the first old file into it") from None
+
+    def note(self, end: int) -> None:
+        """Durably, before the file that ends at ``end`` is removed. Raises ``OSError``."""
+        replace_durably(self._fs, self._path, b"%d\n" % end)
 
 
 def group_has_begun(node_directory: Path) -> bool:

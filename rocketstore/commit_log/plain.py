@@ -52,6 +52,7 @@ from rocketstore.types import (
 
 _MS_PER_HOUR: Final = 3_600_000
 _PUT_OK: Final = PutMessageStatus.PUT_OK
+_RESTORE: Final = "Mount its disk, or restore it from a copy or from another member"
 _AT_ONCE_BYTES_MAX: Final = 1 << 20
 """Records that lie further apart are not read at once: too much would be read between them."""
 
@@ -246,17 +247,24 @@ class PlainCommitLog:
         """The files, by where they start."""
         return {file.base: file.path for file in self._queue.files()}
 
-    def load_sealed(self, end: int) -> None:
+    def load_sealed(
+        self, end: int, kept_from: int | None = None, before_delete: Callable[[int], None] = lambda _end: None
+    ) -> None:
         """Instead of ``load``: open for reading what was sealed and ends at ``end``, whose files all may expire.
 
+        Those from ``kept_from`` on have not yet. ``before_delete`` is called with the end of each file that does.
         Raises ``CorruptLogError`` if a file is missing, ``DiskError``.
         """
         self._queue.load(below=end)
-        self._queue.may_empty = True
+        self._queue.may_empty, self._queue.before_delete = True, before_delete
         files = self._queue.files()
-        if files and files[-1].end != end:
-            missing = files[-1].path.with_name(segment_name(files[-1].end))
-            raise CorruptLogError(missing, 0, "the file is missing", "Restore it from a copy, or from another member")
+        begin = files[0].base if files else end
+        missing = None if kept_from is None or begin <= kept_from else kept_from
+        if missing is None and files and files[-1].end != end:
+            missing = files[-1].end
+        if missing is not None:
+            directory = files[-1].path.parent if files else self._config.commit_log_dirs[0]
+            raise CorruptLogError(directory / segment_name(missing), 0, "the file is missing", _RESTORE)
         self._queue.set_end(end)
         self._sealed_end = end
 

@@ -19,7 +19,7 @@ import errno
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +66,8 @@ class MappedFileQueue:
         """Why nothing can be written any more; empty if writable."""
         self.may_empty = False
         """Whether even the last file may be deleted: nothing will be appended."""
+        self.before_delete: Callable[[int], None] = lambda _end: None
+        """Called with the end of the first file before it is deleted; if it raises ``OSError``, the file stays."""
         self._fs = fs
         self._allocation = allocation
         self._descriptors = descriptors
@@ -463,6 +465,7 @@ class MappedFileQueue:
             if next(iter(self._deletable), None) is not file:
                 return False
             try:
+                self.before_delete(file.base + file.size)
                 self._remove(file)
             except OSError:
                 file.doomed = True

@@ -23,12 +23,12 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
-from dledger.prehistory import Prehistory
+from dledger.prehistory import Prehistory, why_apart
 from dledger.store.extents import non_zero_end
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file_list import FoundFile, list_segments
 from dledger.store.opening import Layout
-from rocketstore.commit_log.old_log import describe, read_old_log, write_old_log
+from rocketstore.commit_log.old_log import ExpiredFiles, describe, read_old_log, write_old_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
@@ -41,9 +41,10 @@ _log = logging.getLogger("rocketstore")
 class SealedLog:
     """The plain log that a group's log continues: opened by the store, like the log that continues it."""
 
-    def __init__(self, files: PlainCommitLog, record: Prehistory) -> None:
+    def __init__(self, files: PlainCommitLog, record: Prehistory, expired: ExpiredFiles) -> None:
         self.files: Final = files
         self.record: Final = record
+        self.expired: Final = expired
 
     def now(self) -> Prehistory:
         """The record, and from where its files still are there."""
@@ -63,7 +64,9 @@ def take_over(
         record = _TakeOver(config, layout, segment_bytes, clock, fs).run()
     except OSError as error:
         raise DiskError(f"taking over the plain log of {config.store_path_root_dir} failed: {error}") from error
-    return None if record is None else SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record)
+    if record is None:
+        return None
+    return SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record, ExpiredFiles(fs, layout.directory))
 
 
 class _TakeOver:
@@ -134,13 +137,21 @@ class _TakeOver:
                     ]
                 )
             _log.info("reading the old log up to %d, to compare it with the other members'", end)
-            return self._record(log, end)
+            return self._record(log, end, known)
 
-    def _record(self, log: PlainCommitLog, end: int) -> Prehistory:
+    def _record(self, log: PlainCommitLog, end: int, known: Prehistory | None = None) -> Prehistory:
         record = describe(log.paths(), self._config.mapped_file_size_commit_log, end)
+        if known is not None and self._is_rest_of(known, record):
+            return known
         write_old_log(self._fs, self._layout.directory, record)
         _log.info("the group's log continues the plain log of %d to %d", record.begin, end)
         return record
+
+    def _is_rest_of(self, known: Prehistory, now: Prehistory) -> bool:
+        """Whether the files are those ``known`` that have not expired since: the group's log was set aside."""
+        expired_end = ExpiredFiles(self._fs, self._layout.directory).end()
+        rest = replace(known, kept_from=now.begin)
+        return known.begin < now.begin <= expired_end and not why_apart(rest, now, "before", "now")
 
     def _of_rocketmq(self, begun: FoundFile) -> Prehistory | None:
         """RocketMQ, in its DLedger mode, has filled the old log's last file and begun its own where that ends."""

@@ -100,9 +100,8 @@ def plan(
             continue
         problem = _refusal(member, one, reference, given_up=given_up)
         if given_up and not problem:
-            problem = _what_giving_up_takes(
-                member, one.log is reference, [other for other in members if other != member]
-            )
+            others = [other for other in members if other is not member]
+            problem = _what_giving_up_takes(member, others, is_reference=one.log is reference)
         if problem:
             refused.append(f"{member.name}: {problem}")
             continue

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from urllib.request import urlopen
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import pytest
 
 from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
-from tests.compose.project import NODES, Project, output_of, wait_until_up
+from tests.compose.project import NODES, TOKEN, Project, output_of, wait_until_up
 from tests.support.waiting import wait_until
 
 REGISTERED_S = 60.0
@@ -48,6 +50,26 @@ def test_the_brokers_register_also_after_it_was_restarted(project: Project, dock
     listed = output_of(broker, "dledger", "cluster", "list", "--namesrv", "namesrv:9876", "--insecure")
     for node in NODES:
         assert f"{node}:109" in listed
+
+
+def test_the_console_shows_the_whole_cluster(project: Project) -> None:
+    """By the name server, not only the nodes it is given."""
+    address = f"http://127.0.0.1:{project.console_port}"
+    browser = build_opener(HTTPCookieProcessor())
+
+    def members() -> list[int]:
+        try:
+            with (
+                browser.open(f"{address}/?{urlencode({'token': TOKEN})}", timeout=10),
+                browser.open(f"{address}/api/state", timeout=10) as answer,
+            ):
+                state = json.load(answer)
+        except OSError:
+            return []
+        assert [one["address"] for one in state["name_servers"]] == ["namesrv:9876"]
+        return [len(one["members"]) for one in state["groups"]]
+
+    wait_until(lambda: members() == [3], "one group of three is shown", REGISTERED_S)
 
 
 def test_it_is_healthy_and_has_no_rights(project: Project, docker_engine: EngineClient) -> None:

@@ -87,7 +87,7 @@ def replicated_store(root: Path, *, import_unchecked: bool = False) -> Iterator[
     server = DLedgerServer(node, bodies=MESSAGES, prehistory=lambda: None if old is None else old.now())
     try:
         log = ReplicatedCommitLog(server, config)
-        store = MessageStore(config, log if old is None else MixedCommitLog(old.files, log, old.record))
+        store = MessageStore(config, log if old is None else MixedCommitLog(old.files, log, old.record, old.expired))
         try:
             store.load()
             store.start()

@@ -555,6 +555,20 @@ def test_a_log_with_entries_does_not_move(config: StoreConfig) -> None:
         open_store(config, first_position=4 * config.segment_bytes)
 
 
+@pytest.mark.parametrize("later", [0, 3, 5])
+def test_a_log_whose_segments_are_gone_is_not_an_empty_one(config: StoreConfig, later: int) -> None:
+    """It is known to have had entries, which its member has acknowledged: wherever it would begin now."""
+    store = open_store(config, first_position=3 * config.segment_bytes)
+    store.append_as_leader(Term(1), [b"one"])
+    store.flush()
+    store.close()
+    for segment in (store.directory / "data").iterdir():
+        segment.unlink()
+
+    with pytest.raises(CorruptLogError, match="the segment is missing"):
+        open_store(config, first_position=later * config.segment_bytes)
+
+
 def test_an_older_logs_files_in_a_read_only_directory_are_not_this_logs(tmp_path: Path) -> None:
     """Both logs may have their read-only files in one directory."""
     archive = tmp_path / "archive"

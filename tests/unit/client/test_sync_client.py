@@ -177,12 +177,12 @@ def test_append_without_any_node_is_not_applied() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     started = time.monotonic()
 
-    with DLedgerClient(address, timeout_s=0.5) as client, pytest.raises(UnavailableError) as caught:
+    with DLedgerClient(address, timeout_s=2) as client, pytest.raises(UnavailableError) as caught:
         client.append(b"a")
 
     assert caught.value.outcome == "not_applied"
     assert address in str(caught.value)
-    assert 0.4 < time.monotonic() - started < 10
+    assert 1.9 < time.monotonic() - started < 30
 
 
 def test_a_silent_leader_does_not_take_the_time_of_those_who_would_say_more(group: FakeGroup) -> None:

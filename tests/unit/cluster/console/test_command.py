@@ -48,6 +48,7 @@ def test_words_that_are_wrong_or_unsafe_are_refused(words: tuple[str, ...], told
     [
         (("--namesrv", "127.0.0.1:2;127.0.0.1:3"), {}, "127.0.0.1:2"),
         (("--namesrv", "127.0.0.1:2"), {"DLEDGER_CONSOLE_NODES": "127.0.0.1:1"}, "127.0.0.1:2"),
+        (("--namesrv", ""), {"DLEDGER_CONSOLE_NODES": "127.0.0.1:1"}, ""),  # as in compose.yaml without name server
         ((), {"DLEDGER_NAMESRV": "127.0.0.1:2"}, "127.0.0.1:2"),
         ((), {"DLEDGER_NAMESRV": "127.0.0.1:2", "DLEDGER_BOOTSTRAP": "127.0.0.1:1"}, ""),
         (("--nodes", "127.0.0.1:1"), {"DLEDGER_NAMESRV": "127.0.0.1:2"}, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client import AsyncGroupConsumer, GroupConsumer, GroupDelivery
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.group_division import Division
 from rocketstore.nameserver.errors import NameServerError
+from rocketstore.nameserver.groups import TopicShare
+from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until
-from tests.unit.rocketstore.client.cluster_members import RETRIES, TOPIC, Known, queue, queues_of, two_brokers
+from tests.unit.rocketstore.client.cluster_members import GROUP, RETRIES, TOPIC, Known, queue, queues_of, two_brokers
 
 ALL = ["a0", "a1", "b0", "b1"]
 
@@ -236,6 +239,42 @@ def test_brokers_that_are_gone_are_left(known: Known, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("quick_routes")
+@pytest.mark.usefixtures("quick_routes")
+def test_a_queue_of_brokers_that_are_left_stays_locked_while_its_message_is_handled(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: in order, the next member must not begin before. Its other queues are free at once."""
+    monkeypatch.setattr("rocketstore.client.group_division.RETIRE_S", 0.0)
+    find, is_gone = Division._find, threading.Event()
+
+    def found(self: Division, topics: Iterable[str]) -> dict[str, tuple[TopicShare, ...]]:
+        places = find(self, topics)
+        if not is_gone.is_set():
+            return places
+        return {topic: tuple(one for one in shares if one.group.name != "b") for topic, shares in places.items()}
+
+    def lockable() -> list[int]:
+        queues = tuple(MessageQueue(TOPIC, "b", queue_id) for queue_id in range(2))
+
+        async def lock() -> list[int]:
+            return sorted(one.queue_id for one in known.b.remoting.members._locks.lock(GROUP, "java", queues))
+
+        return known.b.bridge.run(lock())
+
+    monkeypatch.setattr(Division, "_find", found)
+    known.put("b", b"1")
+    with known.member(ordered=True) as one:
+        delivery = one.receive(15.0)
+        assert delivery is not None
+        is_gone.set()
+        wait_until(lambda: branches(one) == ["a"], "the broker is left")
+        wait_until(lambda: lockable() != [], "something is free")
+        assert lockable() == [1]
+        one.ack(delivery)
+        wait_until(lambda: lockable() == [0, 1], "so is its queue")
+        assert known.committed("b")[0] == 1
+
+
 def test_a_topic_grows_at_one_broker(known: Known) -> None:
     """All its queues are divided anew."""
     with known.member() as one:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,7 +43,7 @@ class MixedReplica(Replica):
         node = node or node_config(config.store_path_root_dir, members_of(1))
         self.server = DLedgerServer(node, bodies=MESSAGES, prehistory=old.now)
         self.new = ReplicatedCommitLog(self.server, config)
-        self.log = MixedCommitLog(old.files, self.new, old.record)
+        self.log = MixedCommitLog(old.files, self.new, old.record, old.expired)
 
     def lead(self) -> MixedReplica:
         wait_until(lambda: self.leads, "it leads")
@@ -249,6 +251,94 @@ def test_a_missing_old_file_is_no_expired_one(tmp_path: Path) -> None:
     last.unlink()
     with pytest.raises(CorruptLogError, match="missing"), mixed(config):
         pass
+
+
+@pytest.mark.parametrize("gone", [1, 2, None], ids=["the first", "two", "all"])
+def test_old_files_that_did_not_expire_here_are_missing(tmp_path: Path, gone: int | None) -> None:
+    """A disk that is not mounted has none, and consumers of a broker that took them for expired would skip them."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    with mixed(config) as replica:
+        extend(replica, 1)
+    for path in sorted(config.commit_log_dirs[0].iterdir())[:gone]:
+        path.rename(tmp_path / path.name)
+    with pytest.raises(CorruptLogError, match="missing") as caught, mixed(config):
+        pass
+    assert caught.value.path.name == f"{0:020d}"
+    for path in tmp_path.glob("0*"):
+        path.rename(config.commit_log_dirs[0] / path.name)
+    with mixed(config) as again:
+        assert bodies(again.log, own_heads(again)) == list(range(COUNT + 1))
+
+
+def test_old_files_may_expire_in_steps(tmp_path: Path) -> None:
+    """A restart finds those that are left; of these none may be missing."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    with mixed(config) as replica:
+        extend(replica, 1)
+        first, second = sorted(config.commit_log_dirs[0].iterdir())[:2]
+        os.utime(first, (1, 1))
+        replica.log.keep_from(lambda: None)
+        now_ms = Clock().wall_ms()
+        assert replica.log.delete_expired(now_ms=now_ms, immediately=False) == 1
+        begin = replica.log.min_offset
+    assert not first.exists()
+    with mixed(config) as again:
+        assert again.log.min_offset == begin == int(second.name)
+    second.unlink()
+    with pytest.raises(CorruptLogError, match="missing"), mixed(config):
+        pass
+
+
+def test_an_old_file_stays_until_its_end_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between must not make the next start look for a file that was removed."""
+    config = config_of(tmp_path)
+    plain_log(config)
+
+    def full_disk(_end: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with mixed(config) as replica:
+        extend(replica, 1)
+        replica.log.keep_from(lambda: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(replica.log._old._queue, "before_delete", full_disk)
+            assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) == 0
+        assert replica.log.min_offset == 0
+        assert min(config.commit_log_dirs[0].iterdir()).name == f"{0:020d}"
+        assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) > 0, "later it succeeds"
+
+
+def test_a_read_only_directory_that_is_missing_is_not_an_empty_one(tmp_path: Path) -> None:
+    """Its files have not expired."""
+    config = config_of(tmp_path, store_path_commit_log=f"{tmp_path / 'one'},{tmp_path / 'two'}")
+    plain_log(config)
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    first = tmp_path / "one" / f"{0:020d}"
+    first.rename(archive / first.name)
+    config = replace(config, read_only_commit_log_store_paths=str(archive))
+    with mixed(config) as replica:
+        extend(replica, 1)
+    archive.rename(tmp_path / "unmounted")
+    with pytest.raises(CorruptLogError, match="missing"), mixed(config):
+        pass
+
+
+def test_what_has_expired_here_is_not_forgotten_with_the_groups_log(tmp_path: Path) -> None:
+    """Other members may have files left that have expired here: this member's log began where theirs did."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    before = taken_over(config).record
+    with mixed(config) as replica:
+        extend(replica, 1)
+        replica.log.keep_from(lambda: None)
+        os.utime(min(config.commit_log_dirs[0].iterdir()), (1, 1))
+        assert replica.log.delete_expired(now_ms=Clock().wall_ms(), immediately=False) == 1
+    for segment in (tmp_path / "dledger-n0" / "data").iterdir():
+        segment.unlink()  # as a repair sets them aside
+    assert taken_over(config).record == before
 
 
 def test_a_record_that_was_changed_is_refused(tmp_path: Path) -> None:
