@@ -82,7 +82,7 @@ def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldM
     same = Counter(path.resolve() for path in roots)
     problems += [f"{path} is given {count} times" for path, count in same.items() if count > 1]
     names = _names(roots)
-    members = []
+    members: list[OldMember] = []
     for number, root in enumerate(roots):
         found = next((one for one in configs if one[1].store.store_path_root_dir.resolve() == root.resolve()), None)
         conf_file, config = found or (configs[number] if configs else (None, None))
