@@ -119,10 +119,11 @@ class HaService:
         master, listening = self._master, []
         if master is not None:
             listening = self._listen(listen_port)
+            if listening or self._epoch.now:  # a slave that became master without a port has succeeded one, too
+                self._epoch.begin(self._log.end_offset)
             if not listening:
                 return
             self.port = listening[0].getsockname()[1]
-            self._epoch.begin(self._log.end_offset)
         bridge = self._loop.start()
         if master is not None:
             bridge.run(master.open(listening))

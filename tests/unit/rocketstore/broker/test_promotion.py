@@ -97,6 +97,22 @@ def test_both_sides_say_how_they_stand(stack: ExitStack, tmp_path: Path) -> None
     assert "does not follow" in alone.output
 
 
+def test_a_slave_succeeds_its_master_also_without_a_port_for_slaves(tmp_path: Path) -> None:
+    """The epoch rises, so that the old master knows; a broker that never had one gets none."""
+    port = port_for_slaves()
+    with broker(tmp_path / "m", haListenPort=port) as master:
+        send(master, b"one")
+        settings = {"brokerRole": "SLAVE", "brokerId": "1", "haMasterAddress": f"127.0.0.1:{port}"}
+        with broker(tmp_path / "s", **settings) as slave:
+            has_all(slave, master)
+    with broker(tmp_path / "s") as successor:
+        replication = successor.replication
+        assert replication is not None
+        assert replication.epoch == 2
+    with broker(tmp_path / "p"):
+        assert not (tmp_path / "p" / "config" / "haEpoch.json").exists()
+
+
 def test_a_living_master_is_not_replaced(stack: ExitStack, tmp_path: Path) -> None:
     """Not without naming what is lost; and nothing is written meanwhile."""
     pair = Pair(stack, tmp_path)

@@ -84,6 +84,30 @@ def test_what_is_not_flushed_is_not_acknowledged(replication: Replication, tmp_p
     wait_until(lambda: [one.acknowledged for one in master.slaves()] == [end], "what was flushed is acknowledged")
 
 
+@pytest.mark.parametrize("introduces", [True, False])
+def test_a_slave_says_nothing_before_what_it_has_is_flushed(
+    replication: Replication, tmp_path: Path, *, introduces: bool
+) -> None:
+    """Where it asks to go on from counts as acknowledged, and a connection that broke may have left more unflushed."""
+    log = filled(tmp_path / "s", 3)
+    held = HeldLog(log)
+    held.holds = True
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        replication.slave(held, address, replace(PACE, introduces=introduces))
+        link, _ = listening.accept()
+        with link:
+            wait_until(lambda: held.held != [], "a flush waits")
+            link.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                link.recv(8)
+            ((end, done),) = held.held
+            assert end == log.end_offset
+            done(PutMessageStatus.PUT_OK, "")
+            link.settimeout(PATIENCE_S)
+            assert REPORT.unpack(link.recv(8)) == ((GREETING if introduces else end),)
+
+
 def test_a_slave_whose_flush_fails_acknowledges_nothing_more(replication: Replication, tmp_path: Path) -> None:
     """It says why, and the master counts it out."""
     master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
@@ -455,6 +479,21 @@ def test_a_master_knows_how_far_its_slaves_are_behind(replication: Replication, 
         wait_until(lambda: master.slaves()[0].lag_bytes == 0, "it has everything")
         assert master.slaves()[0].lag_ms == 0
     master_log.shutdown()
+
+
+def test_what_a_slave_lacks_does_not_shrink_while_its_master_sends(replication: Replication, tmp_path: Path) -> None:
+    """Each piece ends before what the master has said it has: if it is gone then, a promotion would lose the rest."""
+    slave = replication.slave(opened(small_config(tmp_path / "s")), "")
+
+    async def hear() -> list[int]:
+        slave.heard(5000, is_ours=True)
+        ends = []
+        for end in (1000, 2000, 6000):
+            slave.heard(end)
+            ends.append(slave.view().master_end)
+        return ends
+
+    assert replication.bridge.run(hear()) == [5000, 5000, 6000]
 
 
 def test_who_must_introduce_itself_is_refused_otherwise(replication: Replication, tmp_path: Path) -> None:
