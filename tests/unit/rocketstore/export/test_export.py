@@ -25,12 +25,19 @@ from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.store.directory import ABORT_FILE
-from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, PutResult, QueueUnit, RecordHead
+from rocketstore.types import (
+    HALF_TOPIC,
+    HIDDEN_TOPICS,
+    TRANSACTION_CHECKS_TOPIC,
+    PutResult,
+    QueueUnit,
+    RecordHead,
+)
 from rocketstore.verification.verify import verify_broker
 from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.dledger_spark.rebuild.stores import put_all
-from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
+from tests.unit.rocketstore.bench import WAIT_S, bodies, fill, running, small_config, with_key
 from tests.unit.rocketstore.broker import test_mixed
 from tests.unit.rocketstore.export.expiring import OLD, make_expired
 from tests.unit.rocketstore.export.members import export_of, in_place, messages_in, plain, with_state
@@ -214,6 +221,23 @@ def test_queues_go_on_although_their_messages_have_expired(config: MessageStoreC
     with running(opened) as store:
         assert bodies(store, topic="Old") == [OLD]
         assert store.max_offset("Old", 0) == OLD + 1
+    assert not verify_broker(opened, None).problems
+
+
+def test_queues_go_on_although_no_message_at_all_is_left(config: MessageStoreConfig, target: Path) -> None:
+    """A group that was idle for long: its last segment holds only what a plain broker does not get."""
+    make_expired(config, later=TRANSACTION_CHECKS_TOPIC)
+
+    found = export_of(config, target)
+
+    assert (found.messages, found.expired_queues) == (0, 1)
+    opened = plain(config, target)
+    for end in (OLD, OLD + 1):
+        with running(opened) as store:
+            assert store.max_offset("Old", 0) == end
+            assert store.put(Message("Old", b"%d" % end)).ok
+            assert store.wait_dispatched(WAIT_S)
+            assert bodies(store, topic="Old") == list(range(OLD, end + 1))
     assert not verify_broker(opened, None).problems
 
 

@@ -252,6 +252,31 @@ def test_a_discarded_log_is_kept_beside(master: Path, slave: Path) -> None:
     assert_serves_everything(slave)
 
 
+def test_the_log_to_copy_from_cannot_be_discarded(master: Path, slave: Path) -> None:
+    """It would be renamed, and nothing would be left to copy."""
+    steps, refused = planned([master, slave], give_up={"a"})
+
+    assert [step.member.name for step in steps] == ["b"]
+    (said,) = refused
+    assert said.startswith("a: ")
+    assert "--master" in said
+
+
+def test_a_log_that_shares_a_directory_with_another_cannot_be_discarded(
+    master: Path, slave: Path, tmp_path: Path
+) -> None:
+    """Old files that several only read are the others', too: renaming them takes them from all."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (master / "commitlog" / f"{0:020d}").rename(shared / f"{0:020d}")
+    members = [replace(one, log_dirs=(*one.log_dirs, shared)) for one in find_members([master, slave], ())]
+    logs = [old_log(root) for root in (master, slave)]
+
+    _, refused = plan(members, compare(logs, logs[0]), logs[0], {"b"})
+
+    assert [f"{shared} holds files of a" in one for one in refused] == [True]
+
+
 def test_a_log_that_differs_or_has_more_is_not_touched(master: Path, slave: Path, tmp_path: Path) -> None:
     """Unless it is named; the master is not continued from a slave either."""
     with running(small_config(tmp_path / "d")) as store:
