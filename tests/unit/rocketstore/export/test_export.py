@@ -373,6 +373,43 @@ class Interrupted(FileSystem):
         super().rename(source, target)
 
 
+class Syncs(FileSystem):
+    """Knows which files were flushed."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._paths: dict[int, Path] = {}
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        fd = super().open(path, writable=writable)
+        self._paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._paths.pop(fd, None)
+        super().close(fd)
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        if fd in self._paths:
+            self.names.add(self._paths[fd].name)
+
+
+def test_what_is_copied_is_flushed(config: MessageStoreConfig, target: Path) -> None:
+    """Before the directory gets its name: old log files, and state files, as this one."""
+    with master(config) as store:
+        fill(store, 4)
+    config.config_dir.mkdir(exist_ok=True)
+    (config.config_dir / "consumerFilter.json").write_text("{}")
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+
+    fs = Syncs()
+    export_member(config, verify_node(directory), target, fs=fs)
+
+    assert (target / "config" / "consumerFilter.json").read_text() == "{}"
+    assert "consumerFilter.json" in fs.names
+
+
 def test_an_export_that_fails_anywhere_leaves_nothing(config: MessageStoreConfig, target: Path) -> None:
     """Neither a target that looks whole nor the rest of one; the source is as before, and the next attempt succeeds."""
     with master(config) as store:

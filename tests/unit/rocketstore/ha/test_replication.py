@@ -551,6 +551,21 @@ def test_a_slave_follows_a_master_of_rocketmq(replication: Replication, tmp_path
     slave_log.shutdown()
 
 
+def test_an_empty_slave_begins_with_a_file(replication: Replication, tmp_path: Path) -> None:
+    """A master that begins elsewhere has files of another size: its log would not be found in ours."""
+    slave_log = opened(small_config(tmp_path / "s"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        slave = replication.slave(slave_log, address, replace(PACE, introduces=False))
+        link, _ = listening.accept()
+        with link:
+            link.settimeout(PATIENCE_S)
+            assert REPORT.unpack(link.recv(8)) == (0,)
+            link.sendall(FRAME.pack(FILE_BYTES + 100, 4) + b"\0\0\1\0")
+            wait_until(lambda: "in the middle of a file" in slave.view().problem, "the slave says so")
+    assert slave_log.end_offset == 0
+
+
 def test_a_slave_does_not_take_what_is_damaged(replication: Replication, tmp_path: Path) -> None:
     """Neither written nor acknowledged: what is sound before it is."""
     log = filled(tmp_path / "m", 4)
