@@ -84,7 +84,7 @@ def _of_masters(masters: Sequence[Master], unanswered: Sequence[str]) -> Iterabl
         elif one.may_live:
             text = (
                 f"{one.address} does not answer ({one.how}), but name servers have it as master, as when only the "
-                "network from here to it is cut. If its machine is dead, they forget it within two minutes: try again then"
+                "network from here to it is cut. If its machine is dead, they forget it in two minutes: try again then"
             )
             yield PromotionCheck(text, Loss.TWO_MASTERS)
         else:
