@@ -17,6 +17,7 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.prehistory import why_apart
 from dledger.server import DLedgerServer
+from dledger.store.fs import FileSystem
 from dledger.store.opening import layout_of
 from rocketstore.commit_log import old_log
 from rocketstore.commit_log.mixed import MixedCommitLog
@@ -204,11 +205,14 @@ def test_old_files_that_expire_before_the_first_entry_still_count(tmp_path: Path
     """A member that has not followed yet, and has nothing left of the old log, begins where that ended, not at 0."""
     config = config_of(tmp_path)
     plain_log(config)
-    record = taken_over(config).record
-    for path in config.commit_log_dirs[0].iterdir():
-        path.unlink()
-    again = taken_over(config)
-    assert again.record == record
+    sealed = taken_over(config)
+    record, files = sealed.record, sealed.files
+    files.load_sealed(record.end, record.begin, sealed.expired.note)
+    while files.min_offset < record.end:
+        assert files.delete_expired(now_ms=LATER_MS, immediately=True) > 0
+    files.shutdown()
+    assert not list(config.commit_log_dirs[0].iterdir())
+    assert taken_over(config).record == record
     with mixed(config) as replica:
         assert replica.log.min_offset == replica.log.divided == record.end
         extend(replica, 3)
@@ -352,6 +356,29 @@ def test_an_old_file_stays_until_its_end_is_noted(tmp_path: Path, monkeypatch: p
         assert replica.log.min_offset == 0
         assert min(config.commit_log_dirs[0].iterdir()).name == f"{0:020d}"
         assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) > 0, "later it succeeds"
+
+
+def test_old_files_expire_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has to be created for it: they are what makes room."""
+    config = config_of(tmp_path)
+    plain_log(config)
+
+    create = FileSystem.create
+
+    def full_disk(self: FileSystem, path: Path) -> int:
+        if path.name.startswith(OLD_LOG_FILE):  # other threads have files of their own
+            raise OSError(errno.ENOSPC, "no space")
+        return create(self, path)
+
+    with mixed(config) as replica:
+        extend(replica, 1)
+        replica.log.keep_from(lambda: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(FileSystem, "create", full_disk)
+            assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) > 0
+        begin = replica.log.min_offset
+    with mixed(config) as again:
+        assert again.log.min_offset == begin > 0
 
 
 def test_a_read_only_directory_that_is_missing_is_not_an_empty_one(tmp_path: Path) -> None:
