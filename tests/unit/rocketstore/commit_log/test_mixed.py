@@ -205,11 +205,14 @@ def test_old_files_that_expire_before_the_first_entry_still_count(tmp_path: Path
     """A member that has not followed yet, and has nothing left of the old log, begins where that ended, not at 0."""
     config = config_of(tmp_path)
     plain_log(config)
-    record = taken_over(config).record
-    for path in config.commit_log_dirs[0].iterdir():
-        path.unlink()
-    again = taken_over(config)
-    assert again.record == record
+    sealed = taken_over(config)
+    record, files = sealed.record, sealed.files
+    files.load_sealed(record.end, record.begin, sealed.expired.note)
+    while files.min_offset < record.end:
+        assert files.delete_expired(now_ms=LATER_MS, immediately=True) > 0
+    files.shutdown()
+    assert not list(config.commit_log_dirs[0].iterdir())
+    assert taken_over(config).record == record
     with mixed(config) as replica:
         assert replica.log.min_offset == replica.log.divided == record.end
         extend(replica, 3)
