@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,14 @@ def read_old_log(node_directory: Path) -> Prehistory | None:
     if found is None:
         raise CorruptLogError(path, 0, "the record of the old log is unreadable", _ADVICE)
     return found
+
+
+def old_log_now(node_directory: Path) -> Prehistory | None:
+    """The record, and from where its files must still be there. Raises the same as ``read_old_log``."""
+    found = read_old_log(node_directory)
+    if found is None:
+        return None
+    return replace(found, kept_from=max(found.begin, ExpiredFiles(FileSystem(), node_directory).end()))
 
 
 class ExpiredFiles:
