@@ -290,7 +290,7 @@ class Standing(IntEnum):
     DOUBTFUL = 2
     """Its log or its votes may lack what it once stated."""
     BLANK = 3
-    """It began with an empty directory: it does not know what an earlier life may have stated."""
+    """It began with an empty directory, or lost flushed entries: what an earlier life stated may be nowhere else."""
 
     @property
     def counts(self) -> bool:
@@ -306,7 +306,8 @@ class HardState:
     """What must be durable before a node sends messages: its term, its vote in that term, and its standing.
 
     ``doubt`` tells people why it is ``DOUBTFUL``. ``fenced``: its history is not the group's, for the reason in
-    ``doubt``, and nothing that it holds may be believed.
+    ``doubt``, and nothing that it holds may be believed. ``lost``: it is ``BLANK`` because flushed entries were set
+    aside, so no new group may begin with it.
     """
 
     term: Term = Term(0)
@@ -314,6 +315,7 @@ class HardState:
     standing: Standing = Standing.BLANK
     doubt: str = ""
     fenced: bool = False
+    lost: bool = False
 
     @property
     def voter(self) -> bool:
@@ -323,6 +325,10 @@ class HardState:
     def doubted(self, reason: str) -> HardState:
         """The same without standing, because of ``reason``; a member without standing is unchanged."""
         return HardState(self.term, self.vote, Standing.DOUBTFUL, reason) if self.voter else self
+
+    def after_loss(self, reason: str) -> HardState:
+        """The same without its flushed entries, because of ``reason``; a fenced member is unchanged: it says more."""
+        return self if self.fenced else HardState(self.term, self.vote, Standing.BLANK, reason, lost=True)
 
     def fence(self, reason: str) -> HardState:
         """The same, fenced because of ``reason``."""

@@ -344,7 +344,7 @@ def _look_around(
             by_slave = list(threads.map(ask, [_Asked(one) for one in sorted(slaves)]))
             by_port = list(threads.map(partial(_knock, timeout_s), sorted(ports)))
     told = [
-        *(Master(one.address, _is_there(one), _how(one)) for one in by_master),
+        *map(_registered_master, by_master),
         *(Master(one.address, True, "says that it is master") for one in by_slave if _is_master(one)),
         *by_port,
     ]
@@ -371,16 +371,18 @@ def _registered(
     return list(found), unanswered
 
 
-def _is_there(one: _Asked) -> bool:
+def _registered_master(one: _Asked) -> Master:
     """Whether a broker runs there: also one that refuses to answer, or that answers something else."""
     if one.info is not None:
-        return one.facts is None or not one.facts.is_slave
+        return Master(one.address, one.facts is None or not one.facts.is_slave, _how(one))
     host, port = parse_address(one.address)
     try:
         socket.create_connection((host, port), timeout=1).close()
+    except ConnectionRefusedError:  # its machine says that nothing listens
+        return Master(one.address, False, _how(one))
     except OSError:
-        return False
-    return True
+        return Master(one.address, False, _how(one), may_live=True)
+    return Master(one.address, True, _how(one))
 
 
 def _how(one: _Asked) -> str:

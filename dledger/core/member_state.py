@@ -190,8 +190,8 @@ class MemberState:
 
     @property
     def is_used(self) -> bool:
-        """Whether this member knows of committed entries."""
-        return self.commit_index != NO_INDEX
+        """Whether this member knows of committed entries, or of flushed ones that it lost."""
+        return self.commit_index != NO_INDEX or self._hard_state.lost
 
     @property
     def own_ballot(self) -> Ballot:

@@ -71,9 +71,9 @@ def what_keeps_from_electing(ballots: Mapping[NodeId, Ballot], members: int, can
             f"no majority remembers its votes and acknowledgements: {lost}; election needs the votes of all {members}"
         )
     return (
-        f"a majority of the disks is new: {lost}; entries held only by the lost disks are gone. To accept "
-        "that loss, stop enough members to form a majority, including the one with the longest log, and run "
-        "`dledger restore-vote` on each"
+        f"a majority of the disks is new or has lost entries: {lost}; what only they held is gone, or in damaged-N "
+        "in their directories. To accept that loss, stop enough members to form a majority, including the one with the "
+        "longest log, and run `dledger restore-vote` on each"
     )
 
 

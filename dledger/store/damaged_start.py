@@ -6,8 +6,8 @@ There are two ways, neither of which needs a peer yet:
   read from it (records are verified), and the running node fetches the segment (``mending``): until then the member
   counts for nothing, but its memory stays valid, because the chain around the gap determines what was in it.
 - Damage at the end, in the part that a start verifies: everything from there on is set aside, and the log ends with the
-  last intact entry before it. The member may have acknowledged more, so it first loses its standing, durably; the
-  leader's pushes bring the rest.
+  last intact entry before it. The member may have acknowledged more, and nobody else need have it: so it first becomes
+  as one with a new disk, durably; the leader's pushes bring the rest. If a majority has lost its end, a person decides.
 
 Any other damage (no checkpoint, an entry at the mark other than the flushed one) is refused; the caller may then set
 all of it aside (``repair``). After a crash in between, a start finds the same damage, or less.
@@ -88,7 +88,7 @@ class DamagedStart:
         reason = (
             f"its log was damaged ({damage.path}, offset {damage.offset}): fetching the entries after {end.index} again"
         )
-        hard_state.doubt(reason)
+        hard_state.lose(reason)
         self.cut = True
         self._aside.mark_as_log(reason)
         for path in lost:

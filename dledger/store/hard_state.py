@@ -27,6 +27,8 @@ _SLOTS: Final = 2
 _HEAD: Final = Struct(">q?h")
 _FENCED: Final = 3
 """Stored after the vote of a member that is doubtful because it is fenced."""
+_LOST: Final = 4
+"""Stored after the vote of a member that is blank because it lost flushed entries."""
 _ADVICE: Final = (
     "Earlier votes may be lost, so this node must not vote: `dledger serve --repair` sets its log aside and "
     "lets it rejoin without a vote until it has caught up"
@@ -37,16 +39,17 @@ def encode_hard_state(state: HardState) -> bytes:
     """The slot's payload: term, whether the vote counts, length of the vote (-1 for none), vote, standing, doubt.
 
     The last two are omitted if the second implies them. Earlier versions, which do not know them, never read a state
-    that counts for more than this one.
+    whose vote counts and should not; one that lost entries is doubtful to those that do not know ``_LOST``.
     """
     vote = state.vote.encode() if state.vote is not None else b""
     room = PAYLOAD_BYTES_MAX - _HEAD.size - len(vote) - 1
     invariant(room >= 0, "node id too long to store", vote=state.vote)
     head = _HEAD.pack(state.term, state.voter, len(vote) if state.vote is not None else -1)
-    if state.standing in (Standing.VOTER, Standing.BLANK):
+    if state.standing in (Standing.VOTER, Standing.BLANK) and not state.lost:
         return head + vote
     doubt = state.doubt.encode()[:room].decode(errors="ignore").encode()
-    return head + vote + bytes([_FENCED if state.fenced else state.standing]) + doubt
+    kind = _FENCED if state.fenced else _LOST if state.lost else state.standing
+    return head + vote + bytes([kind]) + doubt
 
 
 def decode_hard_state(payload: bytes) -> HardState:
@@ -56,9 +59,12 @@ def decode_hard_state(payload: bytes) -> HardState:
     vote = NodeId(payload[_HEAD.size : end].decode()) if length >= 0 else None
     if len(payload) <= end:
         return HardState(Term(term), vote, Standing.VOTER if counts else Standing.BLANK)
-    standing = Standing.FOUNDER if counts else Standing.DOUBTFUL
-    doubt, fenced = payload[end + 1 :].decode(errors="replace"), not counts and payload[end] == _FENCED
-    return HardState(Term(term), vote, standing, doubt, fenced)
+    doubt, kind = payload[end + 1 :].decode(errors="replace"), payload[end]
+    if counts:
+        return HardState(Term(term), vote, Standing.FOUNDER, doubt)
+    if kind == _LOST:
+        return HardState(Term(term), vote, Standing.BLANK, doubt, lost=True)
+    return HardState(Term(term), vote, Standing.DOUBTFUL, doubt, fenced=kind == _FENCED)
 
 
 def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None:
@@ -117,9 +123,15 @@ class FileHardState:
 
         For findings before the node runs: in the running node the core decides.
         """
-        doubted = self._state.doubted(reason)
-        if doubted != self._state:
-            self.save(doubted)
+        self._save_if_other(self._state.doubted(reason))
+
+    def lose(self, reason: str) -> None:
+        """Note, durably, that flushed entries are about to be set aside; see ``doubt``. Raises ``DiskError``."""
+        self._save_if_other(self._state.after_loss(reason))
+
+    def _save_if_other(self, state: HardState) -> None:
+        if state != self._state:
+            self.save(state)
 
     def _mirror(self, state: HardState) -> None:
         text = f"voteLeader={state.vote or ''}\ncurrTerm={state.term}\n"

@@ -1,7 +1,8 @@
 """Sets a damaged log aside, so that a follower can fetch it again from its leader.
 
 Nothing is deleted: data, index and checkpoint move to ``damaged-<n>/``. What remains is an empty log of a node that
-knows its term and vote but may not vote until it has caught up (an emptied log must not elect anyone).
+knows its term and vote but may not vote until it has caught up (an emptied log must not elect anyone, nor begin a group
+anew: that would hide what all its members have set aside).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dledger.store.hard_state import HARD_STATE_FILE, create_hard_state, read_ha
 from dledger.store.identity import DirectoryLock
 from dledger.store.opening import CHECKPOINT_FILE, layout_of
 from dledger.store.remembered import REMEMBERED_FILE
-from dledger.types import HardState, Standing
+from dledger.types import HardState
 
 
 def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None = None) -> Path:
@@ -45,7 +46,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         old_hard_state = layout.directory / HARD_STATE_FILE
         if old_hard_state.exists():
             (aside / HARD_STATE_FILE).write_bytes(old_hard_state.read_bytes())
-        blank = HardState(state.term, state.vote, Standing.BLANK)
+        blank = HardState(state.term, state.vote).after_loss(f"its damaged log was moved to {aside}")
         if not state.fenced:
             create_hard_state(fs, layout.directory, blank)
         for data in layout.data:

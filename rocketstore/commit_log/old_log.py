@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -48,10 +48,19 @@ def read_old_log(node_directory: Path) -> Prehistory | None:
     return found
 
 
+def old_log_now(node_directory: Path) -> Prehistory | None:
+    """The record, and from where its files must still be there. Raises the same as ``read_old_log``."""
+    found = read_old_log(node_directory)
+    if found is None:
+        return None
+    return replace(found, kept_from=max(found.begin, ExpiredFiles(FileSystem(), node_directory).end()))
+
+
 class ExpiredFiles:
     """How far a member's old files may have expired, in a file of its own: any other that is not there is missing.
 
-    Its text is a position: what was removed by hand is accepted once its end is written there.
+    Its text is a position: what was removed by hand is accepted once its end is written there. It is changed in place,
+    in one sector, because old files must go most of all when the disk has no room for another file.
     """
 
     def __init__(self, fs: FileSystem, node_directory: Path) -> None:
@@ -68,9 +77,23 @@ class ExpiredFiles:
             reason = "it holds no position in the old log"
             raise CorruptLogError(self._path, 0, reason, "Write the start of the first old file into it") from None
 
+    def prepare(self) -> None:
+        """Create the file, so that ``note`` needs no space. Raises ``OSError``."""
+        if not self._path.exists():
+            replace_durably(self._fs, self._path, _text_of(0))
+
     def note(self, end: int) -> None:
         """Durably, before the file that ends at ``end`` is removed. Raises ``OSError``."""
-        replace_durably(self._fs, self._path, b"%d\n" % end)
+        fd = self._fs.open(self._path)
+        try:
+            self._fs.write(fd, _text_of(end), 0)
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+
+
+def _text_of(position: int) -> bytes:
+    return b"%020d\n" % position
 
 
 def group_has_begun(node_directory: Path) -> bool:

@@ -56,8 +56,11 @@ class PlainLogWriter:
             self._write()
 
     def close(self) -> None:
-        """Make everything durable. Raises ``OSError``."""
-        if self._pending or self._fd is not None:
+        """Make everything durable. A log without records that begins later than at 0 is an empty file: it says where.
+
+        Raises ``OSError``.
+        """
+        if self._pending or self._fd is not None or (self._base and not self.count):
             self._finish()
         self._fs.sync_dir(self._directory)
 

@@ -33,11 +33,15 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """Where a master was, or is registered, and whether something answers there. ``how``: for people."""
+    """Where a master was, or is registered, and whether something answers there. ``how``: for people.
+
+    ``may_live``: name servers still have it, and from here nothing answers or refuses, as if the network were cut.
+    """
 
     address: str
     answers: bool
     how: str
+    may_live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,12 @@ def _of_masters(masters: Sequence[Master], unanswered: Sequence[str]) -> Iterabl
             text = (
                 f"{one.address} answers ({one.how}). Stop that broker, and make sure that it does not come back as "
                 "master: what one of two masters takes is lost"
+            )
+            yield PromotionCheck(text, Loss.TWO_MASTERS)
+        elif one.may_live:
+            text = (
+                f"{one.address} does not answer ({one.how}), but name servers have it as master, as when only the "
+                "network from here to it is cut. If its machine is dead, they forget it in two minutes: try again then"
             )
             yield PromotionCheck(text, Loss.TWO_MASTERS)
         else:

@@ -60,13 +60,15 @@ def take_over(
     """
     fs = fs or FileSystem()
     config = replace(config, transient_store_pool_enable=False)
+    expired = ExpiredFiles(fs, layout.directory)
     try:
         record = _TakeOver(config, layout, segment_bytes, clock, fs).run()
+        if record is None:
+            return None
+        expired.prepare()
     except OSError as error:
         raise DiskError(f"taking over the plain log of {config.store_path_root_dir} failed: {error}") from error
-    if record is None:
-        return None
-    return SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record, ExpiredFiles(fs, layout.directory))
+    return SealedLog(PlainCommitLog(config, clock=clock, fs=fs), record, expired)
 
 
 class _TakeOver:

@@ -99,6 +99,9 @@ def plan(
         if one.is_ready and not given_up:
             continue
         problem = _refusal(member, one, reference, given_up=given_up)
+        if given_up and not problem:
+            others = [other for other in members if other is not member]
+            problem = _what_giving_up_takes(member, others, is_reference=one.log is reference)
         if problem:
             refused.append(f"{member.name}: {problem}")
             continue
@@ -140,6 +143,18 @@ def _refusal(member: OldMember, one: Compared, reference: OldLog, *, given_up: b
             return f"its log is damaged: {discard}"
     if one.log.digest.files and one.log.digest.end < reference.digest.min_offset:
         return f"its log ends before that of {name} begins, and what is between has expired: {discard}"
+    return ""
+
+
+def _what_giving_up_takes(member: OldMember, others: Sequence[OldMember], *, is_reference: bool) -> str:
+    """Why its log cannot be renamed; empty if it can."""
+    if is_reference:
+        return "its log is the one to copy from, and cannot be discarded: name another one with --master"
+    mine = {path.resolve() for path in member.log_dirs}
+    for other in others:
+        shared = sorted(mine & {path.resolve() for path in other.log_dirs})
+        if shared:
+            return f"{shared[0]} holds files of {other.name}, too, which cannot be discarded with its own"
     return ""
 
 

@@ -82,7 +82,7 @@ def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldM
     same = Counter(path.resolve() for path in roots)
     problems += [f"{path} is given {count} times" for path, count in same.items() if count > 1]
     names = _names(roots)
-    members = []
+    members: list[OldMember] = []
     for number, root in enumerate(roots):
         found = next((one for one in configs if one[1].store.store_path_root_dir.resolve() == root.resolve()), None)
         conf_file, config = found or (configs[number] if configs else (None, None))
@@ -90,11 +90,22 @@ def find_members(roots: Sequence[Path], conf_files: Sequence[Path]) -> list[OldM
         every = tuple(dict.fromkeys((*writable, *read_only)))
         may_grow = tuple(path for path in writable if path not in read_only)
         member = OldMember(names[number], root, every, may_grow or writable, conf_file, config)
+        problems += [
+            f"{path} is where {other.name} and {member.name} both write their log: each member needs its own"
+            for other in members
+            for path in sorted(
+                {one.resolve() for one in member.writable_dirs} & {one.resolve() for one in other.log_dirs}
+            )
+        ]
         members.append(member)
         problems += _not_a_broker(member)
     if problems:
         raise ConfigError(problems)
     return members
+
+
+def _resolved(paths: Sequence[Path]) -> set[Path]:
+    return {path.resolve() for path in paths}
 
 
 def _loaded(path: Path, problems: list[str]) -> BrokerConfig | None:

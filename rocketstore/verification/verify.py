@@ -20,6 +20,7 @@ from crc32c import crc32c
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
 from dledger.prehistory import Prehistory
 from dledger.store.extents import non_zero_end
+from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, read_whole
 from dledger.store.inspect import ProblemItem
 from rocketstore.commit_log.digests import find_plain_files
@@ -110,7 +111,7 @@ def verify_broker(
     files of the log are verified. Raises ``OSError`` if the temporary directory has no room.
     """
     found = VerifiedBroker(store.store_path_root_dir, log is not None)
-    plain = _plain_part(store, found, None if old is None else old.end) if log is None or old is not None else None
+    plain = _plain_part(store, found, old) if log is None or old is not None else None
     parts = [part for part in (plain, log if derived else None) if part is not None and part.begin < part.end]
     found.begin = found.end = min((part.begin for part in parts), default=0 if log is None else log.begin)
     if not derived:
@@ -136,8 +137,9 @@ def verify_broker(
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, divided: int | None) -> LogPart:
-    """The plain log; up to ``divided``, if a group's log continues it there, whose files may all have expired."""
+def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, old: Prehistory | None) -> LogPart:
+    """The plain log; up to the end of ``old``, if a group's log continues it, whose files may all have expired."""
+    divided = None if old is None else old.end
     directories = [*store.commit_log_dirs, *store.read_only_commit_log_dirs]
     if divided is not None:
         directories = [path for path in directories if path.is_dir()]
@@ -146,6 +148,8 @@ def _plain_part(store: MessageStoreConfig, found: VerifiedBroker, divided: int |
     paths = {base: path for base, path in files.paths.items() if divided is None or base < divided}
     begin = min(paths, default=files.min_offset if divided is None else divided)
     end = max(paths, default=begin - files.segment_bytes) + files.segment_bytes
+    if old is not None and begin > old.kept_from:
+        found.add(store.commit_log_dirs[0] / segment_name(old.kept_from), 0, "the file is missing")
     if divided is not None and end < divided:
         found.add(directories[0], 0, f"the old log ends at {end}, and the group's log begins at {divided}")
     return LogPart(paths, files.segment_bytes, begin, max(begin, end))

@@ -142,6 +142,19 @@ def test_blank_members_that_know_of_committed_entries_do_not_begin_anew() -> Non
     assert "a majority of the disks is new" in solo.node.elector.vote_problem
 
 
+@pytest.mark.parametrize("other", [Standing.BLANK, Standing.FOUNDER])
+def test_a_member_that_lost_its_log_begins_no_new_group(other: Standing) -> None:
+    """It is empty and knows of no committed entry, and what it and others have set aside may have been acknowledged."""
+    solo = Solo(hard_state=HardState(Term(1)).after_loss("its log was damaged"))
+    solo.time_out()
+    solo.vote(N1, pre_vote=True, standing=Standing.BLANK)
+    solo.vote(N2, pre_vote=True, standing=other)
+
+    assert solo.state.term == 1
+    answer = solo.ask_vote(N1, 2, EntryId(Term(1), LogIndex(5)))
+    assert (answer.standing, answer.used) == (Standing.BLANK, True)
+
+
 # -- the way back ----------------------------------------------------------------------------------------------------
 
 

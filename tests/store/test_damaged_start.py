@@ -127,7 +127,10 @@ def test_a_damaged_segment_among_others_is_left_empty_and_everything_else_is_kep
 
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_damage_in_the_verified_end_cuts_the_log_before_it_and_takes_the_standing(directory: Path, number: int) -> None:
-    """What is before it stays, what is from there on is put aside, whole; the member is in doubt, with the reason."""
+    """What is before it stays, what is from there on is put aside, whole; the member is as one with a new disk.
+
+    It remembers that it is not, and why.
+    """
     sound = {path: path.read_bytes() for path in (directory / "data").iterdir()}
     content = bytearray(path_of(directory, number).read_bytes())
     content[5 * 148 + 60] ^= 1
@@ -139,8 +142,9 @@ def test_damage_in_the_verified_end_cuts_the_log_before_it_and_takes_the_standin
     assert store.last.index == expected
     assert store.committed_index == min(140, expected)
     assert len(bodies_of(store)) == expected + 1
-    assert store.hard_state.load().standing is Standing.DOUBTFUL
-    assert "its log was damaged" in store.hard_state.load().doubt
+    state = read_hard_state(directory)
+    assert (state.standing, state.lost, state.vote) == (Standing.BLANK, True, "n0")
+    assert "its log was damaged" in state.doubt
     assert store.damage_at_start == ()
     kept = {path.name: path.read_bytes() for path in directory.glob("damaged-1/data/*")}
     assert set(kept) == {path_of(directory, one).name for one in range(number, 6)}
@@ -327,7 +331,7 @@ def test_a_ruined_last_segment_is_cut_off(directory: Path, how: str) -> None:
     store = mended(directory, verify=1 << 30)
 
     assert store.last.index == 27 * 5 - 1
-    assert store.hard_state.load().standing is Standing.DOUBTFUL
+    assert store.hard_state.load().standing is Standing.BLANK
     store.close()
 
 

@@ -13,7 +13,7 @@ from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, I
 from dledger.store import format as records
 from dledger.store.aside import ASIDE_LOGS_MAX
 from dledger.store.file_store import FileStore
-from dledger.store.hard_state import decode_hard_state, encode_hard_state
+from dledger.store.hard_state import decode_hard_state, encode_hard_state, read_hard_state
 from dledger.store.inspect import problems
 from dledger.store.java_files import IMPORTED_FILE
 from dledger.store.repair import set_aside_damaged
@@ -380,7 +380,8 @@ def test_a_damaged_follower_is_repaired_from_its_leader(config: StoreConfig, tmp
     assert aside.name == "damaged-1"
     assert (aside / "data" / _data(config).name).read_bytes() == damaged
     store = open_store(config)
-    assert store.hard_state.load() == HardState(Term(3), NodeId("n2"), standing=Standing.BLANK)
+    moved = f"its damaged log was moved to {aside}"
+    assert store.hard_state.load() == HardState(Term(3), NodeId("n2"), Standing.BLANK, moved, lost=True)
     assert store.last.index == -1
     copy_log(leader, store)
     assert bodies_of(store) == bodies_of(leader)
@@ -461,11 +462,12 @@ def test_a_member_without_standing_is_no_voter_to_earlier_versions() -> None:
     vote, doubt = NodeId("n1"), "the disk was set back"
     plain = HardState(Term(7), vote, Standing.VOTER)
     doubtful, founder = plain.doubted(doubt), HardState(Term(7), vote, Standing.FOUNDER)
-    states = [plain, founder, doubtful, HardState(Term(7)), plain.fence("others committed something else")]
+    fenced = plain.fence("others committed something else")
+    states = [plain, founder, doubtful, HardState(Term(7)), fenced, plain.after_loss("its disk is damaged")]
 
     saved = [encode_hard_state(one) for one in states]
 
-    assert [one[8] for one in saved] == [1, 1, 0, 0, 0]
+    assert [one[8] for one in saved] == [1, 1, 0, 0, 0, 0]
     assert len(saved[0]) == 11 + len(vote)
     assert [decode_hard_state(one) for one in saved] == states
 
@@ -494,6 +496,18 @@ def test_a_doubt_found_at_the_start_is_durable(config: StoreConfig) -> None:
 
     assert blank == HardState()
     assert store.hard_state.load() == HardState(Term(3), None, Standing.DOUBTFUL, "the log was cut")
+    store.close()
+
+
+def test_a_loss_is_durable_whatever_the_standing_was_except_of_a_fenced_member(config: StoreConfig) -> None:
+    """One that is fenced stays so: nothing that it holds may be believed."""
+    store = open_store(config)
+    for state in (HardState(), HardState(Term(3)).after_loss("before"), HardState(Term(3)).fence("differs")):
+        store.hard_state.save(state)
+        store.hard_state.lose("its log was damaged")
+        saved = read_hard_state(config.base_dir / "dledger-n0")
+        assert saved == state.after_loss("its log was damaged")
+        assert (saved.standing, saved.lost) == ((Standing.DOUBTFUL, False) if state.fenced else (Standing.BLANK, True))
     store.close()
 
 

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cluster.commands.restoring import restore_vote
 from dledger.errors import CorruptLogError
+from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import CHAIN_CRC_OFFSET
 from dledger.types import LogIndex
 from tests.support.damage import turn
@@ -79,3 +82,46 @@ def test_a_turned_bit_in_the_leaders_index_disturbs_nobody(tmp_path: Path, byte:
         wait_until(lambda: returned.status().committed_index >= 10, "the follower has what it lacked", 20)
         assert [node.fatal for node in group.nodes] == [None] * 3
         assert path.read_bytes()[: len(sound.rstrip(b"\0"))] == sound.rstrip(b"\0")
+
+
+@pytest.mark.parametrize("how", ["its end", "everything"])
+def test_a_group_whose_members_all_lost_flushed_entries_waits_for_a_person(tmp_path: Path, how: str) -> None:
+    """Each has set aside what was acknowledged: the longest remainder, or none, must not become the group's log.
+
+    Nobody is elected until a person has given two of them their votes back.
+    """
+    group = RunningGroup(tmp_path, scrub_bytes_per_s=0, clean_interval_ms=200)
+    try:
+        group.append(5)
+        group.wait_converged()
+        directories = [node.log.directory for node in group.nodes]
+        end = group.nodes[0].log.last.index
+        (position,) = {node.log.positions(end, end)[0] for node in group.nodes}
+        group.stop()
+        for number, directory in enumerate(directories):
+            if how == "everything":
+                (directory / "checkpoint").write_bytes(bytes(100))
+            else:
+                turn(group.segment(number, 0), position + ENTRY_HEADER_BYTES)
+
+        nodes = [group.restart(number) for number in range(3)]
+
+        assert {node.log.last.index for node in nodes} == {-1 if how == "everything" else end - 1}
+        wait_until(
+            lambda: any("has lost entries" in one.message for node in nodes for one in node.conditions.now()),
+            "why nobody is elected, though all answer",
+            60,
+        )
+        assert group.leader() == -1
+        assert {node.log.last.index for node in nodes} == {-1 if how == "everything" else end - 1}
+        assert all((one / "damaged-1" / "data").is_dir() for one in directories)
+
+        group.stop()
+        for directory in directories[:2]:
+            told = CliRunner().invoke(restore_vote, [str(directory), "--yes"])
+            assert told.exit_code == 0, told.output
+        for number in range(3):
+            group.restart(number)
+        group.append(2)
+    finally:
+        group.stop()

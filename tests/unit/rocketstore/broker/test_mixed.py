@@ -411,6 +411,11 @@ def test_verify_reads_both_logs(tmp_path: Path) -> None:
     turn(first, 300)
     for more in ((), ("--log-only",)):
         assert str(first) in {one["file"] for one in verify(*more)["problems"]}
+    aside = first.rename(tmp_path / first.name)
+    for more in ((), ("--log-only",)):
+        said = [one["reason"] for one in verify(*more)["problems"] if one["file"] == str(first)]
+        assert said == ["the file is missing"]
+    aside.rename(first)
     other = plain_store(tmp_path / "other")  # the same messages, stored a moment later
     shutil.copyfile(other / "commitlog" / first.name, first)
     for more in ((), ("--log-only",)):

@@ -15,8 +15,11 @@ import pytest
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError
+from dledger.prehistory import why_apart
 from dledger.server import DLedgerServer
+from dledger.store.fs import FileSystem
 from dledger.store.opening import layout_of
+from rocketstore.commit_log import old_log
 from rocketstore.commit_log.mixed import MixedCommitLog
 from rocketstore.commit_log.old_log import OLD_LOG_FILE
 from rocketstore.commit_log.plain import PlainCommitLog
@@ -183,6 +186,39 @@ def test_the_replicated_log_stays_while_old_files_do(tmp_path: Path) -> None:
         assert wanted() is None
 
 
+def test_who_holds_old_files_back_is_told(tmp_path: Path) -> None:
+    """As for segments of the replicated log: up to where the old one ends, as long as any of its files has to stay."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    with mixed(config) as replica:
+        log, needed, told = replica.log, [0], list[int]()
+        log.keep_from(lambda: needed[0], told.append)
+        assert log.delete_expired(now_ms=LATER_MS, immediately=True) == 0
+        assert told == [log.divided]
+        needed[0] = log.max_offset
+        while log.has_old_files:
+            log.delete_expired(now_ms=LATER_MS, immediately=True)
+        assert told == [log.divided]
+
+
+def test_old_files_that_expire_before_the_first_entry_still_count(tmp_path: Path) -> None:
+    """A member that has not followed yet, and has nothing left of the old log, begins where that ended, not at 0."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    sealed = taken_over(config)
+    record, files = sealed.record, sealed.files
+    files.load_sealed(record.end, record.begin, sealed.expired.note)
+    while files.min_offset < record.end:
+        assert files.delete_expired(now_ms=LATER_MS, immediately=True) > 0
+    files.shutdown()
+    assert not list(config.commit_log_dirs[0].iterdir())
+    assert taken_over(config).record == record
+    with mixed(config) as replica:
+        assert replica.log.min_offset == replica.log.divided == record.end
+        extend(replica, 3)
+        assert bodies(replica.log, own_heads(replica)) == [COUNT, COUNT + 1, COUNT + 2]
+
+
 def test_no_plain_log_no_old_log(tmp_path: Path) -> None:
     """A new broker's directory, and one whose plain broker never stored anything."""
     config = config_of(tmp_path)
@@ -239,6 +275,18 @@ def test_damage_in_the_old_log_is_found_before_the_group_begins(tmp_path: Path) 
     with pytest.raises(CorruptLogError) as caught:
         taken_over(config)
     assert caught.value.path.name == f"{0:020d}"
+
+
+def test_of_a_very_long_log_the_newest_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has as many digests as fit a handshake, and members relate them to the old log's end."""
+    config = config_of(tmp_path)
+    plain_log(config)
+    whole = taken_over(config).record
+    assert len(whole.digests) > 2
+    monkeypatch.setattr(old_log, "DIGESTS_MAX", 2)
+    record = taken_over(config).record
+    assert record == replace(whole, digests=whole.digests[-2:])
+    assert why_apart(whole, record, "n0", "n1") == ""
 
 
 def test_a_missing_old_file_is_no_expired_one(tmp_path: Path) -> None:
@@ -308,6 +356,29 @@ def test_an_old_file_stays_until_its_end_is_noted(tmp_path: Path, monkeypatch: p
         assert replica.log.min_offset == 0
         assert min(config.commit_log_dirs[0].iterdir()).name == f"{0:020d}"
         assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) > 0, "later it succeeds"
+
+
+def test_old_files_expire_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has to be created for it: they are what makes room."""
+    config = config_of(tmp_path)
+    plain_log(config)
+
+    create = FileSystem.create
+
+    def full_disk(self: FileSystem, path: Path) -> int:
+        if path.name.startswith(OLD_LOG_FILE):  # other threads have files of their own
+            raise OSError(errno.ENOSPC, "no space")
+        return create(self, path)
+
+    with mixed(config) as replica:
+        extend(replica, 1)
+        replica.log.keep_from(lambda: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(FileSystem, "create", full_disk)
+            assert replica.log.delete_expired(now_ms=LATER_MS, immediately=True) > 0
+        begin = replica.log.min_offset
+    with mixed(config) as again:
+        assert again.log.min_offset == begin > 0
 
 
 def test_a_read_only_directory_that_is_missing_is_not_an_empty_one(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tests.unit.rocketstore.store.test_message_store_replicated import opened, p
 OLD = 25
 
 
-def make_expired(config: MessageStoreConfig, topic: str = "Old") -> None:
-    """All ``OLD`` messages of the topic are gone with the first segments."""
+def make_expired(config: MessageStoreConfig, topic: str = "Old", later: str = "T") -> None:
+    """All ``OLD`` messages of the topic are gone with the first segments; there are others of the topic ``later``."""
     config = replace(config, flush_interval_consume_queue=50)
     members = members_of(1)
     root = config.store_path_root_dir
@@ -32,5 +32,5 @@ def make_expired(config: MessageStoreConfig, topic: str = "Old") -> None:
     with opened(config, members, node=replace(node, store=expiring)) as store:
         promote(store)
         fill(store, OLD, topic=topic, queues=1)
-        fill(store, 60, size=900)
+        fill(store, 60, topic=later, size=900)
         wait_until(lambda: store.log.min_offset > 0, "the first segment is removed", WAIT_S)

@@ -16,6 +16,7 @@ from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.verify import verify_node
 from dledger.types import LogIndex
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.units import UNIT_BYTES, pack_unit
 from rocketstore.export import run
 from rocketstore.export.run import Choices, export_member
 from rocketstore.export.state import StateRecords
@@ -23,12 +24,20 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.state.publisher import StateDone
-from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, PutResult, RecordHead
+from rocketstore.store.directory import ABORT_FILE
+from rocketstore.types import (
+    HALF_TOPIC,
+    HIDDEN_TOPICS,
+    TRANSACTION_CHECKS_TOPIC,
+    PutResult,
+    QueueUnit,
+    RecordHead,
+)
 from rocketstore.verification.verify import verify_broker
 from tests.support.damage import turn
 from tests.support.waiting import wait_until
 from tests.unit.dledger_spark.rebuild.stores import put_all
-from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
+from tests.unit.rocketstore.bench import WAIT_S, bodies, fill, running, small_config, with_key
 from tests.unit.rocketstore.broker import test_mixed
 from tests.unit.rocketstore.export.expiring import OLD, make_expired
 from tests.unit.rocketstore.export.members import export_of, in_place, messages_in, plain, with_state
@@ -118,6 +127,26 @@ def test_a_committed_message_names_its_half_message_where_that_is_now(config: Me
         assert [messages["Done", 0, number].prepared_offset for number in (0, 1)] == [moved, -1]
 
 
+def test_a_half_message_in_the_old_files_is_named_where_it_stays(tmp_path: Path, target: Path) -> None:
+    """A transaction that began at the plain broker and was committed in the group is done in the export, too."""
+    root = test_mixed.plain_store(tmp_path / "member", 20)
+    with test_mixed.running(test_mixed.plain(root)) as (broker,):
+        half = broker.store.put(Message(HALF_TOPIC, b"half", 0, {"REAL_TOPIC": "T"})).stored
+        assert half is not None
+    (member,) = test_mixed.members(root)
+    with test_mixed.running(member) as (broker,):
+        store = test_mixed.master_of([broker]).store
+        done_message = Message("Done", b"", sys_flag=COMMITTED, prepared_offset=half.offset)
+        wait_until(lambda: store.put(done_message).ok, "it is stored")
+
+    export_of(member.store, target)
+
+    with running(plain(member.store, target)) as exported:
+        messages = messages_in(exported)
+        assert messages[HALF_TOPIC, 0, 0].offset == half.offset
+        assert messages["Done", 0, 0].prepared_offset == half.offset
+
+
 def test_topics_groups_offsets_and_delays_come_along(config: MessageStoreConfig, target: Path) -> None:
     """In the files that RocketMQ reads, and in the snapshot that our broker does; without the log's records of them."""
     with with_state(config) as (store, state):
@@ -193,6 +222,39 @@ def test_queues_go_on_although_their_messages_have_expired(config: MessageStoreC
         assert bodies(store, topic="Old") == [OLD]
         assert store.max_offset("Old", 0) == OLD + 1
     assert not verify_broker(opened, None).problems
+
+
+def test_queues_go_on_although_no_message_at_all_is_left(config: MessageStoreConfig, target: Path) -> None:
+    """A group that was idle for long: its last segment holds only what a plain broker does not get."""
+    make_expired(config, later=TRANSACTION_CHECKS_TOPIC)
+
+    found = export_of(config, target)
+
+    assert (found.messages, found.expired_queues) == (0, 1)
+    opened = plain(config, target)
+    for end in (OLD, OLD + 1):
+        with running(opened) as store:
+            assert store.max_offset("Old", 0) == end
+            assert store.put(Message("Old", b"%d" % end)).ok
+            assert store.wait_dispatched(WAIT_S)
+            assert bodies(store, topic="Old") == list(range(OLD, end + 1))
+    assert not verify_broker(opened, None).problems
+
+
+def test_queue_files_of_a_member_that_was_killed_are_not_believed(config: MessageStoreConfig, target: Path) -> None:
+    """They may be ahead of its log; what the log says counts."""
+    make_expired(config)
+    (config.store_path_root_dir / ABORT_FILE).touch()
+    directory = config.consume_queue_dir / "T" / "0"
+    last = max(path for path in directory.iterdir() if any(path.read_bytes()))
+    units = last.read_bytes()
+    used = next(at for at in range(0, len(units), UNIT_BYTES) if not any(units[at : at + UNIT_BYTES]))
+    last.write_bytes(units[:used] + pack_unit(QueueUnit(1 << 30, 100, 0)) + units[used + UNIT_BYTES :])
+
+    export_of(config, target)
+
+    with running(plain(config, target)) as store:
+        assert store.max_offset("T", 0) == 30
 
 
 def forget_commits(config: MessageStoreConfig, entries: int) -> None:
@@ -309,6 +371,43 @@ class Interrupted(FileSystem):
     def rename(self, source: Path, target: Path) -> None:
         self._count()
         super().rename(source, target)
+
+
+class Syncs(FileSystem):
+    """Knows which files were flushed."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._paths: dict[int, Path] = {}
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        fd = super().open(path, writable=writable)
+        self._paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._paths.pop(fd, None)
+        super().close(fd)
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        if fd in self._paths:
+            self.names.add(self._paths[fd].name)
+
+
+def test_what_is_copied_is_flushed(config: MessageStoreConfig, target: Path) -> None:
+    """Before the directory gets its name: old log files, and state files, as this one."""
+    with master(config) as store:
+        fill(store, 4)
+    config.config_dir.mkdir(exist_ok=True)
+    (config.config_dir / "consumerFilter.json").write_text("{}")
+    (directory,) = config.store_path_root_dir.glob("dledger-*")
+
+    fs = Syncs()
+    export_member(config, verify_node(directory), target, fs=fs)
+
+    assert (target / "config" / "consumerFilter.json").read_text() == "{}"
+    assert "consumerFilter.json" in fs.names
 
 
 def test_an_export_that_fails_anywhere_leaves_nothing(config: MessageStoreConfig, target: Path) -> None:

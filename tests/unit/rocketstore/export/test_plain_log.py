@@ -1,4 +1,4 @@
-"""``HalfPlaces``: where half messages went."""
+"""``PlainLogWriter``: files of records; ``HalfPlaces``: where half messages went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,27 @@ import pytest
 
 from dledger.store.fs import FileSystem
 from rocketstore.export import plain_log
-from rocketstore.export.plain_log import HalfPlaces
+from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
+from tests.store.crash_fs import RecordingFs
+
+
+def test_a_closed_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file after its last write, the last one included, and their names: the export gets its name after that."""
+    monkeypatch.setattr(plain_log, "_WRITE_BYTES", 250)
+    fs = RecordingFs()
+    log = PlainLogWriter(fs, tmp_path, 1000, 0)
+    for _ in range(25):
+        log.place(100)
+        log.append(bytearray(b"r" * 100))
+    log.close()
+
+    created = [one.inode for one in fs.changes if one.kind == "create"]
+    assert len(created) == log.count == 3
+    for inode in created:
+        kinds = [one.kind for one in fs.changes if one.inode == inode]
+        assert kinds[-1] == "sync"
+        assert kinds.count("write") > 2
+    assert fs.changes[-1].kind == "sync_dir"
 
 
 def test_every_half_message_is_found_in_memory_or_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

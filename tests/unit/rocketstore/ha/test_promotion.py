@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.commands import ha
 from rocketstore.ha.promotion import CONTACT_MS_MAX, Loss, Master, OtherSlave, checks
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 
@@ -51,6 +52,27 @@ def test_the_number_of_bytes_is_told() -> None:
 def test_a_master_that_answers_is_not_replaced() -> None:
     """Wherever it answers."""
     assert losses(masters=(GONE, Master("m:10911", True, "registered as master"))) == [Loss.TWO_MASTERS]
+
+
+def test_a_registered_master_that_is_only_silent_may_live() -> None:
+    """A cut network looks like this, and its producers may still reach it."""
+    assert losses(masters=(GONE, Master("m:10911", False, "no answer", may_live=True))) == [Loss.TWO_MASTERS]
+
+
+@pytest.mark.parametrize(("error", "may_live"), [(ConnectionRefusedError(), False), (TimeoutError(), True)])
+def test_a_refusal_says_that_a_master_is_gone_and_silence_does_not(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, *, may_live: bool
+) -> None:
+    """The machine answers for a process that is gone."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("socket.create_connection", connect)
+
+    found = ha._registered_master(ha._Asked("127.0.0.1:1", error="no answer"))
+
+    assert (found.answers, found.may_live) == (False, may_live)
 
 
 def test_where_nobody_knows_the_master_nobody_knows_that_it_is_gone() -> None:

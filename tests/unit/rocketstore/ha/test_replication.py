@@ -84,6 +84,30 @@ def test_what_is_not_flushed_is_not_acknowledged(replication: Replication, tmp_p
     wait_until(lambda: [one.acknowledged for one in master.slaves()] == [end], "what was flushed is acknowledged")
 
 
+@pytest.mark.parametrize("introduces", [True, False])
+def test_a_slave_says_nothing_before_what_it_has_is_flushed(
+    replication: Replication, tmp_path: Path, *, introduces: bool
+) -> None:
+    """Where it asks to go on from counts as acknowledged, and a connection that broke may have left more unflushed."""
+    log = filled(tmp_path / "s", 3)
+    held = HeldLog(log)
+    held.holds = True
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        replication.slave(held, address, replace(PACE, introduces=introduces))
+        link, _ = listening.accept()
+        with link:
+            wait_until(lambda: held.held != [], "a flush waits")
+            link.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                link.recv(8)
+            ((end, done),) = held.held
+            assert end == log.end_offset
+            done(PutMessageStatus.PUT_OK, "")
+            link.settimeout(PATIENCE_S)
+            assert REPORT.unpack(link.recv(8)) == ((GREETING if introduces else end),)
+
+
 def test_a_slave_whose_flush_fails_acknowledges_nothing_more(replication: Replication, tmp_path: Path) -> None:
     """It says why, and the master counts it out."""
     master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
@@ -457,6 +481,21 @@ def test_a_master_knows_how_far_its_slaves_are_behind(replication: Replication, 
     master_log.shutdown()
 
 
+def test_what_a_slave_lacks_does_not_shrink_while_its_master_sends(replication: Replication, tmp_path: Path) -> None:
+    """Each piece ends before what the master has said it has: if it is gone then, a promotion would lose the rest."""
+    slave = replication.slave(opened(small_config(tmp_path / "s")), "")
+
+    async def hear() -> list[int]:
+        slave.heard(5000, is_ours=True)
+        ends = []
+        for end in (1000, 2000, 6000):
+            slave.heard(end)
+            ends.append(slave.view().master_end)
+        return ends
+
+    assert replication.bridge.run(hear()) == [5000, 5000, 6000]
+
+
 def test_who_must_introduce_itself_is_refused_otherwise(replication: Replication, tmp_path: Path) -> None:
     """``haHandshake=required``, on both sides."""
     master_log = filled(tmp_path / "m", 3)
@@ -510,6 +549,21 @@ def test_a_slave_follows_a_master_of_rocketmq(replication: Replication, tmp_path
             assert not slave.view().is_ours
             assert slave.view().master_end == len(content)
     slave_log.shutdown()
+
+
+def test_an_empty_slave_begins_with_a_file(replication: Replication, tmp_path: Path) -> None:
+    """A master that begins elsewhere has files of another size: its log would not be found in ours."""
+    slave_log = opened(small_config(tmp_path / "s"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        slave = replication.slave(slave_log, address, replace(PACE, introduces=False))
+        link, _ = listening.accept()
+        with link:
+            link.settimeout(PATIENCE_S)
+            assert REPORT.unpack(link.recv(8)) == (0,)
+            link.sendall(FRAME.pack(FILE_BYTES + 100, 4) + b"\0\0\1\0")
+            wait_until(lambda: "in the middle of a file" in slave.view().problem, "the slave says so")
+    assert slave_log.end_offset == 0
 
 
 def test_a_slave_does_not_take_what_is_damaged(replication: Replication, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from rocketstore.state.rocketmq_files import CONSUMER_OFFSETS
+from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
 from rocketstore.store.directory import ABORT_FILE, StoreDirectory
 from rocketstore.upgrade.align import Alignment, align, plan, room_problems
 from rocketstore.upgrade.compare import LogStanding, compare
@@ -209,6 +210,20 @@ def test_an_empty_member_gets_everything(master: Path, tmp_path: Path) -> None:
     assert_serves_everything(tmp_path / "c")
 
 
+def test_a_copy_of_what_was_not_cleanly_stopped_counts_as_such(master: Path, tmp_path: Path) -> None:
+    """Its queues and index may lack what the log has: the first start looks, as it would at the master."""
+    (tmp_path / "c").mkdir()
+    (master / ABORT_FILE).touch()
+    for path in (master / "consumequeue" / "T" / "1").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    StoreCheckpointFile(FileSystem(), master / CHECKPOINT_FILE).write(StoreCheckpoint())
+
+    aligned([master, tmp_path / "c"])
+
+    assert (tmp_path / "c" / ABORT_FILE).exists()
+    assert_serves_everything(tmp_path / "c")
+
+
 def test_a_member_with_nothing_left_of_idle_queues_continues_them(master: Path, tmp_path: Path) -> None:
     """Queues of which the log has nothing any more come along as files: their offsets do not begin again at 0."""
     (master / "commitlog" / f"{0:020d}").unlink()
@@ -235,6 +250,31 @@ def test_a_discarded_log_is_kept_beside(master: Path, slave: Path) -> None:
     overwrite(slave, record_offsets(slave)[5] + 150, b"!", FILE_BYTES)
     assert slave / "commitlog.discarded-2" in aligned([master, slave], ["b"])
     assert_serves_everything(slave)
+
+
+def test_the_log_to_copy_from_cannot_be_discarded(master: Path, slave: Path) -> None:
+    """It would be renamed, and nothing would be left to copy."""
+    steps, refused = planned([master, slave], give_up={"a"})
+
+    assert [step.member.name for step in steps] == ["b"]
+    (said,) = refused
+    assert said.startswith("a: ")
+    assert "--master" in said
+
+
+def test_a_log_that_shares_a_directory_with_another_cannot_be_discarded(
+    master: Path, slave: Path, tmp_path: Path
+) -> None:
+    """Old files that several only read are the others', too: renaming them takes them from all."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (master / "commitlog" / f"{0:020d}").rename(shared / f"{0:020d}")
+    members = [replace(one, log_dirs=(*one.log_dirs, shared)) for one in find_members([master, slave], ())]
+    logs = [old_log(root) for root in (master, slave)]
+
+    _, refused = plan(members, compare(logs, logs[0]), logs[0], {"b"})
+
+    assert [f"{shared} holds files of a" in one for one in refused] == [True]
 
 
 def test_a_log_that_differs_or_has_more_is_not_touched(master: Path, slave: Path, tmp_path: Path) -> None:
@@ -325,12 +365,16 @@ def test_state_files_come_along_and_keep_a_backup(master: Path, slave: Path) -> 
     assert (slave / "config" / f"{CONSUMER_OFFSETS}.bak").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["behind", "empty"])
+@pytest.mark.parametrize("kind", ["behind", "empty", "late"])
 def test_killed_at_any_call_it_can_be_repeated(master: Path, slave: Path, tmp_path: Path, kind: str) -> None:
-    """What is there then is the begin of the master's log; the repetition ends with all of it."""
-    if kind == "empty":
+    """What is there then is a part of the master's log without a gap; the repetition ends with all of it."""
+    if kind != "behind":
         shutil.rmtree(slave)
         slave.mkdir()
+    if kind == "late":  # what comes before the last file is copied
+        aligned([master, slave])
+        for path in sorted((slave / "commitlog").iterdir())[:-1]:
+            path.unlink()
     at = 1
     while True:
         other = copied(slave, "c")
@@ -344,6 +388,7 @@ def test_killed_at_any_call_it_can_be_repeated(master: Path, slave: Path, tmp_pa
         assert old_log(other).digest.problems == ()
         aligned([master, other])
         assert standing(master, other) is LogStanding.EQUAL
+        assert old_log(other).digest.min_offset == 0
         if at % 7 == 0:
             assert_serves_everything(other)
         shutil.rmtree(other)
@@ -375,3 +420,22 @@ def test_room_is_looked_for_first(master: Path, slave: Path) -> None:
     ]
     fs.disk = replace(fs.disk, available_bytes=1 << 40)
     assert room_problems(steps, member(master), old_log(master), fs) == []
+
+
+def test_members_on_one_disk_need_room_together(master: Path, slave: Path, tmp_path: Path) -> None:
+    """There is room for either of them, and not for both."""
+    (tmp_path / "c").mkdir()
+    steps, _ = planned([master, slave, tmp_path / "c"])
+    fs, spare = FailingFs(), 64 * 1024 * 1024
+
+    def needed(some: Sequence[Alignment]) -> int:
+        fs.disk = replace(fs.disk, available_bytes=0)
+        (said,) = room_problems(some, member(master), old_log(master), fs)
+        return int(said.split(" and ")[-1].split()[0].replace(",", ""))
+
+    alone = [needed([one]) for one in steps]
+    assert len(alone) == 2
+    assert needed(steps) == sum(alone) - spare
+    fs.disk = replace(fs.disk, available_bytes=max(alone))
+    assert [room_problems([one], member(master), old_log(master), fs) for one in steps] == [[], []]
+    assert len(room_problems(steps, member(master), old_log(master), fs)) == 1

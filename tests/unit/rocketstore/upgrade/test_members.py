@@ -92,6 +92,18 @@ def test_conf_files_name_the_directories_or_belong_to_them(tmp_path: Path, roots
         find_members(roots, (one, tmp_path / "bad.conf"))
 
 
+def test_a_log_is_not_compared_with_itself(tmp_path: Path, roots: tuple[Path, Path]) -> None:
+    """Conf files of several machines may name the same path, which is another directory on each of them."""
+    (tmp_path / "log").mkdir()
+    confs = [
+        conf(tmp_path / f"{root.name}.conf", root, storePathCommitLog=str(tmp_path / "log"), dLegerSelfId=own)
+        for root, own in zip(roots, ("n0", "n1"), strict=True)
+    ]
+
+    with pytest.raises(ConfigError, match=r"log is where a and b both write their log"):
+        find_members((), confs)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

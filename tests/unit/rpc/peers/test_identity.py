@@ -1,0 +1,47 @@
+"""``PeerIdentity``: what a member notes of its peers' old logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.errors import ResponseCode
+from dledger.prehistory import Prehistory
+from dledger.rpc.peers.codec import HandshakeAnswer
+from dledger.rpc.peers.identity import OldLogs, PeerIdentity
+from dledger.types import NodeId
+
+N0, N1 = NodeId("n0"), NodeId("n1")
+RECORD = Prehistory(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=0)
+
+
+def identity(own: NodeId, noted: list[tuple[NodeId, str]], record: Prehistory | None = RECORD) -> PeerIdentity:
+    """A member of two that notes what it compared."""
+    logs = OldLogs(lambda: record, lambda peer, why: noted.append((peer, why)))
+    return PeerIdentity("c", "g", own, {N0: "h:1", N1: "h:2"}, 100, 50, logs)
+
+
+@pytest.mark.parametrize(
+    ("code", "noted"),
+    [
+        (ResponseCode.SUCCESS, [(N1, "")]),
+        (ResponseCode.OTHER_HISTORY, [(N1, "why")]),
+        (ResponseCode.UNEXPECTED_ARGUMENT, []),
+    ],
+)
+def test_an_answer_tells_whether_the_old_logs_agree(code: ResponseCode, noted: list[tuple[NodeId, str]]) -> None:
+    """That they agree now, too: what was said of them before is over. Other refusals say nothing of old logs."""
+    found: list[tuple[NodeId, str]] = []
+    identity(N0, found).take_answer(N1, HandshakeAnswer(code, "why"))
+    assert found == noted
+
+
+@pytest.mark.parametrize("theirs", [RECORD, None])
+def test_both_sides_of_a_handshake_note_the_same(theirs: Prehistory | None) -> None:
+    """Whoever asks learns from the answer what the other has found."""
+    ours: list[tuple[NodeId, str]] = []
+    others: list[tuple[NodeId, str]] = []
+    asking, asked = identity(N0, ours), identity(N1, others, theirs)
+    asking.take_answer(N1, asked.judge(asking.handshake(N1, ""), ""))
+    ((peer, said),) = ours
+    assert (peer, others) == (N1, [(N0, said)])
+    assert bool(said) == (theirs is None)
