@@ -117,7 +117,8 @@ def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | 
         out.print("  3. Press Start beside the dead node and watch it catch up.")
         out.print(f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch")
         out.print("Ctrl-C ends everything.")
-        ended.wait()
+        while not ended.wait(0.5):  # in pieces: if another thread gets the signal, this one does not wake up before
+            pass
     out.print("Ended.")
 
 

@@ -11,7 +11,7 @@ found in ``%DLQ%billing`` after the last time. Ctrl-C ends it; the others take o
 from __future__ import annotations
 
 import argparse
-import threading
+import time
 from collections.abc import Sequence
 
 from rocketstore.client import GroupConsumer, GroupDelivery
@@ -42,7 +42,9 @@ def main(words: Sequence[str] | None = None) -> None:
             consumer.subscribe(arguments.topic)
             consumer.start(bill, workers=4)
             print("joined", flush=True)
-            threading.Event().wait(arguments.seconds)
+            while arguments.seconds is None:
+                time.sleep(1)  # in pieces: if another thread gets the signal, this one does not wake up before its time
+            time.sleep(arguments.seconds)
     except KeyboardInterrupt:
         print("left")
 
