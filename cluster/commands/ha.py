@@ -398,7 +398,9 @@ def _other(one: _Asked) -> OtherSlave:
     if one.info is None:
         return OtherSlave(one.address, error=one.error)
     end = one.facts.end if one.facts is not None else one.info.end
-    return OtherSlave(one.address, end, 0 if one.facts is None else one.facts.epoch)
+    if one.facts is None:
+        return OtherSlave(one.address, end)
+    return OtherSlave(one.address, end, one.facts.epoch, is_promoted=one.facts.is_promoted)
 
 
 def _knock(timeout_s: float, address: str) -> Master:

@@ -46,12 +46,16 @@ class Master:
 
 @dataclass(frozen=True, slots=True)
 class OtherSlave:
-    """Another slave of the same name. ``end``: of its log; None if it does not answer (``error``) or tell."""
+    """Another slave of the same name. ``end``: of its log; None if it does not answer (``error``) or tell.
+
+    ``is_promoted``: it is the master from its next start on.
+    """
 
     name: str
     end: int | None = None
     epoch: int = 0
     error: str = ""
+    is_promoted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,12 @@ def _of_others(own: HaFacts, others: Sequence[OtherSlave]) -> Iterable[Promotion
     for one in others:
         if one.error:
             yield PromotionCheck(f"the slave {one.name} does not tell ({one.error}): it may have more", Loss.UNASKED)
+        elif one.is_promoted:
+            text = (
+                f"the slave {one.name} has been promoted, and is the master once it is started. Do that, or take it "
+                "back with `dledger ha promote --undo` there"
+            )
+            yield PromotionCheck(text, Loss.TWO_MASTERS)
         elif one.epoch > own.epoch:
             text = f"{one.name} has followed a later master (epoch {one.epoch}, here {own.epoch}): promote that one"
             yield PromotionCheck(text, Loss.BYTES_OF_OTHERS)

@@ -29,6 +29,7 @@ from rocketstore.ha.slave import HaSlave, MasterView
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.ha import NEVER, FollowerFacts, HaFacts
+from rocketstore.role_override import override_path
 from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -224,6 +225,7 @@ class HaService:
             lag_bytes=lag_bytes,
             lag_ms=_since(view.complete_ms, now_ms) if lag_bytes or not view.is_connected else 0,
             contact_ms=_since(view.heard_ms, now_ms),
+            is_promoted=override_path(self._config).exists(),
         )
 
     def _followers(self) -> Iterator[FollowerFacts]:

@@ -61,6 +61,8 @@ class HaFacts:
     """For how long it has not had everything that its master is known to have; 0: it has. ``NEVER`` had it."""
     contact_ms: int = NEVER
     """How long ago its master said anything; ``NEVER``."""
+    is_promoted: bool = False
+    """Whether it is the master from its next start on."""
 
     @property
     def words(self) -> str:
@@ -97,6 +99,7 @@ class HaFacts:
             "haLagBytes": str(self.lag_bytes),
             "haLagMs": str(self.lag_ms),
             "haContactMs": str(self.contact_ms),
+            "haPromoted": _word(self.is_promoted),
         }
 
     @classmethod
@@ -119,6 +122,7 @@ class HaFacts:
             _number(table, "haLagBytes"),
             _number(table, "haLagMs", NEVER),
             _number(table, "haContactMs", NEVER),
+            table.get("haPromoted") == _word(True),
         )
 
 

@@ -132,6 +132,8 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     has_all(pair.slave, pair.master)
     pair.master_is_gone()
     end = pair.slave.store.log.end_offset
+    assert pair.slave.replication is not None
+    assert not pair.slave.replication.facts().is_promoted
     asked = pair.promote()  # nobody confirms
     assert asked.exit_code == 1
     assert not (tmp_path / "s" / "config" / "haRole.json").exists()
@@ -139,6 +141,9 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     assert done.exit_code == 0, done.output
     assert "epoch 2" in done.output
     assert "promoted at" in pair.promote("--yes").output
+    replication = pair.slave.replication
+    assert replication is not None
+    assert replication.facts().is_promoted  # a slave promoted next would see it
 
     pair.slave.stop()
     promoted = pair.start("s", brokerRole="SLAVE", brokerId="1")

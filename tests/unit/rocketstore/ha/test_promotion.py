@@ -88,6 +88,7 @@ def test_where_nobody_knows_the_master_nobody_knows_that_it_is_gone() -> None:
         (OtherSlave("2", 10, 4), Loss.BYTES_OF_OTHERS),
         (OtherSlave("2", error="no answer"), Loss.UNASKED),
         (OtherSlave("2"), Loss.UNASKED),
+        (OtherSlave("2", 10, 3, is_promoted=True), Loss.TWO_MASTERS),
     ],
 )
 def test_another_slave_may_be_the_better_one(other: OtherSlave, loss: Loss) -> None:

@@ -21,7 +21,7 @@ MASTER = HaFacts(
 )
 
 
-@pytest.mark.parametrize("facts", [SLAVE, MASTER, HaFacts(True), HaFacts(False)])
+@pytest.mark.parametrize("facts", [SLAVE, MASTER, HaFacts(True), HaFacts(False), HaFacts(True, is_promoted=True)])
 def test_facts_are_read_as_they_were_written(facts: HaFacts) -> None:
     """Both roles."""
     assert HaFacts.of(facts.table()) == facts
