@@ -280,7 +280,7 @@ def test_a_topic_grows_at_one_broker(known: Known) -> None:
     with known.member() as one:
         known.b.state.table[TOPIC] = TopicConfig(TOPIC, 3, 3)
         known.register("b", queues=3)
-        wait_until(lambda: queues_of(one) == [*ALL, "b2"], "the new queue is consumed, too")
+        wait_until(lambda: queues_of(one) == [*ALL, "b2"], "the new queue is consumed, too", timeout_s=90)
 
 
 def test_a_coroutine_handles_messages_of_all_brokers(known: Known) -> None:
