@@ -239,7 +239,6 @@ def test_brokers_that_are_gone_are_left(known: Known, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("quick_routes")
-@pytest.mark.usefixtures("quick_routes")
 def test_a_queue_of_brokers_that_are_left_stays_locked_while_its_message_is_handled(
     known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,12 +274,13 @@ def test_a_queue_of_brokers_that_are_left_stays_locked_while_its_message_is_hand
         assert known.committed("b")[0] == 1
 
 
+@pytest.mark.usefixtures("quick_routes")
 def test_a_topic_grows_at_one_broker(known: Known) -> None:
     """All its queues are divided anew."""
     with known.member() as one:
         known.b.state.table[TOPIC] = TopicConfig(TOPIC, 3, 3)
         known.register("b", queues=3)
-        wait_until(lambda: queues_of(one) == [*ALL, "b2"], "the new queue is consumed, too", timeout_s=90)
+        wait_until(lambda: queues_of(one) == [*ALL, "b2"], "the new queue is consumed, too")
 
 
 def test_a_coroutine_handles_messages_of_all_brokers(known: Known) -> None:
