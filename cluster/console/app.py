@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from cluster.console.browse import PAGE_MAX, safe_text
-from cluster.console.changes import FIELDS, Change, UnconfirmedError
+from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
 from cluster.console.desk import Desk, TooManyDesksError
 from cluster.console.guard import ConsoleGuard, ConsoleRules, same
@@ -308,9 +308,9 @@ class Console:
 
     async def _do(self, request: Request) -> Response:
         name = request.path_params["change"]
-        if name not in Change.__members__.values():
+        if name not in BrokerChange.__members__.values():
             return _error(404, "there is no such action")
-        change = Change(name)
+        change = BrokerChange(name)
         try:
             desk = self._desk(request)
             if change not in desk.control.changes:
@@ -332,7 +332,7 @@ class Console:
             self._acting -= 1
 
 
-def _change(desk: Desk, change: Change, asked: Fields) -> Response:
+def _change(desk: Desk, change: BrokerChange, asked: Fields) -> Response:
     """Carry it out and note what became of it, unless it was not tried."""
     try:
         done = desk.changes.carry_out(change, asked)

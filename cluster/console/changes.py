@@ -44,7 +44,7 @@ RESENDS_MAX: Final = 1_000_000
 _PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE}
 
 
-class Change(StrEnum):
+class BrokerChange(StrEnum):
     """What can be asked for, as a part of the request's path."""
 
     SEND = "send"
@@ -57,16 +57,16 @@ class Change(StrEnum):
     @property
     def bytes_max(self) -> int:
         """How long the request may be; JSON may take two bytes and more for one."""
-        return {Change.SEND: 2 * BODY_BYTES_MAX, Change.RESET_OFFSETS: 64 * 1024}.get(self, 4096)
+        return {BrokerChange.SEND: 2 * BODY_BYTES_MAX, BrokerChange.RESET_OFFSETS: 64 * 1024}.get(self, 4096)
 
 
-FIELDS: Final[Mapping[Change, tuple[str, ...]]] = {
-    Change.SEND: ("topic", "tags", "keys", "body", "delay_level", "queue"),
-    Change.PUT_TOPIC: ("name", "create", "read_queues", "write_queues", "permission", "confirmed"),
-    Change.DELETE_TOPIC: ("name", "confirmed"),
-    Change.RESET_OFFSETS: ("group", "topic", "places"),
-    Change.DELETE_GROUP: ("name", "confirmed"),
-    Change.RESEND: ("group", "offset"),
+FIELDS: Final[Mapping[BrokerChange, tuple[str, ...]]] = {
+    BrokerChange.SEND: ("topic", "tags", "keys", "body", "delay_level", "queue"),
+    BrokerChange.PUT_TOPIC: ("name", "create", "read_queues", "write_queues", "permission", "confirmed"),
+    BrokerChange.DELETE_TOPIC: ("name", "confirmed"),
+    BrokerChange.RESET_OFFSETS: ("group", "topic", "places"),
+    BrokerChange.DELETE_GROUP: ("name", "confirmed"),
+    BrokerChange.RESEND: ("group", "offset"),
 }
 
 
@@ -104,15 +104,15 @@ class BrokerChanges:
         if producer is not None:
             producer.close()
 
-    def carry_out(self, change: Change, asked: Fields) -> Done:
+    def carry_out(self, change: BrokerChange, asked: Fields) -> Done:
         """Do it. Raises ``UnconfirmedError``."""
-        work: Mapping[Change, Callable[[Fields], Done]] = {
-            Change.SEND: self._send,
-            Change.PUT_TOPIC: self._put_topic,
-            Change.DELETE_TOPIC: self._delete_topic,
-            Change.RESET_OFFSETS: self._reset_offsets,
-            Change.DELETE_GROUP: self._delete_group,
-            Change.RESEND: self._resend,
+        work: Mapping[BrokerChange, Callable[[Fields], Done]] = {
+            BrokerChange.SEND: self._send,
+            BrokerChange.PUT_TOPIC: self._put_topic,
+            BrokerChange.DELETE_TOPIC: self._delete_topic,
+            BrokerChange.RESET_OFFSETS: self._reset_offsets,
+            BrokerChange.DELETE_GROUP: self._delete_group,
+            BrokerChange.RESEND: self._resend,
         }
         return work[change](asked)
 

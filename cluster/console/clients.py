@@ -44,7 +44,7 @@ _VERSION_5_0_0: Final = 413
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ConnectedGroup:
     """The members of a consumer group that are connected."""
 
     members: tuple[dict[str, object], ...]
@@ -75,7 +75,7 @@ class ClientLists:
 
     # --- who is connected --------------------------------------------------------------------------------------------
 
-    def consumers(self, group: str) -> Connected | None:
+    def consumers(self, group: str) -> ConnectedGroup | None:
         """The connected members of a group; None if there are none."""
         asked = Frame(RequestCode.GET_CONSUMER_CONNECTION_LIST, 0, write_header(GroupHeader(group)))
         found = self._ask(asked, ConsumerConnectionList.decode, none=AnswerCode.CONSUMER_NOT_ONLINE)
@@ -88,7 +88,7 @@ class ClientLists:
         subscriptions = {
             topic: found.subscription_table[topic].sub_string for topic in sorted(found.subscription_table)
         }
-        return Connected(members, subscriptions, found.message_model is MessageModel.BROADCASTING)
+        return ConnectedGroup(members, subscriptions, found.message_model is MessageModel.BROADCASTING)
 
     def everybody(self, wanted: str, first: int) -> dict[str, object]:
         """Producers, and the consumers of a page of groups from ``first`` on, if their names contain ``wanted``."""
@@ -150,7 +150,7 @@ class ClientLists:
             "all_rows": count,
         }
 
-    def _owners(self, connected: Connected | None, topic: str, name: str, queues: int) -> dict[int, str]:
+    def _owners(self, connected: ConnectedGroup | None, topic: str, name: str, queues: int) -> dict[int, str]:
         """Who has each queue here, if the members share them; nobody has those of a topic that none subscribes to."""
         if connected is None or connected.broadcast or topic not in connected.subscriptions:
             return {}

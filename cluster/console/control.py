@@ -14,7 +14,7 @@ from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cluster.console.changes import Change
+from cluster.console.changes import BrokerChange
 from cluster.local.group import LocalGroupError
 from dledger.errors import InvalidRequestError
 from dledger.types import NodeId
@@ -48,7 +48,7 @@ class ClusterControl(Protocol):
         """The supported actions."""
 
     @property
-    def changes(self) -> frozenset[Change]:
+    def changes(self) -> frozenset[BrokerChange]:
         """What may be changed at brokers."""
 
     def transfer(self, target: NodeId | None) -> str:
@@ -68,7 +68,7 @@ class NoControl:
     """A read-only console."""
 
     actions: frozenset[Action] = frozenset()
-    changes: frozenset[Change] = frozenset()
+    changes: frozenset[BrokerChange] = frozenset()
 
     def transfer(self, target: NodeId | None) -> str:  # noqa: ARG002
         """Always refused."""
@@ -87,7 +87,7 @@ class GroupControl:
     """Leadership transfer, over a connection like that of ``dledger transfer-leader``."""
 
     actions: frozenset[Action] = frozenset({Action.TRANSFER})
-    changes: frozenset[Change] = frozenset(Change)
+    changes: frozenset[BrokerChange] = frozenset(BrokerChange)
 
     def __init__(self, target: GroupTarget, group: Callable[[], str]) -> None:
         self._target = target

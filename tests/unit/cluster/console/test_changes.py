@@ -13,7 +13,7 @@ import pytest
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.app import CHANGES_MAX
-from cluster.console.changes import BODY_BYTES_MAX, Change
+from cluster.console.changes import BODY_BYTES_MAX, BrokerChange
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
@@ -184,8 +184,8 @@ def test_what_is_no_object_is_refused(desk: Desk, body: bytes) -> None:
     assert (reply.status, reply.json()["error"]) == (400, "the body must be a JSON object")
 
 
-@pytest.mark.parametrize("change", list(Change))
-def test_requests_are_bounded(desk: Desk, change: Change) -> None:
+@pytest.mark.parametrize("change", list(BrokerChange))
+def test_requests_are_bounded(desk: Desk, change: BrokerChange) -> None:
     """Nothing longer than its kind needs is read to its end."""
     reply = desk.post(change, b'{"x": "' + b"x" * change.bytes_max + b'"}')
 
@@ -437,8 +437,8 @@ def test_dead_letters_come_in_pages_newest_first(desk: Desk) -> None:
 # --- who may ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", list(Change))
-def test_a_read_only_console_changes_nothing(broker: BrokerServer, change: Change) -> None:
+@pytest.mark.parametrize("change", list(BrokerChange))
+def test_a_read_only_console_changes_nothing(broker: BrokerServer, change: BrokerChange) -> None:
     """Nor does it offer to."""
     address = f"127.0.0.1:{broker.port}"
     with Admin([address], timeout_s=20) as admin, console_at(address, control=NoControl()) as console:
