@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from anyio import CapacityLimiter, to_thread
@@ -18,20 +18,27 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cluster.console.browse import PAGE_MAX
+from cluster.console.browse import PAGE_MAX, safe_text
+from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
 from cluster.console.desk import Desk, TooManyDesksError
 from cluster.console.guard import ConsoleGuard, ConsoleRules, same
+from cluster.console.history import TEXT_MAX
+from cluster.console.inputs import BadInputError, Fields
 from cluster.console.overview import ForeignGroupError, Overview
+from cluster.console.rate import RateBound
 from cluster.console.sampler import wall_ms
 from cluster.console.streams import QUEUE_MAX, TooManyStreamsError
-from dledger.errors import DLedgerError
+from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError
 from dledger.types import NodeId
 from rocketstore.client.errors import NotFoundError
 
 BODY_BYTES_MAX: Final = 4096
 LOOKUPS_MAX: Final = 8
 """Concurrent lookups that wait for a node; further ones are refused, because they would only queue."""
+CHANGES_MAX: Final = 30
+CHANGES_S: Final = 10.0
+"""So many changes of topics, groups and messages within so many seconds."""
 TEXT_CHARACTERS_MAX: Final = 1024
 _OFFSET_MAX: Final = (1 << 63) - 1
 _TYPES: Final = {
@@ -41,10 +48,6 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _T = TypeVar("_T")
-
-
-class BadInputError(Exception):
-    """Raised for an invalid request; the message says why."""
 
 
 _NO_DESK: Final = (BadInputError, NotFoundError, ForeignGroupError, TooManyDesksError)
@@ -71,6 +74,7 @@ class Console:
         self._files = load_files(Path(__file__).parent / "static")
         self._lookups = 0
         self._acting = 0
+        self._changes = RateBound(CHANGES_MAX, CHANGES_S)
         self._limiter: CapacityLimiter | None = None
         get = partial(Route, methods=["GET"])
         post = partial(Route, methods=["POST"])
@@ -91,7 +95,13 @@ class Console:
                 get("/api/message", self._lookup(self._message)),
                 get("/api/entries", self._lookup(self._entries)),
                 get("/api/entry", self._lookup(self._entry)),
+                get("/api/clients", self._lookup(self._clients)),
+                get("/api/members", self._lookup(self._members)),
+                get("/api/dead-letters", self._lookup(self._dead_letters)),
+                get("/api/delayed", self._lookup(self._delayed)),
+                get("/api/reset-plan", self._lookup(self._reset_plan)),
                 post("/api/act", self._act),
+                post("/api/do/{change}", self._do),
             ],
             lifespan=self._lifespan,
         )
@@ -133,7 +143,7 @@ class Console:
         return JSONResponse({"status": "ok", "pages": pages})
 
     async def _sign_in(self, request: Request) -> Response:
-        given = parse_qs((await _body(request)).decode("latin-1")).get("token", [""])[0].strip()
+        given = parse_qs((await _body(request) or b"").decode("latin-1")).get("token", [""])[0].strip()
         if self._rules.token and same(given, self._rules.token):
             return self._rules.signed_in(RedirectResponse("/", 303))
         request.state.wrong_token()
@@ -144,7 +154,7 @@ class Console:
             shown = self._what(request)
         except _NO_DESK as error:
             return _refused(error)
-        actions = sorted(shown.control.actions) if isinstance(shown, Desk) else []
+        actions = sorted(shown.control.actions | shown.control.changes) if isinstance(shown, Desk) else []
         return JSONResponse({"csrf": request.state.csrf, "actions": actions, "version": self._version})
 
     # --- what is ----------------------------------------------------------------------------------------------------
@@ -202,7 +212,7 @@ class Console:
         except _NO_DESK as error:
             return _refused(error)
         except DLedgerError as error:
-            return _error(502, str(error))
+            return _failed(error)
         finally:
             self._lookups -= 1
         return _error(404, "not found, or no longer there") if found is None else JSONResponse(found)
@@ -250,12 +260,35 @@ class Console:
     def _entry(self, desk: Desk, request: Request) -> object:
         return desk.entries.one(desk.history.group, _number(request, "index", 0, _OFFSET_MAX))
 
+    def _clients(self, desk: Desk, request: Request) -> object:
+        wanted = _text(request, "wanted") if request.query_params.get("wanted") else ""
+        return desk.clients.everybody(wanted, _number(request, "first", 0, _OFFSET_MAX))
+
+    def _members(self, desk: Desk, request: Request) -> object:
+        return desk.clients.members(_text(request, "group"))
+
+    def _dead_letters(self, desk: Desk, request: Request) -> object:
+        return desk.letters.dead(_text(request, "group"), _number(request, "before", -1, _OFFSET_MAX))
+
+    def _delayed(self, desk: Desk, request: Request) -> object:
+        return desk.letters.delayed(_number(request, "level", 0, 999), _number(request, "offset", -1, _OFFSET_MAX))
+
+    def _reset_plan(self, desk: Desk, request: Request) -> object:
+        to = _text(request, "to")
+        start: Literal["first", "last"] | int
+        match to:
+            case "first" | "last":
+                start = to
+            case _:
+                start = _number(request, "to", 0, _OFFSET_MAX)
+        return desk.changes.plan_reset(_text(request, "group"), _text(request, "topic"), start)
+
     # --- doing things ------------------------------------------------------------------------------------------------
 
     async def _act(self, request: Request) -> Response:
         try:
             desk = self._desk(request)
-            action, node = _action_of(await _body(request))
+            action, node = _action_of(await _body(request) or b"")
         except _NO_DESK as error:
             return _refused(error)
         if action not in desk.control.actions:
@@ -264,18 +297,62 @@ class Console:
             return _error(503, "other actions are in progress")
         self._acting += 1
         try:
-            told = await self._in_thread(partial(_do, desk, action, node))
+            told = await self._in_thread(partial(_act_on_node, desk, action, node))
         except ActionRefusedError as error:
             return _error(409, str(error))
         except DLedgerError as error:
-            unknown = " (it may still have taken effect: check)" if error.outcome == "unknown" else ""
-            return _error(502, f"{error}{unknown}")
+            return _failed(error)
         finally:
             self._acting -= 1
         return JSONResponse({"ok": True, "message": told})
 
+    async def _do(self, request: Request) -> Response:
+        name = request.path_params["change"]
+        if name not in BrokerChange.__members__.values():
+            return _error(404, "there is no such action")
+        change = BrokerChange(name)
+        try:
+            desk = self._desk(request)
+            if change not in desk.control.changes:
+                return _error(403, "this console is read-only: it was started with --read-only")
+            body = await _body(request, change.bytes_max)
+            if body is None:
+                return _error(413, f"the request is longer than {change.bytes_max:,} bytes")
+            asked = Fields(body, FIELDS[change])
+        except _NO_DESK as error:
+            return _refused(error)
+        if self._acting >= LOOKUPS_MAX // 2:
+            return _error(503, "other actions are in progress")
+        if not self._changes.admit():
+            return _error(429, f"more than {CHANGES_MAX} changes within {CHANGES_S:g} s: wait a moment")
+        self._acting += 1
+        try:
+            return await self._in_thread(partial(_change, desk, change, asked))
+        finally:
+            self._acting -= 1
 
-def _do(desk: Desk, action: Action, node: NodeId | None) -> str:
+
+def _change(desk: Desk, change: BrokerChange, asked: Fields) -> Response:
+    """Carry it out and note what became of it, unless it was not tried."""
+    try:
+        done = desk.changes.carry_out(change, asked)
+    except BadInputError as error:
+        return _refused(error)
+    except UnconfirmedError as question:
+        asking = {"title": question.title, "text": str(question), "yes": question.yes}
+        return JSONResponse({"ok": False, "error": f"{question.title} {question}", "confirm": asking}, 409)
+    except DLedgerError as error:
+        desk.history.tell("refused", "", _event(f"{change.replace('-', ' ')}: {error}"), wall_ms())
+        return _failed(error)
+    desk.history.tell("action", "", _event(done.told), wall_ms())
+    return JSONResponse({"ok": True, "message": done.told, **done.facts})
+
+
+def _event(text: str) -> str:
+    return safe_text(text)[:TEXT_MAX]
+
+
+def _act_on_node(desk: Desk, action: Action, node: NodeId | None) -> str:
     history, control = desk.history, desk.control
     try:
         told = control.act(action, node or NodeId("")) if action is not Action.TRANSFER else control.transfer(node)
@@ -297,14 +374,14 @@ def load_files(directory: Path) -> dict[str, tuple[bytes, str, str]]:
     return found
 
 
-async def _body(request: Request) -> bytes:
-    """The whole body, if it is small enough."""
+async def _body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes | None:
+    """The whole body; None if it is too large."""
     body = b""
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                return b""
+            if len(body) > bytes_max:
+                return None
     except ClientDisconnect:
         return b""
     return body
@@ -349,7 +426,24 @@ def _count(request: Request) -> int:
 def _refused(error: Exception) -> Response:
     """The answer to one of ``_NO_DESK``."""
     status = {BadInputError: 400, NotFoundError: 404, TooManyDesksError: 503}.get(type(error), 409)
+    if isinstance(error, BadInputError) and error.field:
+        return JSONResponse({"ok": False, "error": str(error), "field": error.field}, status)
     return _error(status, str(error))
+
+
+def _failed(error: DLedgerError) -> Response:
+    """The answer to what brokers or nodes refused, or did not answer."""
+    unknown = " (it may still have taken effect: check)" if error.outcome == "unknown" else ""
+    match error:
+        case AccessDeniedError():
+            status = 403
+        case NotFoundError():
+            status = 404
+        case InvalidRequestError():
+            status = 400
+        case _:
+            status = 502
+    return _error(status, f"{error}{unknown}")
 
 
 def _error(status: int, why: str) -> Response:

@@ -14,6 +14,7 @@ from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from cluster.console.changes import BrokerChange
 from cluster.local.group import LocalGroupError
 from dledger.errors import InvalidRequestError
 from dledger.types import NodeId
@@ -46,6 +47,10 @@ class ClusterControl(Protocol):
     def actions(self) -> frozenset[Action]:
         """The supported actions."""
 
+    @property
+    def changes(self) -> frozenset[BrokerChange]:
+        """What may be changed at brokers."""
+
     def transfer(self, target: NodeId | None) -> str:
         """Transfer leadership to ``target``, or to the most caught-up member; returns a description.
 
@@ -63,6 +68,7 @@ class NoControl:
     """A read-only console."""
 
     actions: frozenset[Action] = frozenset()
+    changes: frozenset[BrokerChange] = frozenset()
 
     def transfer(self, target: NodeId | None) -> str:  # noqa: ARG002
         """Always refused."""
@@ -81,6 +87,7 @@ class GroupControl:
     """Leadership transfer, over a connection like that of ``dledger transfer-leader``."""
 
     actions: frozenset[Action] = frozenset({Action.TRANSFER})
+    changes: frozenset[BrokerChange] = frozenset(BrokerChange)
 
     def __init__(self, target: GroupTarget, group: Callable[[], str]) -> None:
         self._target = target

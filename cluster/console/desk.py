@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from cluster.console.browse import EntryBrowser, MessageBrowser
 from cluster.console.catalog import Catalog
+from cluster.console.changes import BrokerChanges
+from cluster.console.clients import ClientLists
 from cluster.console.control import ClusterControl, GroupControl
 from cluster.console.history import History
+from cluster.console.letters import LetterBrowser
 from cluster.console.probe import BROKER_TIMEOUT_S, GroupProbe
 from cluster.console.sampler import SamplePace, Sampler, wall_ms
 from cluster.console.streams import Streams
@@ -40,7 +43,9 @@ class Desk:
         brokers: BrokerTarget,
         control: ClusterControl | None = None,
         pace: SamplePace | None = None,
+        name_servers: Sequence[str] = (),
     ) -> None:
+        """``name_servers`` know other groups of brokers that have queues of the same topics."""
         self.history: Final = History(target.bootstrap, lambda: self.streams.hurry())
         self.sampler: Final = Sampler(
             GroupProbe(target, replace(brokers, timeout_s=BROKER_TIMEOUT_S)), self.history, pace
@@ -51,6 +56,10 @@ class Desk:
             lambda: self.streams.hurry(catalog=True),
         )
         self.messages: Final = MessageBrowser(brokers.admin())
+        self._admin: Final = brokers.admin()
+        self.clients: Final = ClientLists(brokers, self._admin, name_servers)
+        self.changes: Final = BrokerChanges(brokers, self._admin, self.clients)
+        self.letters: Final = LetterBrowser(self._admin)
         self.entries: Final = EntryBrowser(target)
         self.control: Final = control or GroupControl(target, lambda: self.history.group)
         self.streams: Final = Streams(
@@ -70,6 +79,9 @@ class Desk:
         self.sampler.stop()
         self.catalog.stop()
         self.messages.close()
+        self.changes.close()
+        self.clients.close()
+        self._admin.close()
 
     def hang_up(self) -> None:
         """Close the streams of all pages, for a server that is about to end. On any thread."""

@@ -90,6 +90,6 @@ def _desk_maker(
 ) -> Callable[[tuple[str, ...]], Desk]:
     def make(addresses: tuple[str, ...]) -> Desk:
         found = replace(brokers, addresses=addresses, name_servers=())
-        return Desk(replace(target, bootstrap=addresses, group=""), found, control, pace)
+        return Desk(replace(target, bootstrap=addresses, group=""), found, control, pace, brokers.name_servers)
 
     return make

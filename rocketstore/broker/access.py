@@ -22,7 +22,7 @@ from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.types import PutMessageStatus, PutResult
+from rocketstore.types import SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
 SUB, PUB = Permission.SUB, Permission.PUB
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
@@ -47,6 +47,7 @@ class BrokerAccess:
             "PutTopic": self._put_topic,
             "DeleteTopic": self._delete_topic,
             "DeleteGroup": self._delete_group,
+            "Delayed": self._delayed,
         }
         self._filters: dict[str, Callable[[Caller, bytes], bytes]] = {
             "QueryById": self._readable_records,
@@ -172,6 +173,9 @@ class BrokerAccess:
 
     def _delete_group(self, caller: Caller, data: bytes) -> None:
         self.guard.require_admin(caller, "DeleteGroup", f"group:{parse(pb.DeleteGroupRequest, data).name}")
+
+    def _delayed(self, caller: Caller, _data: bytes) -> None:
+        self.guard.require_admin(caller, "Delayed", f"topic:{SCHEDULE_TOPIC}", changes=False)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
+from rocketstore.broker.delayed import DelayedMessages
 from rocketstore.broker.made import MadeByClients
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
@@ -63,6 +64,7 @@ class AdminService:
         self._made_groups = MadeByClients("groups", "groups_max", config.groups_max * percent // 100, state.has_group)
         self._positions = positions
         self._leader_address = leader_address
+        self._delayed = DelayedMessages(config, store, state, readers)
 
     def adopt(self, config: BrokerConfig) -> None:
         """Continue with changed settings."""
@@ -83,6 +85,7 @@ class AdminService:
             "DeleteGroup": _of_anybody(self._delete_group),
             "ListTopics": _of_anybody(self._list_topics),
             "ListGroups": _of_anybody(self._list_groups),
+            "Delayed": _of_anybody(self._delayed.answer),
         }
 
     async def create_default_topic(self, name: str, owner: str, queues_max: int = 0) -> PutResult:

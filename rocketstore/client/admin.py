@@ -17,6 +17,7 @@ from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.methods import (
     COMMIT_OFFSETS,
     COMMIT_POSITION,
+    DELAYED,
     DELETE_GROUP,
     DELETE_TOPIC,
     FETCH_OFFSETS,
@@ -28,6 +29,7 @@ from rocketstore.client.methods import (
     QUERY_BY_ID,
     QUERY_BY_KEY,
     QUEUE_RANGE,
+    SEND_BACK,
     STATUS,
     is_master,
     report_of_broker,
@@ -98,6 +100,20 @@ class QueueProgress:
     def lag(self) -> int:
         """The number of messages still to be consumed."""
         return max(self.max_offset - max(self.committed, self.min_offset, 0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevelStatus:
+    """Messages that wait at one delay level: those from ``next_offset`` to before ``end_offset``.
+
+    ``next_due_ms`` (since 1970) is when the next one is due; -1 if none waits.
+    """
+
+    level: int
+    delay_ms: int
+    next_offset: int
+    end_offset: int
+    next_due_ms: int
 
 
 class Admin:
@@ -223,6 +239,21 @@ class Admin:
         answer = self._connection.ask_reader(PULL, request, self._connection.deadline())
         return split_records(answer.records), max(answer.next_offset, 0)
 
+    def delayed(
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 0
+    ) -> tuple[list[DelayLevelStatus], list[Message]]:
+        """Every delay level, and messages that wait at one, from ``offset`` on (-1: the next one to be delivered).
+
+        They are as stored: the topic and queue that they are for are properties. Requires an administrator's account.
+        """
+        request = pb.DelayedRequest(level=level, offset=offset, max_messages=max_messages)
+        answer = self._connection.ask_reader(DELAYED, request, self._connection.deadline())
+        levels = [
+            DelayLevelStatus(one.level, one.delay_ms, one.next_offset, one.end_offset, one.next_due_ms)
+            for one in answer.levels
+        ]
+        return levels, _decoded(answer)
+
     # --- groups -----------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
@@ -233,6 +264,17 @@ class Admin:
     def delete_group(self, name: str) -> None:
         """Delete a consumer group and its offsets; its consumers should be stopped. Raises ``NotFoundError``."""
         self._connection.ask_master(DELETE_GROUP, pb.DeleteGroupRequest(name=name), self._connection.deadline())
+
+    def send_back(self, group: str, topic: str, offset: int, *, delay_level: int, retries_max: int) -> None:
+        """Have a message of ``topic``, at this ``offset`` of the log, delivered to the group again after a delay.
+
+        If it was delivered ``retries_max`` times, it goes to the group's dead letters. An answer that got lost may lead
+        to a second copy. Raises ``NotFoundError``.
+        """
+        request = pb.SendBackRequest(
+            group=group, topic=topic, offset=offset, delay_level=delay_level, retries_max=retries_max
+        )
+        self._connection.ask_master(SEND_BACK, request, self._connection.deadline())
 
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         """A group's committed offsets, by topic and queue."""
@@ -298,7 +340,7 @@ class Admin:
         self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
 
 
-def _decoded(answer: pb.RecordsResponse) -> list[Message]:
+def _decoded(answer: pb.RecordsResponse | pb.DelayedResponse) -> list[Message]:
     try:
         return [decode_record(record) for record in answer.records]
     except CorruptRecordError as error:

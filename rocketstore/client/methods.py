@@ -43,6 +43,7 @@ DELETE_TOPIC: Final = Method("DeleteTopic", pb.DeleteTopicResponse)
 LIST_TOPICS: Final = Method("ListTopics", pb.ListTopicsResponse)
 DELETE_GROUP: Final = Method("DeleteGroup", pb.DeleteGroupResponse)
 LIST_GROUPS: Final = Method("ListGroups", pb.ListGroupsResponse)
+DELAYED: Final = Method("Delayed", pb.DelayedResponse)
 PRODUCER: Final = Method("Producer", pb.ProducerResponse)
 STATUS: Final = Method("Status", pb.StatusResponse)
 

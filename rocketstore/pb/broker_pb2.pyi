@@ -327,6 +327,38 @@ class ListGroupsResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class DelayedRequest(_message.Message):
+    __slots__ = ("level", "offset", "max_messages")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    offset: int
+    max_messages: int
+    def __init__(self, level: _Optional[int] = ..., offset: _Optional[int] = ..., max_messages: _Optional[int] = ...) -> None: ...
+
+class DelayLevel(_message.Message):
+    __slots__ = ("level", "delay_ms", "next_offset", "end_offset", "next_due_ms")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    delay_ms: int
+    next_offset: int
+    end_offset: int
+    next_due_ms: int
+    def __init__(self, level: _Optional[int] = ..., delay_ms: _Optional[int] = ..., next_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., next_due_ms: _Optional[int] = ...) -> None: ...
+
+class DelayedResponse(_message.Message):
+    __slots__ = ("levels", "records")
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    levels: _containers.RepeatedCompositeFieldContainer[DelayLevel]
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, levels: _Optional[_Iterable[_Union[DelayLevel, _Mapping]]] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

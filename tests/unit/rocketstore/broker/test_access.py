@@ -84,6 +84,7 @@ FORBIDDEN: list[tuple[str, Wire, str]] = [
     ("CommitPosition", pb.CommitPositionRequest(group="g", position=1), "requires an account with admin: true"),
     ("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="T")), "PutTopic requires an account with admin: true"),
     ("DeleteTopic", pb.DeleteTopicRequest(name="T"), "DeleteTopic requires an account with admin: true"),
+    ("Delayed", pb.DelayedRequest(), "Delayed requires an account with admin: true"),
     ("DeleteGroup", pb.DeleteGroupRequest(name="g"), "DeleteGroup requires an account with admin: true"),
 ]
 

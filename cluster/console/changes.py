@@ -1,0 +1,317 @@
+"""What the console changes at brokers for whoever uses its page: messages, topics, offsets, groups.
+
+It acts with its own account, so brokers refuse what that account may not. Whatever loses something is asked about
+first: without ``confirmed``, the answer is a question that names what would be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Literal
+
+from cluster.console.browse import QUEUES_MAX
+from cluster.console.clients import ClientLists
+from cluster.console.inputs import OFFSET_MAX, BadInputError, Fields
+from dledger.access.permissions import DEAD_PREFIX
+from dledger.errors import DLedgerError
+from rocketstore.client.errors import NotFoundError
+from rocketstore.client.topics import PERMISSION_READ, PERMISSION_WRITE, TopicInfo
+from rocketstore.message.checks import check_client_topic, check_topic
+from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_TAGS, Message
+from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
+
+if TYPE_CHECKING:
+    from cluster.broker_target import BrokerTarget
+    from rocketstore.client import Admin, Producer
+
+BODY_BYTES_MAX: Final = 256 * 1024
+"""Of a message's body; brokers accept more, from other clients."""
+NAME_CHARS_MAX: Final = 127
+TAG_CHARS_MAX: Final = 256
+KEYS_CHARS_MAX: Final = 1024
+DELAY_LEVEL_MAX: Final = 18
+COUNTED_QUEUES_MAX: Final = 64
+"""Queues whose messages are counted for a question."""
+NAMED_MAX: Final = 5
+RESEND_LEVEL: Final = 1
+"""The shortest delay."""
+RESENDS_MAX: Final = 1_000_000
+"""A dead letter was delivered more often than its group allows."""
+_PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE}
+
+
+class BrokerChange(StrEnum):
+    """What can be asked for, as a part of the request's path."""
+
+    SEND = "send"
+    PUT_TOPIC = "put-topic"
+    DELETE_TOPIC = "delete-topic"
+    RESET_OFFSETS = "reset-offsets"
+    DELETE_GROUP = "delete-group"
+    RESEND = "resend"
+
+    @property
+    def bytes_max(self) -> int:
+        """How long the request may be; JSON may take two bytes and more for one."""
+        return {BrokerChange.SEND: 2 * BODY_BYTES_MAX, BrokerChange.RESET_OFFSETS: 64 * 1024}.get(self, 4096)
+
+
+FIELDS: Final[Mapping[BrokerChange, tuple[str, ...]]] = {
+    BrokerChange.SEND: ("topic", "tags", "keys", "body", "delay_level", "queue"),
+    BrokerChange.PUT_TOPIC: ("name", "create", "read_queues", "write_queues", "permission", "confirmed"),
+    BrokerChange.DELETE_TOPIC: ("name", "confirmed"),
+    BrokerChange.RESET_OFFSETS: ("group", "topic", "places"),
+    BrokerChange.DELETE_GROUP: ("name", "confirmed"),
+    BrokerChange.RESEND: ("group", "offset"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done: a sentence, and facts for the page."""
+
+    told: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+class UnconfirmedError(Exception):
+    """Raised instead of losing something unasked. ``title`` is the question, the message what would be lost."""
+
+    def __init__(self, title: str, losses: str, yes: str) -> None:
+        super().__init__(losses)
+        self.title = title
+        self.yes = yes
+
+
+class BrokerChanges:
+    """Changes of one group of brokers. Thread-safe; everything raises ``DLedgerError`` and ``BadInputError``."""
+
+    def __init__(self, brokers: BrokerTarget, admin: Admin, clients: ClientLists) -> None:
+        self._brokers = brokers
+        self._admin = admin
+        self._clients = clients
+        self._lock = threading.Lock()  # guards the producer
+        self._producer: Producer | None = None
+
+    def close(self) -> None:
+        """Close the producer, if there is one."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def carry_out(self, change: BrokerChange, asked: Fields) -> Done:
+        """Do it. Raises ``UnconfirmedError``."""
+        work: Mapping[BrokerChange, Callable[[Fields], Done]] = {
+            BrokerChange.SEND: self._send,
+            BrokerChange.PUT_TOPIC: self._put_topic,
+            BrokerChange.DELETE_TOPIC: self._delete_topic,
+            BrokerChange.RESET_OFFSETS: self._reset_offsets,
+            BrokerChange.DELETE_GROUP: self._delete_group,
+            BrokerChange.RESEND: self._resend,
+        }
+        return work[change](asked)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _send(self, asked: Fields) -> Done:
+        topic = _topic_name(asked, "topic")
+        body = asked.body("body", longest=BODY_BYTES_MAX).encode()
+        if len(body) > BODY_BYTES_MAX:
+            raise BadInputError(f"body has {len(body):,} bytes: at most {BODY_BYTES_MAX:,} can be sent here", "body")
+        level = asked.optional_number("delay_level", 0, DELAY_LEVEL_MAX) or 0
+        queue = asked.optional_number("queue", 0, TOPIC_QUEUES_MAX - 1)
+        if queue is not None and queue >= (queues := self._admin.topic(topic).write_queues):
+            raise BadInputError(f"topic {topic} has {queues} queues, numbered from 0", "queue")
+        known = {
+            PROPERTY_TAGS: asked.text("tags", longest=TAG_CHARS_MAX, shortest=0).strip(),
+            PROPERTY_KEYS: " ".join(asked.text("keys", longest=KEYS_CHARS_MAX, shortest=0).split()),
+            PROPERTY_DELAY: str(level) if level else "",
+        }
+        message = Message(topic, body, properties={name: text for name, text in known.items() if text})
+        receipt = self._sender().send(message, queue_id=queue)
+        facts = {
+            "topic": topic,
+            "queue": receipt.queue_id,
+            "offset": receipt.queue_offset,
+            "message_id": receipt.message_id,
+            "unique_key": receipt.unique_key,
+            "delay_level": level,
+        }
+        if level:
+            return Done(
+                f"sent a message to {topic}, which waits at delay level {level}: id {receipt.message_id}", facts
+            )
+        place = f"queue {receipt.queue_id}, offset {receipt.queue_offset}"
+        return Done(f"sent a message to {topic}: {place}, id {receipt.message_id}", facts)
+
+    def _sender(self) -> Producer:
+        from rocketstore.client import Producer
+
+        with self._lock:
+            if self._producer is None:
+                brokers = self._brokers
+                security = brokers.security.for_client()
+                self._producer = Producer(brokers.addresses, timeout_s=brokers.timeout_s, security=security)
+            return self._producer
+
+    def _resend(self, asked: Fields) -> Done:
+        group, offset = _group_name(asked, "group"), asked.number("offset", 0, OFFSET_MAX)
+        topic = f"{DEAD_PREFIX}{group}"
+        found, _ = self._admin.messages(topic, 0, offset, max_messages=1)
+        if not found or found[0].queue_offset != offset:
+            raise NotFoundError(f"dead letter {offset} of {group} no longer exists")
+        position = found[0].decode().offset
+        self._admin.send_back(group, topic, position, delay_level=RESEND_LEVEL, retries_max=RESENDS_MAX)
+        return Done(f"dead letter {offset} of {group} goes to its consumers again, once")
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def _put_topic(self, asked: Fields) -> Done:
+        name = _topic_name(asked, "name")
+        wanted = TopicInfo(
+            name,
+            asked.number("read_queues", 1, TOPIC_QUEUES_MAX),
+            asked.number("write_queues", 1, TOPIC_QUEUES_MAX),
+            _PERMISSIONS[asked.choice("permission", _PERMISSIONS)],
+        )
+        known = {one.name: one for one in self._admin.topics()}
+        if asked.flag("create"):
+            if name in known:
+                raise BadInputError(f"topic {name} exists already: change it instead", "name")
+        elif name not in known:
+            raise NotFoundError(f"topic {name} does not exist")
+        elif not asked.flag("confirmed"):
+            self._check_kept(known[name], wanted)
+        self._admin.put_topic(wanted)
+        word = "created" if asked.flag("create") else "changed"
+        permission = asked.choice("permission", _PERMISSIONS)
+        return Done(
+            f"{word} topic {name}: {wanted.write_queues} write queues, {wanted.read_queues} read queues, {permission}"
+        )
+
+    def _check_kept(self, before: TopicInfo, wanted: TopicInfo) -> None:
+        losses = []
+        if wanted.write_queues < before.write_queues:
+            losses.append(f"{_queues(wanted.write_queues, before.write_queues)} no new messages any more.")
+        if wanted.read_queues < before.read_queues:
+            count = self._count(before.name, range(wanted.read_queues, before.read_queues))
+            gone = _queues(wanted.read_queues, before.read_queues).removesuffix(" get").removesuffix(" gets")
+            losses.append(f"{gone} cannot be read any more, with {count} in them, consumed or not.")
+        if losses:
+            raise UnconfirmedError(f"Shrink topic {before.name}?", " ".join(losses), f"Shrink {before.name}")
+
+    def _delete_topic(self, asked: Fields) -> Done:
+        name = _topic_name(asked, "name")
+        if not asked.flag("confirmed"):
+            topic = self._admin.topic(name)
+            count = self._count(name, range(topic.read_queues))
+            users = [one for one in self._admin.groups()[:COUNTED_QUEUES_MAX] if self._admin.offsets(one, name)]
+            losses = f"Its {count} can no longer be read." if count != "no messages" else "It has no messages."
+            if users:
+                losses += f" {_named(users)} {'loses its' if len(users) == 1 else 'lose their'} offsets in it."
+            raise UnconfirmedError(f"Delete topic {name} and its messages?", losses, f"Delete {name}")
+        self._admin.delete_topic(name)
+        return Done(f"deleted topic {name}")
+
+    def _count(self, topic: str, queues: range) -> str:
+        """How many messages are in these queues, in words."""
+        count = 0
+        for queue_id in queues[:COUNTED_QUEUES_MAX]:
+            found = self._admin.queue_range(topic, queue_id)
+            count += max(found.max_offset - max(found.min_offset, 0), 0)
+        if len(queues) > COUNTED_QUEUES_MAX:
+            return f"{count:,} messages or more"
+        return {0: "no messages", 1: "1 message"}.get(count, f"{count:,} messages")
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def plan_reset(self, group: str, topic: str, start: Literal["first", "last"] | int) -> dict[str, object]:
+        """What a reset would do, queue by queue, without doing it. ``start``: an end, or a time (ms since 1970)."""
+        for name, what in ((group, "group"), (topic, "topic")):
+            if problem := check_topic(name):
+                raise BadInputError(problem.replace("the topic", f"the {what}"), what)
+        queues = self._admin.topic(topic).read_queues
+        if queues > QUEUES_MAX:
+            raise BadInputError(f"{topic} has {queues} queues: use `dledger consumer reset-offset`", "topic")
+        offsets = self._admin.offsets(group, topic)
+        rows = []
+        for queue_id in range(queues):
+            found = self._admin.queue_range(topic, queue_id)
+            low, to = max(found.min_offset, 0), self._admin.offset_at(topic, queue_id, start)
+            to = min(max(to, low), found.max_offset)
+            before = offsets.get((topic, queue_id), -1)
+            rows.append(
+                {"queue": queue_id, "from": before, "to": to, "min_offset": low, "max_offset": found.max_offset}
+            )
+        members = -1
+        with suppress(DLedgerError):  # who is connected is not known, then
+            connected = self._clients.consumers(group)
+            members = len(connected.members) if connected is not None else 0
+        return {"group": group, "topic": topic, "rows": rows, "members": members, "is_new": not offsets}
+
+    def _reset_offsets(self, asked: Fields) -> Done:
+        group, topic = _group_name(asked, "group"), _topic_name(asked, "topic", of_clients=False)
+        places = asked.places("places", most=OFFSETS_MAX)
+        queues = self._admin.topic(topic).read_queues
+        for queue_id, offset in places.items():
+            if queue_id >= queues:
+                raise BadInputError(f"topic {topic} has {queues} read queues: there is no queue {queue_id}", "places")
+            found = self._admin.queue_range(topic, queue_id)
+            low = max(found.min_offset, 0)
+            if not low <= offset <= found.max_offset:
+                there = f"queue {queue_id} of {topic} now has offsets {low} to {found.max_offset}"
+                raise BadInputError(f"{there}, not {offset}: look again", "places")
+        self._admin.set_offsets(group, topic, places)
+        shown = [f"queue {queue_id} to {offset}" for queue_id, offset in sorted(places.items())]
+        more = f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else ""
+        return Done(f"reset {group} in {topic}: {', '.join(shown[:NAMED_MAX])}{more}")
+
+    def _delete_group(self, asked: Fields) -> Done:
+        name = _group_name(asked, "name")
+        if not asked.flag("confirmed"):
+            if name not in self._admin.groups():
+                raise NotFoundError(f"group {name} does not exist")
+            topics = sorted({topic for topic, _ in self._admin.offsets(name)})
+            losses = f"Its offsets in {_named(topics)} are lost." if topics else "It has no offsets."
+            with suppress(DLedgerError):  # who is connected only adds to the question
+                consumers = self._clients.consumers(name)
+                if consumers is not None:
+                    losses += (
+                        f" {_connected(len(consumers.members))}: stop them first, or the next commit creates it again."
+                    )
+            raise UnconfirmedError(f"Delete group {name} and its offsets?", losses, f"Delete {name}")
+        self._admin.delete_group(name)
+        return Done(f"deleted group {name}")
+
+
+def _topic_name(asked: Fields, name: str, *, of_clients: bool = True) -> str:
+    topic = asked.text(name, longest=NAME_CHARS_MAX).strip()
+    if problem := check_client_topic(topic) if of_clients else check_topic(topic):
+        raise BadInputError(problem, name)
+    return topic
+
+
+def _group_name(asked: Fields, name: str) -> str:
+    group = asked.text(name, longest=NAME_CHARS_MAX).strip()
+    if problem := check_topic(group):
+        raise BadInputError(problem.replace("the topic", "the group"), name)
+    return group
+
+
+def _queues(begin: int, end: int) -> str:
+    return f"Queue {begin} gets" if end == begin + 1 else f"Queues {begin} to {end - 1} get"
+
+
+def _connected(count: int) -> str:
+    return "1 consumer is connected" if count == 1 else f"{count} consumers are connected"
+
+
+def _named(names: list[str]) -> str:
+    more = [f"{len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else []
+    shown = [*names[:NAMED_MAX], *more]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,105 @@
+"""Messages that no consumer gets now, as JSON: a group's dead letters, and those that wait for their delivery time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cluster.console.browse import FIELD_MAX, preview, safe_text
+from dledger.access.permissions import DEAD_PREFIX
+from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC, Message
+
+if TYPE_CHECKING:
+    from rocketstore.client import Admin, ReceivedMessage
+
+PAGE: Final = 20
+_NO_DEAD: Final[dict[str, object]] = {"min_offset": 0, "max_offset": 0, "first": 0, "messages": []}
+
+
+class LetterBrowser:
+    """Thread-safe; raises ``DLedgerError``."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def dead(self, group: str, before: int) -> dict[str, object]:
+        """A page of a group's dead letters, newest first: offsets below ``before`` (negative: the newest)."""
+        topic = f"{DEAD_PREFIX}{group}"
+        try:
+            found = self._admin.queue_range(topic, 0)
+        except NotFoundError:  # it is created with the first one
+            return {"group": group, "topic": topic, **_NO_DEAD}
+        low = max(found.min_offset, 0)
+        end = found.max_offset if before < 0 else min(before, found.max_offset)
+        first = max(end - PAGE, low)
+        messages: list[dict[str, object]] = []
+        at = first
+        while at < end:
+            page, at_next = self._admin.messages(topic, 0, at, max_messages=end - at)
+            messages += [_dead(one.decode(), _body(one)) for one in page if one.queue_offset < end]
+            if at_next <= at:
+                break
+            at = at_next
+        newest_first = messages[::-1]
+        about: dict[str, object] = {"min_offset": low, "max_offset": found.max_offset, "first": first}
+        return {"group": group, "topic": topic, **about, "messages": newest_first}
+
+    def delayed(self, level: int, offset: int) -> dict[str, object]:
+        """The delay levels; with a ``level``, a page of its messages from ``offset`` on (negative: the next ones)."""
+        levels, messages = self._admin.delayed(level, max(offset, -1), max_messages=PAGE if level else 0)
+        delays_ms = {one.level: one.delay_ms for one in levels}
+        return {
+            "levels": [
+                {
+                    "level": one.level,
+                    "delay_ms": one.delay_ms,
+                    "count": max(one.end_offset - one.next_offset, 0),
+                    "next_offset": one.next_offset,
+                    "end_offset": one.end_offset,
+                    "next_due_ms": one.next_due_ms,
+                }
+                for one in levels
+            ],
+            "level": level,
+            "messages": [_delayed(one, delays_ms[level]) for one in messages],
+        }
+
+
+def _body(received: ReceivedMessage) -> bytes:
+    try:
+        return received.body
+    except BadAnswerError:  # its compression is damaged
+        return received.raw_body
+
+
+def _dead(message: Message, body: bytes) -> dict[str, object]:
+    return {
+        **_about(message, body),
+        "origin": safe_text(message.properties.get(PROPERTY_RETRY_TOPIC, ""))[:FIELD_MAX],
+        "deliveries": message.reconsume_times,
+        "stored_ms": message.store_timestamp,
+        "born_ms": message.born_timestamp,
+    }
+
+
+def _delayed(message: Message, delay_ms: int) -> dict[str, object]:
+    queue = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
+    return {
+        **_about(message, message.body),
+        "to_topic": safe_text(message.properties.get(PROPERTY_REAL_TOPIC, ""))[:FIELD_MAX],
+        "to_queue": safe_text(queue)[:FIELD_MAX],
+        "stored_ms": message.store_timestamp,
+        "due_ms": message.store_timestamp + delay_ms,
+    }
+
+
+def _about(message: Message, body: bytes) -> dict[str, object]:
+    return {
+        "offset": message.queue_offset,
+        "message_id": offset_message_id(message.store_host, message.offset),
+        "unique_key": safe_text(message.unique_key)[:FIELD_MAX],
+        "tags": safe_text(message.tags)[:FIELD_MAX],
+        "keys": safe_text(" ".join(message.keys))[:FIELD_MAX],
+        "preview": preview(body),
+    }
