@@ -30,7 +30,11 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim_store", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
-    parser.add_argument("--world", choices=WORLDS, help="a broker alone, a group, or a master with slaves; each seed makes one of each kind")
+    parser.add_argument(
+        "--world",
+        choices=WORLDS,
+        help="a broker alone, a group, or a master with slaves; each seed makes one of each kind",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")

@@ -116,7 +116,12 @@ class ReplicatingBroker(PlainBroker):
 
     @classmethod
     def make_replicating(
-        cls, group: Group, config: BrokerConfig, settings: StateSettings, scheduler: Scheduler, master: Callable[[], str]
+        cls,
+        group: Group,
+        config: BrokerConfig,
+        settings: StateSettings,
+        scheduler: Scheduler,
+        master: Callable[[], str],
     ) -> ReplicatingBroker:
         """As ``BrokerServer`` does it; ``master`` gives a slave its master's address."""
         made = cls.make(group, config.store, settings, scheduler)

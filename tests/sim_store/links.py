@@ -176,7 +176,7 @@ class End(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Whether nothing more can be written."""
-        return self._is_closed
+        return self._is_closed or self.group.dead or self._loop.is_closed()
 
     def is_reading(self) -> bool:
         """Whether it takes what comes."""

@@ -61,9 +61,9 @@ class SimLoop(asyncio.BaseEventLoop):
         if group is not None and not group.dead and error is not None and not isinstance(error, Killed):
             group.failure = group.failure or error
 
-    def remove_reader(self, fd: int) -> bool:
+    def remove_reader(self, _fd: object) -> bool:
         """There are no descriptors."""
-        return fd < 0
+        return False
 
     def run_in_executor(  # type: ignore[override]  # of one executor, whose threads are not counted
         self, executor: None, func: Callable[..., _T], *args: object

@@ -7,7 +7,7 @@ as the documents tell people to, and everything is held against the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -143,7 +143,7 @@ class ReplicationSimulation(World):
 
     def _strike(self) -> None:
         random, network = self.random, self.network
-        strikes = {
+        strikes: dict[str, Callable[[], object]] = {
             "kill": lambda: self._crash_slave("kill"),
             "power": lambda: self._crash_slave("power"),
             "cut": lambda: network.cut(random.choice(self.machines).name),
@@ -186,7 +186,13 @@ class ReplicationSimulation(World):
             if group is not None and group.failure is not None:
                 raise group.failure
             if broker is not None and not machine.faulty:
-                require(not (broker.failure or broker.poison), "a broker gave up", machine.name, broker.failure, broker.poison)
+                require(
+                    not (broker.failure or broker.poison),
+                    "a broker gave up",
+                    machine.name,
+                    broker.failure,
+                    broker.poison,
+                )
         master = self.master.broker
         if master is None:
             return
@@ -206,7 +212,7 @@ class ReplicationSimulation(World):
         safe = log.flushed_offset if self.options.is_flushed else end
         require(slave.floor <= safe, "a slave acknowledged what it does not have", slave.name, slave.floor, safe)
         pair = (self.master.boots, slave.boots)
-        begin = slave.compared[2] if slave.compared[:2] == pair else log.min_offset
+        begin = max(log.min_offset, master.min_offset, slave.compared[2] if slave.compared[:2] == pair else 0)
         if end > begin:
             same = slave.has(begin, end, self.master)
             require(same, "a slave's log differs from its master's", slave.name, begin, end)
@@ -311,9 +317,7 @@ class ReplicationSimulation(World):
 
     def _ask_before(self, best: Machine) -> None:
         """What ``dledger ha promote`` says; where it sees no loss, there is none."""
-        others = [
-            OtherSlave(one.name, one.end, one.up.ha.epoch) for one in self.slaves if one is not best
-        ]
+        others = [OtherSlave(one.name, one.end, one.up.ha.epoch) for one in self.slaves if one is not best]
         self._idle(100_000)
         found = checks(best.up.ha.facts(), [Master(self.master.address, False, "gone")], others, [])
         losses = [one for one in found if one.loss is not None]
@@ -364,7 +368,7 @@ class ReplicationSimulation(World):
             for slave in self.slaves:
                 view = slave.up.ha.master()
                 problem = "" if view is None or view.is_connected else view.problem
-                if any(words in problem for words in _WIPE):
+                if any(words in problem for words in _WIPE) and not self._fits(slave):
                     self._refused(slave, problem)
                     require(slave.name not in wiped, "a wiped slave does not fit", slave.name, problem)
                     wiped.add(slave.name)
@@ -376,12 +380,13 @@ class ReplicationSimulation(World):
         view = slave.up.ha.master()
         return view is not None and view.is_connected and slave.end >= end
 
+    def _fits(self, slave: Machine) -> bool:
+        """Whether its log is a part of the master's: then it may have been refused by another, but is not for long."""
+        begin, end = max(slave.up.store.log.min_offset, self.master.up.store.log.min_offset), slave.end
+        return begin <= end <= self.master.end and slave.has(begin, end, self.master)
+
     def _refused(self, slave: Machine, problem: str) -> None:
-        """It may be refused only if it does not fit."""
-        begin, end = slave.up.store.log.min_offset, slave.end
-        master = self.master.up.store.log
-        fits = end <= master.end_offset and slave.has(begin, end, self.master)
-        require(not fits, "a slave is refused that fits", slave.name, problem)
+        """It says why it does not follow, and somebody does what it says."""
         self.event("refused", slave.name, problem)
         self.hits["refused slave"] += 1
         slave.crash("kill")
@@ -391,20 +396,15 @@ class ReplicationSimulation(World):
     # -- checks --------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        self._in_time(self.machines)
         for machine in self.machines:
+            machine.run(partial(self._wait_applied, machine), "dispatch")
             machine.run(partial(self._check_one, machine), "check")
 
-    def _in_time(self, machines: Sequence[Machine]) -> None:
-        for one in machines:
-            store, state = one.up.store, one.up.state
-            one.run(
-                lambda store=store: wait_until(
-                    self.scheduler, lambda: store.wait_dispatched(1.0), "the log is not dispatched"
-                ),
-                "dispatch",
-            )
-            wait_until(self.scheduler, lambda state=state: state.is_applied, f"{one.name} does not know its state")
+    def _wait_applied(self, machine: Machine) -> None:
+        """Its queues and its state have all that is in its log."""
+        store, state = machine.up.store, machine.up.state
+        wait_until(self.scheduler, lambda: store.wait_dispatched(1.0), "the log is not dispatched")
+        wait_until(self.scheduler, lambda: state.is_applied, f"{machine.name} does not know its state")
 
     def _check_one(self, machine: Machine) -> None:
         broker = machine.up
