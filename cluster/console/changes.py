@@ -201,7 +201,8 @@ class BrokerChanges:
         if wanted.read_queues < before.read_queues:
             count = self._count(before.name, range(wanted.read_queues, before.read_queues))
             gone = _queues(wanted.read_queues, before.read_queues).removesuffix(" get").removesuffix(" gets")
-            losses.append(f"{gone} cannot be read any more, with {count} in them, consumed or not.")
+            where = "it" if before.read_queues == wanted.read_queues + 1 else "them"
+            losses.append(f"{gone} cannot be read any more, with {count} in {where}, consumed or not.")
         if losses:
             raise UnconfirmedError(f"Shrink topic {before.name}?", " ".join(losses), f"Shrink {before.name}")
 
