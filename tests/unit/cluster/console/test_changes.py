@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -381,6 +382,28 @@ def test_members_are_shown_with_their_queues(desk: Desk) -> None:
     assert desk.get("clients?first=0&wanted=nobody")["consumers"] == []
     assert plan["members"] == 1
     assert "1 consumer is connected: stop them first" in str(asked.json()["confirm"])
+
+
+def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
+    """As the members themselves divide them."""
+    desk.topic("divided", 5)
+    options = GroupOptions(start="first", timeout_s=20)
+    with ExitStack() as stack:
+        members = [stack.enter_context(GroupConsumer([desk.address], group="pair", options=options)) for _ in range(2)]
+        for one in members:
+            one.subscribe("divided")
+            one.start()
+
+        def own(one: GroupConsumer) -> set[int]:
+            return {queue.queue_id for queue in one.queues if queue.topic == "divided"}
+
+        wait_until(lambda: sorted(len(own(one)) for one in members) == [2, 3], "they share the queues")
+
+        found = desk.get("members?group=pair")
+
+        rows = [(one["queue"], one["member"]) for one in found["rows"] if one["topic"] == "divided"]
+        shown = {one["id"]: {queue for queue, member in rows if member == one["id"]} for one in found["members"]}
+        assert shown == {one.client_id: own(one) for one in members}
 
 
 def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
