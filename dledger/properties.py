@@ -52,12 +52,20 @@ def parse(text: str) -> list[Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank lines; one that ends in an odd number of ``\\`` continues on the next."""
+    """Lines without comments and blank lines; one that ends in an odd number of ``\\`` continues on the next.
+
+    ``<!--`` at the start of a line opens a comment, too: files of RocketMQ 5's distribution begin with one, and Java
+    takes each of its lines for a property. Raises ``ConfigError`` if it is never closed.
+    """
     pending = ""
     start = 0
+    opened = 0
     for number, natural in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         line = natural.lstrip(_BLANKS)
         if not start:
+            if opened or line.startswith("<!--"):
+                opened = 0 if "-->" in line else opened or number
+                continue
             if not line or line[0] in "#!":
                 continue
             start = number
@@ -66,6 +74,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             continue
         yield start, pending + line
         pending, start = "", 0
+    if opened:
+        raise ConfigError([f"line {opened}: the comment <!-- is never closed: add --> after it"])
     if start:
         yield start, pending
 

@@ -71,11 +71,32 @@ class Vocabulary:
         return short.lower() if short.lower() in self.own else self._folded.get(_fold(short))
 
     def hint(self, name: str, candidates: Iterable[str] | None = None) -> str:
-        """``did you mean …?``, or nothing when no known name comes close; of two spellings the one in its style."""
-        likest_last = sorted(candidates or self._all_names, key=lambda one: ("_" in one) == ("_" in name))
-        folded = {_fold(one): one for one in likest_last}
-        close = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=0.6)
-        return f": did you mean {folded[close[0]]}?" if close else ""
+        """``did you mean …?``, or nothing when no known name comes close.
+
+        Names of the same words are closest, in whatever order. A name with an effect precedes one without, and of two
+        spellings of a setting, the one in the style of ``name`` precedes the other.
+        """
+        best, known = 0.0, ""
+        for one in candidates or self._all_names:
+            score = _likeness(name, one)
+            if score >= _LIKE:
+                score += (0.1 if one in self.targets else 0) + (0.01 if ("_" in one) == ("_" in name) else 0)
+                if score > best:
+                    best, known = score, one
+        return f": did you mean {known}?" if known else ""
+
+
+_LIKE: Final = 0.6
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def _likeness(name: str, known: str) -> float:
+    """From 0 on: how many letters two names share in the same order, and how many words in any."""
+    name = re.sub("ssl", "tls", name, flags=re.IGNORECASE)
+    letters = difflib.SequenceMatcher(None, _fold(name), _fold(known)).ratio()
+    words, of_known = ({word.lower() for word in _WORD.findall(one)} for one in (name, known))
+    shared = len(words & of_known) / max(len(words | of_known), 1)
+    return letters + shared / 3 + (0.1 if _fold(known).startswith(_fold(name)) else 0)
 
 
 def _fold(name: str) -> str:
@@ -86,11 +107,15 @@ def _fold(name: str) -> str:
 
 
 class Readings:
-    """The result of reading: ``chosen`` values by setting, names that set nothing in ``unused``, and ``problems``."""
+    """The result of reading: ``chosen`` values by setting, what sets nothing in ``unused``, and ``problems``.
+
+    ``corrections`` say what was read otherwise than it is written, as RocketMQ does without a word.
+    """
 
     def __init__(self) -> None:
         self.chosen: dict[str, Chosen] = {}
-        self.unused: list[str] = []
+        self.unused: list[Given] = []
+        self.corrections: list[str] = []
         self.problems: list[str] = []
 
 
@@ -165,21 +190,39 @@ def _take(vocabulary: Vocabulary, layer: Iterable[Given], readings: Readings) ->
     for given in layer:
         target = vocabulary.targets.get(given.name)
         if target is None:
-            readings.unused.append(f"{given.name} ({given.source})")
+            readings.unused.append(given)
             continue
+        text = given.text.strip()
         try:
-            value = target.parse(given.text.strip())
+            value = target.parse(text)
         except ValueError as error:
-            readings.problems.append(f"{given.source}: {given.name}: {error}")
+            if text:
+                readings.problems.append(f"{given.source}: {given.name}: {error}{_comment_hint(text)}")
+            else:
+                readings.corrections.append(f"{given.name} ({given.source}) is empty and counts as not set")
             continue
         before = here.get(target.setting)
         if before is not None and before.value != value:
-            readings.problems.append(
-                f"{given.source}: {given.name}={given.text} contradicts {before.given.name}={before.given.text} "
-                f"({before.given.source}): keep one of them"
-            )
+            _settle(before, given, readings)
         here[target.setting] = Chosen(value, given)
     readings.chosen.update(here)
+
+
+def _settle(before: Chosen, given: Given, readings: Readings) -> None:
+    """Of two lines with one name the last counts, as in Java; two names with different values are a problem."""
+    if before.given.name == given.name:
+        readings.corrections.append(
+            f"{given.name}={given.text} ({given.source}) replaces {before.given.text} ({before.given.source})"
+        )
+        return
+    readings.problems.append(
+        f"{given.source}: {given.name}={given.text} contradicts {before.given.name}={before.given.text} "
+        f"({before.given.source}): keep one of them"
+    )
+
+
+def _comment_hint(text: str) -> str:
+    return " (a comment needs a line of its own)" if re.search(r"\s(#|//|!)", text) else ""
 
 
 def with_sources(problem: str, chosen: Mapping[str, Chosen], spoken_of_as: Mapping[str, tuple[str, ...]]) -> str:

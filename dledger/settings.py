@@ -28,8 +28,10 @@ from dledger.config import (
     parse_members,
 )
 from dledger.errors import ConfigError
-from dledger.java_names import ALIASES, UNUSED
+from dledger.java_families import UNUSED
+from dledger.java_names import ALIASES
 from dledger.limits import Unit, limits_of
+from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
 from dledger.types import NodeId
 from dledger.values import (
@@ -45,10 +47,10 @@ from dledger.values import (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A checked configuration, and the settings that were recognized but change nothing in this package."""
+    """A checked configuration, and what people should know of settings that were corrected or change nothing."""
 
     config: ServerConfig
-    unused: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
@@ -60,7 +62,8 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     problems = [setting_sources.with_sources(one, readings.chosen, SPOKEN_OF_AS) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    return Settings(config, tuple(readings.unused))
+    warnings = [*notices(readings.unused), *readings.corrections, *_covered(readings.chosen)]
+    return Settings(config, alarms_first(warnings))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -220,13 +223,25 @@ def build(chosen: Mapping[str, Chosen]) -> ServerConfig:
 
 def _disk(chosen: Mapping[str, Chosen]) -> dict[str, object]:
     """RocketMQ's check ratio may lie above the one for forced cleaning, which then replaces it."""
+    return {"disk_check_ratio": _clean_ratio(chosen)} if _covered(chosen) else {}
+
+
+def _covered(chosen: Mapping[str, Chosen]) -> list[str]:
+    """What to say of a check ratio in RocketMQ's spelling that cleaning by force comes before."""
     check = chosen.get("disk_check_ratio")
-    if check is None or check.given.name != "diskMaxUsedSpaceRatio":
-        return {}
+    if check is None or check.given.name != "diskMaxUsedSpaceRatio" or not isinstance(check.value, float):
+        return []
+    clean = _clean_ratio(chosen)
+    if check.value <= clean:
+        return []
+    given = check.given
+    return [f"{given.name}={given.text} ({given.source}) counts as {clean:.0%}, above which files are removed anyway"]
+
+
+def _clean_ratio(chosen: Mapping[str, Chosen]) -> float:
     clean = chosen["disk_clean_ratio"].value if "disk_clean_ratio" in chosen else StoreConfig().disk_clean_ratio
-    assert isinstance(check.value, float)
     assert isinstance(clean, float)
-    return {"disk_check_ratio": min(check.value, clean)}
+    return clean
 
 
 def _election(chosen: Mapping[str, Chosen]) -> dict[str, object]:

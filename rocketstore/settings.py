@@ -2,8 +2,9 @@
 
 The file is RocketMQ's ``broker.conf``. A setting is accepted under RocketMQ's name (``storePathRootDir``), under ours
 (``store_path_root_dir``), and in a DLedger broker under any name of ``dledger serve``; in the environment as
-``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings, unknown names are errors. All problems are
-reported at once, and nothing is opened but the role of a promoted slave (``rocketstore.role_override``).
+``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings (``dledger.java_families``), and so are values
+that are not taken as they are written; unknown names are errors. All problems are reported at once, and nothing is
+opened but the role of a promoted slave (``rocketstore.role_override``).
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import ConfigError
-from dledger.java_names import UNUSED
+from dledger.java_families import UNUSED, Risk
 from dledger.limits import limits_of
-from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
+from dledger.setting_notices import alarms_first, notices, places
+from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.role_override import overridden
+from rocketstore.setting_corrections import correct, refusals
 from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer, TlsServerMode
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
@@ -46,12 +49,17 @@ def load_broker_settings(
     readings = setting_sources.read(_VOCABULARY, file, environ, flags)
     problems, chosen = readings.problems, readings.chosen
     replicated = _is_replicated(chosen, problems)
+    if not replicated:
+        problems += refusals(readings.unused)
+    corrections = [*readings.corrections, *correct(chosen)]
     config = _build(chosen, replicated=replicated)
     if "namesrv_addr" not in chosen:
         config = replace(config, namesrv_addr=environ.get(_NAME_SERVERS_VARIABLE, ""))
     if problems:  # Relations between values are checked only once each value is valid.
         raise ConfigError(problems)
-    warnings = _warnings(config, chosen, readings.unused, replicated=replicated)
+    warnings = alarms_first(
+        [*_warnings(config, chosen, replicated=replicated), *notices(readings.unused), *corrections]
+    )
     if promoted:
         config, said = overridden(config)
         warnings += (said,) if said else ()
@@ -164,8 +172,10 @@ _SAME_AS: Final = {
     "storeBaseDir": "store_path_root_dir",
     "segment_bytes": "mapped_file_size_commit_log",
     "mappedFileSizeForEntryData": "mapped_file_size_commit_log",
+    "bindAddress": "listen_host",
+    "haMaxGapNotInSync": "ha_slave_fallbehind_max",
 }
-"""Names of ``dledger``'s settings for which the message store has its own setting."""
+"""Names of ``dledger``'s settings for which the message store has its own, and names that only RocketMQ 5 has."""
 
 TARGETS: Final = {
     **dledger_settings.TARGETS,
@@ -323,22 +333,25 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
     return server
 
 
-def _warnings(
-    config: BrokerConfig, chosen: Mapping[str, Chosen], unused: Iterable[str], *, replicated: bool
-) -> tuple[str, ...]:
-    idle = [*unused]
-    idle += [f"{one.given.name} ({one.given.source})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
+def _warnings(config: BrokerConfig, chosen: Mapping[str, Chosen], *, replicated: bool) -> tuple[str, ...]:
+    def given(names: Iterable[str]) -> list[Given]:
+        return [one.given for setting, one in chosen.items() if setting in names]
+
     found = []
+    if not replicated and (members := given(("members",))):
+        found.append(
+            f"{Risk.DURABILITY.upper()}: {members[0].name} ({members[0].source}) changes nothing: this broker is not "
+            "replicated, because enableDLegerCommitLog is false"
+        )
+    idle = [f"{one.given.name} ({WITHOUT_EFFECT[name]})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
     if idle:
-        found.append(f"settings that have no effect here: {', '.join(idle)}")
-    of_other_mode = [
-        f"{one.given.name} ({one.given.source})"
-        for name, one in chosen.items()
-        if name in (PLAIN_ONLY if replicated else DLEDGER_ONLY)
-    ]
-    if of_other_mode:
-        why = "with enableDLegerCommitLog=true" if replicated else "without enableDLegerCommitLog=true"
-        found.append(f"settings that have no effect {why}: {', '.join(of_other_mode)}")
+        found.append(f"settings that change nothing here: {', '.join(idle)}")
+    if of_other_mode := given(PLAIN_ONLY if replicated else DLEDGER_ONLY - {"members"}):
+        mode = "with" if replicated else "without"
+        names = ", ".join(one.name for one in of_other_mode)
+        found.append(
+            f"settings that change nothing {mode} enableDLegerCommitLog=true: {names} ({places(of_other_mode)})"
+        )
     number = chosen.get("broker_id")
     if number is not None and number.value != config.broker_id:
         found.append(f"{number.given.name} ({number.given.source}): a master has 0; set brokerRole=SLAVE for a slave")

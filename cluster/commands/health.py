@@ -120,7 +120,7 @@ def own_name_server(environ: Mapping[str, str]) -> tuple[str, Callable[[], ssl.S
     from rocketstore.nameserver.settings import load_name_server_settings
 
     file = Path(environ["DLEDGER_CONFIG"]) if environ.get("DLEDGER_CONFIG") else None
-    config, _unused = load_name_server_settings(file, environ, {})
+    config, _warnings = load_name_server_settings(file, environ, {})
     keeper = TlsKeeper(config.security, name="name server", member=None) if config.security.has_tls else None
     return _reachable(config.listen_host, config.listen_port), None if keeper is None else keeper.connecting
 

@@ -79,9 +79,9 @@ def nameserver(
     if insecure:
         flags["insecure"] = "true"
     flags |= process.assigned(assignments, flags)
-    config, unused = load_name_server_settings(config_file, os.environ, flags)
-    if unused:
-        logging.getLogger(__name__).info("settings that have no effect here: %s", ", ".join(unused))
+    config, warnings = load_name_server_settings(config_file, os.environ, flags)
+    for warning in warnings:
+        logging.getLogger(__name__).warning("%s", warning)
     sys.exit(_run(config, until_stdin_closes=until_stdin_closes))
 
 

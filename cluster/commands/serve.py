@@ -80,8 +80,8 @@ def serve(
     if insecure:
         flags["insecure"] = "true"
     loaded = settings.load(config_file, os.environ, flags | process.assigned(assignments, flags))
-    if loaded.unused:
-        logging.getLogger(__name__).info("settings that have no effect here: %s", ", ".join(loaded.unused))
+    for warning in loaded.warnings:
+        logging.getLogger(__name__).warning("%s", warning)
     sys.exit(_run(loaded.config, repair=repair, until_stdin_closes=until_stdin_closes))
 
 

@@ -15,6 +15,8 @@ from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
+from dledger.java_families import UNUSED
+from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import SettingTarget, Vocabulary
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.nameserver.config import NameServerConfig
@@ -22,30 +24,6 @@ from rocketstore.types import TlsServerMode
 
 OF_THE_IMAGE: Final = frozenset({"store_path_root_dir"})
 """Set in the container image, for brokers."""
-UNUSED: Final = frozenset(
-    {
-        "clusterTest",
-        "configStorePath",
-        "productEnvName",
-        "returnOrderTopicConfigToBroker",
-        "rocketmqHome",
-        "serverAsyncSemaphoreValue",
-        "serverCallbackExecutorThreads",
-        "serverChannelMaxIdleTimeSeconds",
-        "serverOnewaySemaphoreValue",
-        "serverPooledByteBufAllocatorEnable",
-        "serverSelectorThreads",
-        "serverSocketBacklog",
-        "serverSocketRcvBufSize",
-        "serverSocketSndBufSize",
-        "serverWorkerThreads",
-        "useEpollNativeSelector",
-        "useTLS",
-        "writeBufferHighWaterMark",
-        "writeBufferLowWaterMark",
-    }
-)
-"""RocketMQ's settings that have no effect here."""
 
 
 def _tls_server_mode(text: str) -> TlsServerMode:
@@ -85,14 +63,17 @@ def _targets() -> dict[str, SettingTarget]:
 
 TARGETS: Final = _targets()
 _VOCABULARY: Final = Vocabulary(
-    TARGETS, UNUSED | OF_THE_IMAGE, {name for name in TARGETS if name.islower()}, dledger_settings.OTHERS_VARIABLES
+    TARGETS,
+    (UNUSED | {one for one in dledger_settings.TARGETS if not one.islower()} | OF_THE_IMAGE) - set(TARGETS),
+    {name for name in TARGETS if name.islower()},
+    dledger_settings.OTHERS_VARIABLES,
 )
 
 
 def load_name_server_settings(
     file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> tuple[NameServerConfig, tuple[str, ...]]:
-    """Read and check everything; returns the configuration, and settings without effect.
+    """Read and check everything; returns the configuration and warnings for people.
 
     Raises ``ConfigError`` with every problem of every source.
     """
@@ -108,7 +89,8 @@ def load_name_server_settings(
     problems = [setting_sources.with_sources(one, readings.chosen, {}) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    return config, tuple(one for one in readings.unused if one.partition(" ")[0] not in OF_THE_IMAGE)
+    unused = [one for one in readings.unused if one.name not in OF_THE_IMAGE]
+    return config, alarms_first([*notices(unused), *readings.corrections])
 
 
 def shown(config: NameServerConfig) -> Iterator[tuple[str, str]]:

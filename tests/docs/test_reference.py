@@ -13,13 +13,12 @@ import click
 import pytest
 
 from dledger import settings as node_settings
-from dledger.java_names import UNUSED
+from dledger.java_families import UNUSED
 from dledger.limits import Range, Unit, out_of_range, size_text
 from rocketstore import settings as broker_settings
 from tools.docs_reference import __main__ as program
-from tools.docs_reference import commands, configuration
+from tools.docs_reference import commands, configuration, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
-from tools.docs_reference.unused import by_reason
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,16 +109,22 @@ def _attributes_read() -> Iterator[str]:
                     yield node.attr
 
 
-def test_a_name_that_changes_nothing_and_has_no_reason_is_an_error() -> None:
-    """Whoever adds one says why."""
-    with pytest.raises(LookupError, match="madeUpName"):
-        by_reason(["namesrvDomain", "madeUpName"])
-
-    assert dict(by_reason(["namesrvDomain"])) == {
-        "A broker registers with the name servers that `namesrv_addr` lists, always, and uncompressed.": [
-            "namesrvDomain"
-        ]
+def test_the_table_of_rocketmqs_names_says_for_each_server_what_it_sets_or_why_nothing() -> None:
+    """Used with a link, used by one kind of broker, used by one server only, and not at all."""
+    rows = {
+        line.split("|")[1].strip(): line for line in rocketmq_names.section().splitlines() if line.startswith("| `")
     }
+
+    cells = {name.strip("`"): [one.strip() for one in row.split("|")[2:-1]] for name, row in rows.items()}
+    nothing = "\N{EN DASH}"
+
+    log, of_node = "[flush_disk_type](#flush_disk_type)", "[flush_mode](#flush_mode)"
+    assert cells["flushDiskType"] == [log, of_node, nothing, "of brokers"]
+    assert cells["storePathCommitLog"][:2] == ["[store_path_commit_log](#store_path_commit_log) (plain)", nothing]
+    assert cells["dLegerPeers"][:2] == ["[members](#members) (replicated)", "[members](#members)"]
+    assert cells["kvConfigPath"] == [nothing, nothing, "`kv_config_path`", "of name servers"]
+    assert cells["popPollingSize"] == [nothing, nothing, nothing, "POP consumption"]
+    assert not {name for name in UNUSED if f"`{name}`" not in rows}
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:

@@ -65,7 +65,7 @@ def test_settings_without_effect_are_listed_and_the_default_is_loopback(
     with caplog.at_level(logging.INFO):
         assert run("--set", "rocketmqHome=/x").exit_code == 0
 
-    assert "rocketmqHome (flag rocketmqHome)" in caplog.text
+    assert "settings that change nothing here: rocketmqHome (files have one form)" in caplog.text
     (config,) = started
     assert (config.listen_host, config.listen_port) == ("127.0.0.1", 9876)
     assert config.kv_config_path == Path.home() / "namesrv" / "kvConfig.json"

@@ -43,6 +43,15 @@ def test_comments_and_blank_lines_are_skipped_and_lines_are_counted() -> None:
     assert properties.parse(text) == [Property("a", "12", 5), Property("b", "2", 8)]
 
 
+def test_an_xml_comment_is_skipped_and_must_end() -> None:
+    """RocketMQ 5's name server files begin with one, whose lines Java takes for properties."""
+    text = "<!-- one\n a=1\n-->\nb=<!-- 2\n<!-- three -->\nc=3\n"
+    assert properties.parse(text) == [Property("b", "<!-- 2", 4), Property("c", "3", 6)]
+
+    with pytest.raises(ConfigError, match=r"line 2: the comment <!-- is never closed"):
+        properties.parse("a=1\n<!--\nb=2\n")
+
+
 def test_every_broken_unicode_escape_is_named_with_its_line() -> None:
     """A ``\\u`` without four digits is an error in Java too."""
     with pytest.raises(ConfigError) as caught:

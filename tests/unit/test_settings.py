@@ -23,7 +23,8 @@ from dledger.config import (
     is_loopback,
 )
 from dledger.errors import ConfigError
-from dledger.java_names import ALIASES, UNUSED
+from dledger.java_families import UNUSED
+from dledger.java_names import ALIASES
 from dledger.types import NodeId
 
 ROCKETMQ_CONF = """\
@@ -83,14 +84,10 @@ def test_rocketmq_quick_start_conf_is_read_as_it_is(conf: Path) -> None:
     assert [member.port for member in loaded.config.members] == [40911, 40912, 40913]
     assert loaded.config.store.base_dir == Path("/tmp/rmqstore/node00")
     assert loaded.config.election == ElectionConfig()
-    assert [one.partition(" ")[0] for one in loaded.unused] == [
-        "brokerClusterName",
-        "brokerName",
-        "namesrvAddr",
-        "storePathCommitLog",
-        "sendMessageThreadPoolNums",
-    ]
-    assert loaded.unused[0] == f"brokerClusterName ({conf}:1)"
+    assert loaded.warnings == (
+        "settings that change nothing here: brokerClusterName, brokerName, namesrvAddr, storePathCommitLog (of "
+        "brokers), sendMessageThreadPoolNums (no thread pools)",
+    )
 
 
 def test_flags_beat_the_environment_which_beats_the_file(conf: Path) -> None:
@@ -277,6 +274,18 @@ def test_a_value_out_of_range_is_told_with_what_is_allowed_and_where_it_stands(
     assert problems_of(conf) == (f"{problem} [{name} from {conf}:1]",)
 
 
+def test_a_disk_ratio_above_the_one_for_forced_cleaning_is_lowered_aloud(conf: Path) -> None:
+    """RocketMQ takes any up to 95; what is removed by force at 85 % needs no check at 88 %."""
+    conf.write_text("diskMaxUsedSpaceRatio=88")
+
+    loaded = settings.load(conf, {}, {})
+
+    assert loaded.config.store.disk_check_ratio == 0.85
+    assert loaded.warnings == (
+        f"diskMaxUsedSpaceRatio=88 ({conf}:1) counts as 85%, above which files are removed anyway",
+    )
+
+
 def test_relations_are_checked_over_all_sources(conf: Path) -> None:
     """A contradiction between two sources names both."""
     conf.write_text("election_timeout_ms_min=200")
@@ -334,7 +343,7 @@ def test_the_environment_knows_java_names_and_ignores_what_is_not_meant_for_it()
     loaded = settings.load(None, environ, {})
 
     assert loaded.config.self_member == Member(NodeId("n1"), "b", 2)
-    assert loaded.unused == ("brokerName (environment variable DLEDGER_BROKER_NAME)",)
+    assert loaded.warnings == ("settings that change nothing here: brokerName (of brokers)",)
 
 
 def test_a_variable_that_resembles_nothing_is_refused_without_a_guess() -> None:

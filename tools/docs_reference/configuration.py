@@ -14,16 +14,14 @@ import click
 from dledger import settings as node_settings
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError
-from dledger.java_names import UNUSED
 from dledger.limits import Unit
 from dledger.setting_sources import SettingTarget
 from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.settings import BROKER_UNUSED, DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
-from tools.docs_reference import commands, name_server
+from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, WITHOUT_EFFECT
+from tools.docs_reference import commands, name_server, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
-from tools.docs_reference.unused import by_reason
 
 _HEAD: Final = """# Settings
 
@@ -41,9 +39,15 @@ RocketMQ's `broker.conf` works unchanged), the default.
 separated by `;` or `,` (members by `;`, directories by `,`).
 
 **Errors** are reported all at once, before anything is opened: each with its file and line, variable or flag. The
-command then exits with code 2. An unknown name is an error, with a hint if a known one is similar. Names of RocketMQ's
-and DLedger's settings that have no effect here are listed when a server starts, and
-[below](#names-that-change-nothing) with the reason.
+command then exits with code 2. An unknown name is an error, with a hint if a known one is similar. A name that only
+RocketMQ or DLedger uses is a warning: [which, and what that means](#names-that-change-nothing).
+
+**RocketMQ's files** are Java properties (`=`, `:` or a blank between name and value, `#` or `!` before a comment, `\\`
+at the end of a line that continues, `\\uXXXX`), in UTF-8 or ISO-8859-1; `<!-- … -->`, with which some of RocketMQ 5
+begin, is a comment. What RocketMQ takes without a word for something else than is written is corrected with a warning:
+an empty number counts as not set, of two lines with one name the last counts, `diskMaxUsedSpaceRatio` is limited to 10
+to 95 and by `diskSpaceCleanForciblyRatio`, this one by `diskSpaceWarningLevelRatio`, and `registerNameServerPeriod` to
+10 to 60 s. Blanks at the end of a value are dropped, and `yes`, `on` and `1` are true; RocketMQ takes these for false.
 
 An alias marked *percent* takes its value in percent.
 
@@ -197,7 +201,7 @@ def text() -> str:
     parts = [_HEAD, *_index(groups)]
     for group, chosen in groups:
         parts += [f"\n## {group.title}\n\n{group.words}\n", *map(_section, chosen)]
-    parts += [name_server.section(), _variables(), _unused()]
+    parts += [name_server.section(), _variables(), rocketmq_names.section()]
     return "".join(parts)
 
 
@@ -386,26 +390,3 @@ def _variables() -> str:
         "\n## Variables of the command line\n\nThese are read by the command line itself ([cli.md](cli.md)), and are "
         f"not settings:\n\n| variable | | commands |\n|---|---|---|\n{rows}"
     )
-
-
-def _unused() -> str:
-    brokers = UNUSED - BROKER_UNUSED
-    parts = [
-        "\n## Names that change nothing\n\nSettings of RocketMQ and DLedger that are accepted, so that their files "
-        "work unchanged, but have no effect. A server lists those it was given when it starts.\n"
-    ]
-    for reason, names in by_reason(BROKER_UNUSED):
-        parts.append(f"\n{reason}\n\n> {' '.join(f'`{one}`' for one in names)}\n")
-    parts.append(
-        "\nThese settings of `dledger broker`, described above, have no effect in `dledger serve`:\n\n> "
-        + " ".join(f"`{one}`" for one in sorted(brokers, key=str.lower))
-        + "\n"
-    )
-    return "".join((*parts, _JAVA_TIMERS))
-
-
-_JAVA_TIMERS: Final = """
-DLedger's timers `maxHeartBeatLeak`, `minVoteIntervalMs`, `maxVoteIntervalMs` and `heartBeatTimeIntervalMs` are
-combined: [election_timeout_ms_min](#election_timeout_ms_min) is the leak times the heartbeat, and
-[election_timeout_ms_max](#election_timeout_ms_max) adds the difference between the two vote intervals.
-"""

@@ -7,7 +7,7 @@ from typing import Final
 
 from dledger.limits import Unit
 from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.nameserver.settings import TARGETS, UNUSED
+from rocketstore.nameserver.settings import TARGETS
 from tools.docs_reference.records import Field, default_text, fields_of
 
 TITLE: Final = "Name server"
@@ -23,10 +23,9 @@ Settings of `dledger nameserver` ([nameserver.md](nameserver.md)), from the same
 
 
 def section() -> str:
-    """The table, and the names of RocketMQ's that change nothing."""
+    """The table."""
     fields = fields_of(NameServerConfig(), lambda one: one.problems(), without=frozenset({"security"}))
-    unused = " ".join(f"`{one}`" for one in sorted(UNUSED, key=str.lower))
-    return "".join((_HEAD, *map(_row, fields), f"\nRead, and without an effect:\n\n> {unused}\n"))
+    return "".join((_HEAD, *map(_row, fields)))
 
 
 def _row(field: Field) -> str:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from dledger import settings as node_settings
 from dledger.config import AccessConfig, ConnectionLimits, FlushMode, SecurityConfig
 from dledger.errors import ConfigError
+from dledger.java_families import UNUSED, family_of
+from rocketstore import settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.nameserver.settings import load_name_server_settings
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole, FlushDiskType
 
@@ -73,8 +77,10 @@ def test_the_quick_start_files_of_rocketmq_describe_a_group_unchanged(
     assert dledger.store.base_dir == config.store.store_path_root_dir == Path(f"/tmp/rmqstore/node0{number}")
     assert dledger.store.flush_mode is FlushMode.SYNC
     assert dledger.store.max_entry_bytes > config.store.max_message_size
-    assert "sendMessageThreadPoolNums" in warnings[0]
-    assert "storePathCommitLog" in warnings[1]
+    assert warnings == (
+        f"settings that change nothing with enableDLegerCommitLog=true: storePathCommitLog ({file}:6)",
+        "settings that change nothing here: sendMessageThreadPoolNums (no thread pools)",
+    )
 
 
 def test_settings_of_the_store_mean_the_same_in_a_dledger_broker(tmp_path: Path) -> None:
@@ -200,7 +206,6 @@ def test_all_problems_are_reported_at_once_with_their_places(tmp_path: Path) -> 
     ("line", "words"),
     [
         ("maxMessageSize=0", "max_message_size=0 must be at least 1"),
-        ("diskMaxUsedSpaceRatio=101", "disk_max_used_space_ratio=101 must be between 1 and 100"),
         ("fileReservedTime=-1", "file_reserved_time=-1 must be at least 0"),
         ("messageDelayLevel=1s soon", "invalid duration 'soon'"),
         ("listenPort=70000", "between 0 and 65535"),
@@ -250,7 +255,10 @@ def test_members_left_in_a_file_with_the_switch_off_are_a_warning(tmp_path: Path
     config, warnings = load_broker_settings(file, {}, {})
 
     assert config.dledger is None
-    assert warnings == (f"settings that have no effect without enableDLegerCommitLog=true: dLegerPeers ({file}:2)",)
+    assert warnings == (
+        f"DURABILITY: dLegerPeers ({file}:2) changes nothing: this broker is not replicated, because "
+        "enableDLegerCommitLog is false",
+    )
 
 
 def test_a_master_with_a_slaves_number_gets_zero_and_is_told(tmp_path: Path) -> None:
@@ -274,15 +282,6 @@ def test_a_plain_broker_is_not_told_that_its_tls_settings_change_nothing() -> No
     assert warnings == ()
 
 
-def test_a_disk_ratio_above_the_one_for_forced_cleaning_is_taken(tmp_path: Path) -> None:
-    """RocketMQ allows up to 95 while it cleans by force above 85: the smaller one counts, in both modes."""
-    replicated = load(tmp_path, QUICK_START.format(number=0, listen_port=30911) + "diskMaxUsedSpaceRatio=95\n")
-
-    assert replicated.dledger is not None
-    assert replicated.dledger.store.disk_check_ratio == replicated.dledger.store.disk_clean_ratio == 0.85
-    assert load(tmp_path, "diskMaxUsedSpaceRatio=95\n").store.disk_max_used_space_ratio == 95
-
-
 def test_a_loopback_address_for_clients_is_the_one_listened_on(tmp_path: Path) -> None:
     """Nobody else could reach it; another one means every address, which plaintext forbids, naming what made it so."""
     assert load(tmp_path, "brokerIP1=127.0.0.1\n").bind_host == "127.0.0.1"
@@ -291,18 +290,35 @@ def test_a_loopback_address_for_clients_is_the_one_listened_on(tmp_path: Path) -
         load(tmp_path, "brokerIP1=192.0.2.1\n")
 
 
-def test_names_of_rocketmqs_newest_classes_are_known(tmp_path: Path) -> None:
-    """They change nothing here, and are warned of."""
-    names = (
-        "commercialEnable",
-        "configBlackList",
-        "isolateLogEnable",
-        "clientWorkerThreads",
-        "writeBufferLowWaterMark",
-    )
-    file = tmp_path / "broker.conf"
-    file.write_text("".join(f"{name}=1\n" for name in names))
+def names_of_rocketmq() -> set[str]:
+    """Every name that RocketMQ 4.9.0 to 5.3.3 reads from a conf file."""
+    text = (Path(__file__).parent / "rocketmq_names.txt").read_text().partition("\n\n")[2]
+    return {one for one in text.split() if not one.endswith(":")}
 
-    _, warnings = load_broker_settings(file, {}, {})
 
-    assert all(name in warnings[0] for name in names)
+def test_every_name_that_rocketmq_reads_is_known_to_every_server() -> None:
+    """Used, or in a family with a reason; so only what nobody knows is an error."""
+    names = names_of_rocketmq()
+    assert len(names) > 560
+
+    assert names - set(settings.TARGETS) - settings.BROKER_UNUSED == set()
+    assert names - set(node_settings.TARGETS) - UNUSED == set()
+    for name in sorted(names):
+        try:
+            load_name_server_settings(None, {}, {name: "1"})
+        except ConfigError as error:
+            assert "unknown" not in str(error)  # noqa: PT017 - a wrong value is fine, an unknown name is not
+
+
+def test_a_brokers_names_are_explained_to_servers_without_messages() -> None:
+    """Their family is exactly what a broker reads and a node does not."""
+    of_brokers = names_of_rocketmq() & set(settings.TARGETS) - set(node_settings.TARGETS)
+
+    assert family_of("brokerName").names == of_brokers
+
+
+def test_names_of_rocketmq_5_for_settings_of_4_9_are_used(tmp_path: Path) -> None:
+    """The address to listen on, and how far a slave may lag."""
+    config = load(tmp_path, "bindAddress=127.0.0.1\nhaMaxGapNotInSync=1048576\n")
+
+    assert (config.bind_host, config.store.ha_slave_fallbehind_max) == ("127.0.0.1", MIB)

@@ -10,6 +10,7 @@ import pytest
 from cluster.local.group import free_ports
 from dledger.errors import ConfigError
 from rocketstore.broker.server import BrokerServer
+from rocketstore.nameserver.settings import load_name_server_settings
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until
@@ -28,6 +29,73 @@ def test_a_conf_file_of_rocketmq_is_understood(file: Path) -> None:
     assert config.name_servers == ("127.0.0.1:9876",)
     assert (config.store.broker_role is BrokerRole.SLAVE) == file.stem.endswith("-s") == (config.broker_id == 1)
     assert warnings == ()
+
+
+def warned(file: Path, environ: dict[str, str] = NAME_SERVER) -> list[str]:
+    """The warnings of a broker with a conf file, without the file's directory."""
+    return [one.replace(f"{file.parent}/", "") for one in load_broker_settings(file, environ, {})[1]]
+
+
+def test_the_single_brokers_file_starts_without_a_word() -> None:
+    """conf/broker.conf: blanks around every ``=``."""
+    assert warned(CONF / "standalone" / "broker.conf") == []
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_groups_files_start_with_two_lines(number: int) -> None:
+    """conf/dledger: thread pools, and a directory that RocketMQ's replicated log does not use either."""
+    file = CONF / "dledger" / f"broker-n{number}.conf"
+
+    assert load_broker_settings(file, {}, {})[0].node_id == f"n{number}"
+    assert warned(file) == [
+        f"settings that change nothing with enableDLegerCommitLog=true: storePathCommitLog ({file.name}:6)",
+        "settings that change nothing here: sendMessageThreadPoolNums (no thread pools)",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a-in-container1", "a-in-container2", "b-in-container1", "b-in-container2"])
+def test_a_contained_brokers_file_starts_a_broker_and_says_what_it_lacks(name: str) -> None:
+    """RocketMQ 5's conf/container: copies count as configured, but nobody acts for a master."""
+    file = CONF / "container" / f"broker-{name}.conf"
+
+    config, _ = load_broker_settings(file, NAME_SERVER, {})
+
+    assert (config.store.in_sync_replicas, config.slave_read_enable) == (2, True)
+    controller, acting = warned(file)
+    assert controller.startswith("RocketMQ 5's controller: not supported: totalReplicas, enableAutoInSyncReplicas, ")
+    assert f"({file.name}:10,13,15,16,17). Masters are elected by the broker group itself" in controller
+    assert acting.startswith("broker containers and acting masters: not supported: enableSlaveActingMaster")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("container/broker-container1.conf", r"broker-container1\.conf:4: brokerConfigPaths=.*dledger broker -c FILE"),
+        (
+            "controller/broker-n0.conf",
+            r"broker-n0\.conf:7: enableControllerMode=true: .*set enableDLegerCommitLog=true",
+        ),
+    ],
+)
+def test_files_of_what_is_not_there_are_refused_with_the_way_out(name: str, words: str) -> None:
+    """A container of brokers, and a broker whose role a controller decides."""
+    with pytest.raises(ConfigError, match=words):
+        load_broker_settings(CONF / name, {}, {})
+
+
+def test_name_servers_of_rocketmq_5_start_and_say_what_they_lack(tmp_path: Path) -> None:
+    """conf/container, conf/controller; the plug-in's files begin with an XML comment."""
+    acting, controller = (
+        load_name_server_settings(CONF / "nameserver" / f"{name}.conf", {}, {})[1]
+        for name in ("acting-master", "controller")
+    )
+    assert [one.partition(":")[0] for one in acting] == ["broker containers and acting masters"]
+    assert [one.partition(":")[0] for one in controller] == ["AVAILABILITY", "RocketMQ 5's controller"]
+
+    file = tmp_path / "namesrv-n0.conf"
+    file.write_text("<!--\n  Licensed to somebody = else\n  -->\n#Namesrv config\nlistenPort = 9886\n")
+    config, warnings = load_name_server_settings(file, {}, {})
+    assert (config.listen_port, warnings) == (9886, ())
 
 
 def test_a_setting_precedes_rocketmqs_variable() -> None:

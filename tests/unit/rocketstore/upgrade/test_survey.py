@@ -184,7 +184,7 @@ def test_the_conf_file_is_judged(stored: MessageStoreConfig, tmp_path: Path) -> 
     """Settings without effect are named; those that keep a broker from starting give exit code 1."""
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=a\nsendThreadPoolQueueCapacity=5\n")
-    assert "conf file: settings that have no effect here: sendThreadPoolQueueCapacity" in (
+    assert "conf file: settings that change nothing here: sendThreadPoolQueueCapacity" in (
         run(stored.store_path_root_dir, "-c", conf).output
     )
     conf.write_text("brokerName=a\nfileReservedTime=many\n")
