@@ -345,6 +345,7 @@ def _change(desk: Desk, change: BrokerChange, asked: Fields) -> Response:
         desk.history.tell("refused", "", _event(f"{change.replace('-', ' ')}: {error}"), wall_ms())
         return _failed(error)
     desk.history.tell("action", "", _event(done.told), wall_ms())
+    desk.catalog.nudge()
     return JSONResponse({"ok": True, "message": done.told, **done.facts})
 
 

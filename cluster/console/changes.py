@@ -41,7 +41,7 @@ RESEND_LEVEL: Final = 1
 """The shortest delay."""
 RESENDS_MAX: Final = 1_000_000
 """A dead letter was delivered more often than its group allows."""
-_PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE}
+_PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE, "none": 0}
 
 
 class BrokerChange(StrEnum):

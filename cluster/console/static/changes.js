@@ -10,7 +10,7 @@ import { ask, change } from "./stream.js";
 import { can, state } from "./store.js";
 import { plain } from "./table.js";
 
-const PERMISSIONS = [["rw", "read and write"], ["r", "read only"], ["w", "write only"]];
+const PERMISSIONS = [["rw", "read and write"], ["r", "read only"], ["w", "write only"], ["none", "nothing"]];
 const LEVELS = ["none", "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min", "10 min", "20 min", "30 min", "1 h", "2 h"];
 const QUEUES_MAX = 1024;
 const bars = {};
@@ -102,7 +102,7 @@ function newTopic() {
 
 function changeTopic(name) {
   const row = state.catalog.topics.find((one) => one.name === name);
-  const permission = { 6: "rw", 4: "r", 2: "w" }[(row?.permission ?? 6) & 6] ?? "rw";
+  const permission = { 6: "rw", 4: "r", 2: "w", 0: "none" }[(row?.permission ?? 6) & 6];
   openForm({
     title: `Change topic ${name}`,
     intro: "To remove queues without losing messages, first lower only the write queues, and lower the read queues once they are consumed.",

@@ -7,7 +7,7 @@ import { ask } from "./stream.js";
 import { state } from "./store.js";
 import { plain } from "./table.js";
 
-const REFRESH_MS = 3000;
+const REFRESH_MS = 10_000; // a request for each group of a page
 const parts = {};
 let first = 0;
 let asked = 0;

@@ -24,9 +24,12 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, GroupConsumer, GroupOptions, Producer, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.message.message import Message
+from rocketstore.remoting.frame import encode
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import Reply, request
 from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 RULES = """accounts:
 - accessKey: root
@@ -222,13 +225,13 @@ def test_topics_are_created_once_and_changed_later(desk: Desk) -> None:
     missing = desk.do("put-topic", name="made", **shape)
     created = desk.do("put-topic", name="made", create=True, **shape)
     again = desk.do("put-topic", name="made", create=True, **shape)
-    changed = desk.do("put-topic", name="made", read_queues=5, write_queues=5, permission="rw")
+    changed = desk.do("put-topic", name="made", read_queues=5, write_queues=5, permission="none")
 
     assert missing.status == 404
     assert created.json()["message"] == "created topic made: 3 write queues, 4 read queues, r"
     assert (again.status, again.json()["field"]) == (400, "name")
     assert changed.status == 200
-    assert desk.admin.topic("made") == TopicInfo("made", 5, 5, 6)
+    assert desk.admin.topic("made") == TopicInfo("made", 5, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -404,6 +407,22 @@ def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
         rows = [(one["queue"], one["member"]) for one in found["rows"] if one["topic"] == "divided"]
         shown = {one["id"]: {queue for queue, member in rows if member == one["id"]} for one in found["members"]}
         assert shown == {one.client_id: own(one) for one in members}
+
+
+def test_rocketmqs_clients_are_listed_with_their_versions(desk: Desk, broker: BrokerServer) -> None:
+    """A Java client's own heartbeat (F18): it is a consumer and a producer."""
+    beat = GOLDEN["F18"].frame
+    with RemotingSocket(broker.port) as java:
+        java.socket.sendall(encode(beat))
+        assert java.answer_to(beat.opaque).code == 0
+
+        found = desk.get("clients?first=0&wanted=ProbePush")
+        producers = desk.get("clients?first=0&wanted=CLIENT_INNER")["producers"]
+
+    (consumer,) = found["consumers"]
+    assert (consumer["group"], consumer["language"], consumer["version"]) == ("ProbePush", "java", "4.9.8")
+    assert consumer["topics"] == ["ProbeTopic (TagA || TagB || TagD)"]
+    assert [(one["group"], one["id"]) for one in producers] == [("CLIENT_INNER_PRODUCER", consumer["id"])]
 
 
 def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
