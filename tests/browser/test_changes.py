@@ -101,6 +101,7 @@ def test_everything_can_be_done_by_keyboard(page: Page, broker: BrokerServer) ->
         page.press(Keys.TAB, Keys.ENTER)
         until_says(page, "deleted topic made-by-hand")
         page.wait(lambda: "made-by-hand" not in page.text("panel-topics"), "it is gone")
+        assert page.js(FOCUSED) == "tab-topics"
         page.leave()
 
 

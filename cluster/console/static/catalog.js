@@ -73,9 +73,14 @@ function lagCell(lag) {
   return h("span", { class: lag > 0 ? "lagging" : null }, format.count(lag));
 }
 
+function close(table, name) {
+  table.open.delete(name);
+  table.redraw();
+}
+
 /** Look again at what is open, while it can be seen. */
 function refreshOpen() {
-  if (document.hidden || state.connection !== "live") return;
+  if (document.hidden || state.connection !== "live" || document.querySelector("dialog[open]") !== null) return;
   if (!$("panel-topics").hidden) for (const [name, place] of parts.topics.open) fillTopic(place, name);
   if (!$("panel-groups").hidden) for (const [name, place] of parts.groups.open) fillGroup(place, name);
 }
@@ -102,7 +107,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   ]);
   const table = plain(columns, rows);
   if (found.all_queues > found.queues.length) table.append(h("p", { class: "quiet" }, `The first ${found.queues.length} of ${found.all_queues} queues.`));
-  return h("div", {}, changes.topicTools(name), table);
+  return h("div", {}, changes.topicTools(name, () => close(parts.topics, name)), table);
 });
 
 function progress(committed, queue) {
@@ -115,5 +120,5 @@ const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
     [["Topic"], ["Queue", true], ["Committed", true], ["End", true], ["Lag", true]],
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
   );
-  return h("div", {}, changes.groupTools(name, found.rows.map((row) => row.topic)), table);
+  return h("div", {}, changes.groupTools(name, found.rows.map((row) => row.topic), () => close(parts.groups, name)), table);
 });

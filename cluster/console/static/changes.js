@@ -31,23 +31,23 @@ export function render() {
   bars.messages.hidden = !can("send");
 }
 
-/** The buttons of one topic. */
-export function topicTools(name) {
+/** The buttons of one topic. `close` closes its row, before the topic is deleted. */
+export function topicTools(name, close) {
   const row = state.catalog.topics.find((one) => one.name === name);
   if (row?.system) return null;
   return h("p", { class: "tools" },
     can("send") ? tool("Send a message…", `Send a message to ${name}`, () => sendMessage(name)) : null,
     can("put-topic") ? tool("Change…", `Change topic ${name}`, () => changeTopic(name)) : null,
-    can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name), true) : null);
+    can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name, close, "tab-topics"), true) : null);
 }
 
-/** The buttons of one consumer group. */
-export function groupTools(name, topics) {
+/** The same of one consumer group. */
+export function groupTools(name, topics, close) {
   return h("p", { class: "tools" },
     tool("Members", `Members of ${name}`, () => showMembers(name)),
     tool("Dead letters", `Dead letters of ${name}`, () => showDeadLetters(name)),
     can("reset-offsets") ? tool("Reset offsets…", `Reset the offsets of ${name}`, () => resetOffsets(name, topics), true) : null,
-    can("delete-group") ? tool("Delete…", `Delete group ${name}`, () => remove("delete-group", name), true) : null);
+    can("delete-group") ? tool("Delete…", `Delete group ${name}`, () => remove("delete-group", name, close, "tab-groups"), true) : null);
 }
 
 // --- messages --------------------------------------------------------------------------------------------------------
@@ -113,15 +113,23 @@ function changeTopic(name) {
   });
 }
 
-async function remove(what, name) {
+async function remove(what, name, close, tab) {
   const goBack = wayBack();
+  const work = (fields) => {
+    if (fields.confirmed) close();
+    return change(what, fields);
+  };
   try {
-    const answer = await askedFirst((fields) => change(what, fields), { name });
-    if (answer !== null) toast(answer.message, false);
+    const answer = await askedFirst(work, { name });
+    if (answer === null) goBack();
+    else {
+      toast(answer.message, false);
+      $(tab).focus();
+    }
   } catch (error) {
     toast(error.message, true);
+    goBack();
   }
-  goBack();
 }
 
 // --- offsets of groups -----------------------------------------------------------------------------------------------
