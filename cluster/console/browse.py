@@ -143,6 +143,9 @@ class MessageBrowser:
                 groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
         return {
             "name": name,
+            "write_queues": info.write_queues,
+            "read_queues": info.read_queues,
+            "permission": info.permission,
             "all_queues": queues,
             "queues": [
                 {

@@ -113,7 +113,7 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
         page.click("tr[data-row=audit] .expander")
         page.click("[aria-label='Reset the offsets of audit']")
         page.click("#form-content button[type=submit]")
-        until_says(page, "1 message would be skipped and not delivered. No consumer of the group is connected.")
+        until_says(page, "1 message would be skipped and not delivered. No member of the group is connected.")
         assert flaws(page) == []
         page.js(
             "const to = document.getElementById('form-to'); to.value = 'first'; to.dispatchEvent(new Event('input', {bubbles: true}))"
@@ -160,7 +160,7 @@ def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer
         page.click("#tab-groups")
         page.click("tr[data-row=audit] .expander")
         page.click("[aria-label='Members of audit']")
-        until_says(page, "No consumer of this group is connected.")
+        until_says(page, "No member of this group is connected.")
         assert flaws(page) == []
         page.press(Keys.ESCAPE)
         page.click("[aria-label='Dead letters of audit']")

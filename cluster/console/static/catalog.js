@@ -107,7 +107,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   ]);
   const table = plain(columns, rows);
   if (found.all_queues > found.queues.length) table.append(h("p", { class: "quiet" }, `The first ${found.queues.length} of ${found.all_queues} queues.`));
-  return h("div", {}, changes.topicTools(name, () => close(parts.topics, name)), table);
+  return h("div", {}, changes.topicTools(found, () => close(parts.topics, name)), table);
 });
 
 function progress(committed, queue) {

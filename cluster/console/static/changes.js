@@ -5,9 +5,9 @@ import { $, h } from "./dom.js";
 import * as format from "./format.js";
 import { askedFirst, openForm, wayBack } from "./forms.js";
 import { showDeadLetters } from "./letters.js";
-import { showMembers } from "./clients.js";
+import { showMembers, UNLISTED } from "./clients.js";
 import { ask, change } from "./stream.js";
-import { can, state } from "./store.js";
+import { can } from "./store.js";
 import { plain } from "./table.js";
 
 const PERMISSIONS = [["rw", "read and write"], ["r", "read only"], ["w", "write only"], ["none", "nothing"]];
@@ -31,13 +31,12 @@ export function render() {
   bars.messages.hidden = !can("send");
 }
 
-/** The buttons of one topic. `close` closes its row, before the topic is deleted. */
-export function topicTools(name, close) {
-  const row = state.catalog.topics.find((one) => one.name === name);
-  if (row?.system) return null;
+/** The buttons of one topic, as `/api/topic` has it. `close` closes its row, before the topic is deleted. */
+export function topicTools(topic, close) {
+  const name = topic.name;
   return h("p", { class: "tools" },
     can("send") ? tool("Send a message…", `Send a message to ${name}`, () => sendMessage(name)) : null,
-    can("put-topic") ? tool("Change…", `Change topic ${name}`, () => changeTopic(name)) : null,
+    can("put-topic") ? tool("Change…", `Change topic ${name}`, () => changeTopic(topic)) : null,
     can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name, close, "tab-topics"), true) : null);
 }
 
@@ -100,13 +99,12 @@ function newTopic() {
   });
 }
 
-function changeTopic(name) {
-  const row = state.catalog.topics.find((one) => one.name === name);
-  const permission = { 6: "rw", 4: "r", 2: "w", 0: "none" }[(row?.permission ?? 6) & 6];
+function changeTopic({ name, write_queues: write, read_queues: read, permission }) {
+  const value = { 6: "rw", 4: "r", 2: "w", 0: "none" }[permission & 6];
   openForm({
     title: `Change topic ${name}`,
     intro: "To remove queues without losing messages, first lower only the write queues, and lower the read queues once they are consumed.",
-    fields: [...queueFields(row?.write_queues ?? 4, row?.read_queues ?? 4), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value: permission }],
+    fields: [...queueFields(write, read), { name: "permission", label: "Consumers and producers may", kind: "select", options: PERMISSIONS, value }],
     submit: "Change",
     send: (values) => askedFirst((fields) => change("put-topic", fields), { ...values, name }),
     done: closing,
@@ -193,7 +191,7 @@ function planOf(plan) {
   ];
   const running = {
     [-1]: "Whether consumers are connected is not known.",
-    0: "No consumer of the group is connected.",
+    0: `No member of the group is connected. ${UNLISTED} If some run: they continue from there after their next commit.`,
   }[plan.members] ?? `${plan.members === 1 ? "1 consumer is" : `${plan.members} consumers are`} connected. Running consumers continue from there after their next commit, within 5 seconds by default. Clients other than this project's may not: stop them first.`;
   return [
     plain(

@@ -8,6 +8,7 @@ import { state } from "./store.js";
 import { plain } from "./table.js";
 
 const REFRESH_MS = 10_000; // a request for each group of a page
+export const UNLISTED = "Consumers of this project that read without sharing queues are not listed.";
 const parts = {};
 let first = 0;
 let asked = 0;
@@ -63,7 +64,7 @@ const programOf = (one) => (one.version ? `${one.language} ${one.version}` : one
 const mono = (words) => h("span", { class: "mono" }, words);
 
 function consumersOf(found) {
-  if (found.consumers.length === 0) return h("p", { class: "empty" }, "No consumer of these groups is connected.");
+  if (found.consumers.length === 0) return h("p", { class: "empty" }, `No member of these groups is connected. ${UNLISTED}`);
   return plain(
     [["Group"], ["Client"], ["Address"], ["Program"], ["Subscribes to", false, "places"]],
     found.consumers.map((one) => [
@@ -112,7 +113,7 @@ async function fillMembers(body, group) {
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lag(row.lag), row.member ? mono(row.member) : "–"]),
   );
   body.replaceChildren(
-    found.members.length ? members : h("p", { class: "empty" }, "No consumer of this group is connected."), cut(found.members.length, found.all_members),
+    found.members.length ? members : h("p", { class: "empty" }, `No member of this group is connected. ${UNLISTED}`), cut(found.members.length, found.all_members),
     found.subscriptions.length ? h("p", {}, "Subscribes to ", found.subscriptions.join(", ")) : "",
     h("h3", {}, "Queues"), found.rows.length ? queues : h("p", { class: "empty" }, "The group has consumed nothing yet."), cut(found.rows.length, found.all_rows),
     found.members.length ? note : "",
