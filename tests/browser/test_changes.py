@@ -51,6 +51,17 @@ def console_of(broker: BrokerServer, *, read_only: bool = False) -> ConsoleServe
     return ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0), control=control)
 
 
+def is_warning(page: Page, selector: str) -> bool:
+    """Whether a button has the colour of what is bad, as its words or as its ground."""
+    script = """
+    const probe = document.createElement('span'); probe.className = 'empty bad'; document.body.append(probe);
+    const bad = getComputedStyle(probe).color; probe.remove();
+    const one = getComputedStyle(document.querySelector(arguments[0]));
+    return one.color === bad || one.backgroundColor === bad;
+    """
+    return bool(page.js(script, selector))
+
+
 def until_says(page: Page, words: str) -> None:
     page.wait(lambda: words in page.js("return document.body.innerText"), f"the page says {words}")
 
@@ -152,8 +163,11 @@ def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer
         page.click("[aria-label='Change topic orders']")
         assert flaws(page) == []
         page.press(Keys.ESCAPE)
+        looks = [is_warning(page, f"[aria-label='{one} topic orders']") for one in ("Change", "Delete")]
+        assert looks == [False, True]
         page.click("[aria-label='Delete topic orders']")
         until_says(page, "audit loses its offsets in it.")
+        assert is_warning(page, "#confirm-yes")
         assert flaws(page) == []
         page.press(Keys.ESCAPE)
 
