@@ -120,5 +120,5 @@ const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
     [["Topic"], ["Queue", true], ["Committed", true], ["End", true], ["Lag", true]],
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
   );
-  return h("div", {}, changes.groupTools(name, found.rows.map((row) => row.topic), () => close(parts.groups, name)), table);
+  return h("div", {}, changes.groupTools(found, () => close(parts.groups, name)), table);
 });

@@ -40,11 +40,12 @@ export function topicTools(topic, close) {
     can("delete-topic") ? tool("Delete…", `Delete topic ${name}`, () => remove("delete-topic", name, close, "tab-topics"), true) : null);
 }
 
-/** The same of one consumer group. */
-export function groupTools(name, topics, close) {
+/** The same of one consumer group, as `/api/group` has it. */
+export function groupTools({ name, rows, dead_letters: dead }, close) {
+  const topics = rows.map((row) => row.topic);
   return h("p", { class: "tools" },
     tool("Members", `Members of ${name}`, () => showMembers(name)),
-    tool("Dead letters", `Dead letters of ${name}`, () => showDeadLetters(name)),
+    tool(dead ? `Dead letters (${format.count(dead)})` : "Dead letters", `Dead letters of ${name}`, () => showDeadLetters(name)),
     can("reset-offsets") ? tool("Reset offsets…", `Reset the offsets of ${name}`, () => resetOffsets(name, topics), true) : null,
     can("delete-group") ? tool("Delete…", `Delete group ${name}`, () => remove("delete-group", name, close, "tab-groups"), true) : null);
 }
