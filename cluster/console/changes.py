@@ -281,10 +281,8 @@ class BrokerChanges:
             losses = f"Its offsets in {_named(topics)} are lost." if topics else "It has no offsets."
             with suppress(DLedgerError):  # who is connected only adds to the question
                 consumers = self._clients.consumers(name)
-                if consumers is not None:
-                    losses += (
-                        f" {_connected(len(consumers.members))}: stop them first, or the next commit creates it again."
-                    )
+                losses += f" {_connected(len(consumers.members))}." if consumers is not None else ""
+            losses += " Stop its consumers first, or their next commit creates it again."
             raise UnconfirmedError(f"Delete group {name} and its offsets?", losses, f"Delete {name}")
         self._admin.delete_group(name)
         return Done(f"deleted group {name}")

@@ -384,7 +384,7 @@ def test_members_are_shown_with_their_queues(desk: Desk) -> None:
     ]
     assert desk.get("clients?first=0&wanted=nobody")["consumers"] == []
     assert plan["members"] == 1
-    assert "1 consumer is connected: stop them first" in str(asked.json()["confirm"])
+    assert "1 consumer is connected. Stop its consumers first" in str(asked.json()["confirm"])
 
 
 def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
@@ -435,7 +435,8 @@ def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
     done = desk.do("delete-group", name="reader", confirmed=True)
 
     assert (asked.json()["ok"], kept) == (False, {("read", 0): 0})
-    assert asked.json()["confirm"]["text"] == "Its offsets in read are lost."  # type: ignore[index]  # JSON
+    words = "Its offsets in read are lost. Stop its consumers first, or their next commit creates it again."
+    assert asked.json()["confirm"]["text"] == words  # type: ignore[index]  # JSON
     assert (done.status, desk.admin.offsets("reader")) == (200, {})
     assert desk.do("delete-group", name="reader").status == 404
 
