@@ -32,9 +32,10 @@ Examples:
   dledger console --namesrv 10.0.0.1:9876,10.0.0.2:9876        all groups of brokers, each to be looked into
   DLEDGER_CONSOLE_TOKEN=… dledger console --nodes n0:10911 --listen 0.0.0.0:8080 --allow-remote
 
-Anyone who can reach the console can read messages and (without --read-only) transfer leadership. So it listens on
-this machine only, unless --allow-remote is given, and then requires a token: the one in DLEDGER_CONSOLE_TOKEN or
---token-file, or a random one that it prints. From another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
+Anyone who can reach the console can read messages and (without --read-only) send some, change topics and groups, and
+transfer leadership, as far as the console's account may. So it listens on this machine only, unless --allow-remote is
+given, and then requires a token: the one in DLEDGER_CONSOLE_TOKEN or --token-file, or a random one that it prints. From
+another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
 )
 @click.option(
     "--nodes",
@@ -115,7 +116,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     until_stdin_closes: bool,
     target: GroupTarget,
 ) -> None:
-    """Serve a live web page of the group: leader, nodes, topics, messages; transfer leadership.
+    """Serve a live web page of the group: leader, nodes, topics, messages; change topics and groups.
 
     With name servers, of all groups of brokers that have registered with them.
     """

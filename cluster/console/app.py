@@ -340,11 +340,12 @@ def _change(desk: Desk, change: BrokerChange, asked: Fields) -> Response:
         return _refused(error)
     except UnconfirmedError as question:
         asking = {"title": question.title, "text": str(question), "yes": question.yes}
-        return JSONResponse({"ok": False, "error": f"{question.title} {question}", "confirm": asking}, 409)
+        return JSONResponse({"ok": False, "confirm": asking})
     except DLedgerError as error:
         desk.history.tell("refused", "", _event(f"{change.replace('-', ' ')}: {error}"), wall_ms())
         return _failed(error)
     desk.history.tell("action", "", _event(done.told), wall_ms())
+    desk.catalog.nudge()
     return JSONResponse({"ok": True, "message": done.told, **done.facts})
 
 

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cluster.terminal import host_text
-from rocketstore.client.errors import BadAnswerError
+from dledger.access.permissions import DEAD_PREFIX
+from rocketstore.client.errors import BadAnswerError, NotFoundError
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
@@ -143,6 +144,9 @@ class MessageBrowser:
                 groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
         return {
             "name": name,
+            "write_queues": info.write_queues,
+            "read_queues": info.read_queues,
+            "permission": info.permission,
             "all_queues": queues,
             "queues": [
                 {
@@ -157,9 +161,10 @@ class MessageBrowser:
         }
 
     def group(self, name: str) -> dict[str, object]:
-        """A group's progress per queue."""
+        """A group's progress per queue, and the number of its dead letters."""
         return {
             "name": name,
+            "dead_letters": self._dead_letters(name),
             "rows": [
                 {
                     "topic": row.topic,
@@ -172,6 +177,13 @@ class MessageBrowser:
                 for row in self._admin.progress(name)
             ],
         }
+
+    def _dead_letters(self, group: str) -> int:
+        try:
+            found = self._admin.queue_range(f"{DEAD_PREFIX}{group}", 0)
+        except NotFoundError:  # the topic is created with the first one
+            return 0
+        return max(found.max_offset - max(found.min_offset, 0), 0)
 
 
 def _body_of(message: ReceivedMessage) -> tuple[bytes, str]:

@@ -66,6 +66,7 @@ class Catalog:
         self._changed = threading.Condition()  # guards the fields below
         self._watched = False
         self._stopping = False
+        self._nudged = False
         self._topics: dict[str, TopicRow] = {}
         self._groups: dict[str, GroupRow] = {}
         self._totals = {"topics": 0, "groups": 0}
@@ -93,6 +94,12 @@ class Catalog:
             self._watched = watched
             self._changed.notify_all()
 
+    def nudge(self) -> None:
+        """Look again soon: something was changed."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
+
     def snapshot(self) -> dict[str, object]:
         """The last results."""
         with self._changed:
@@ -113,7 +120,9 @@ class Catalog:
             if self._applies():
                 self.look()
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, self._interval_s if self._loaded else 0.5)
+                pause_s = self._interval_s if self._loaded else 0.5
+                self._changed.wait_for(lambda: self._stopping or self._nudged, pause_s)
+                self._nudged = False
 
     def look(self) -> None:
         """Run one round."""

@@ -41,7 +41,7 @@ RESEND_LEVEL: Final = 1
 """The shortest delay."""
 RESENDS_MAX: Final = 1_000_000
 """A dead letter was delivered more often than its group allows."""
-_PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE}
+_PERMISSIONS: Final = {"rw": PERMISSION_READ | PERMISSION_WRITE, "r": PERMISSION_READ, "w": PERMISSION_WRITE, "none": 0}
 
 
 class BrokerChange(StrEnum):
@@ -201,7 +201,8 @@ class BrokerChanges:
         if wanted.read_queues < before.read_queues:
             count = self._count(before.name, range(wanted.read_queues, before.read_queues))
             gone = _queues(wanted.read_queues, before.read_queues).removesuffix(" get").removesuffix(" gets")
-            losses.append(f"{gone} cannot be read any more, with {count} in them, consumed or not.")
+            where = "it" if before.read_queues == wanted.read_queues + 1 else "them"
+            losses.append(f"{gone} cannot be read any more, with {count} in {where}, consumed or not.")
         if losses:
             raise UnconfirmedError(f"Shrink topic {before.name}?", " ".join(losses), f"Shrink {before.name}")
 
@@ -280,10 +281,8 @@ class BrokerChanges:
             losses = f"Its offsets in {_named(topics)} are lost." if topics else "It has no offsets."
             with suppress(DLedgerError):  # who is connected only adds to the question
                 consumers = self._clients.consumers(name)
-                if consumers is not None:
-                    losses += (
-                        f" {_connected(len(consumers.members))}: stop them first, or the next commit creates it again."
-                    )
+                losses += f" {_connected(len(consumers.members))}." if consumers is not None else ""
+            losses += " Stop its consumers first, or their next commit creates it again."
             raise UnconfirmedError(f"Delete group {name} and its offsets?", losses, f"Delete {name}")
         self._admin.delete_group(name)
         return Done(f"deleted group {name}")

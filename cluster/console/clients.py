@@ -19,6 +19,7 @@ from rocketstore.client.frames import open_frames
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import body_of, sign
 from rocketstore.client.shares import QueueName
+from rocketstore.message.checks import check_topic
 from rocketstore.nameserver.groups import shares_of
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.remoting.bodies.clients import ConsumerConnectionList, MessageModel, ProducersByGroup
@@ -75,10 +76,11 @@ class ClientLists:
 
     # --- who is connected --------------------------------------------------------------------------------------------
 
-    def consumers(self, group: str) -> ConnectedGroup | None:
-        """The connected members of a group; None if there are none."""
+    def consumers(self, group: str, address: str = "") -> ConnectedGroup | None:
+        """The connected members of a group; None if there are none. ``address``: of the master, if known."""
         asked = Frame(RequestCode.GET_CONSUMER_CONNECTION_LIST, 0, write_header(GroupHeader(group)))
-        found = self._ask(asked, ConsumerConnectionList.decode, none=AnswerCode.CONSUMER_NOT_ONLINE)
+        decode, none = ConsumerConnectionList.decode, AnswerCode.CONSUMER_NOT_ONLINE
+        found = self._ask(address or self._master(), asked, decode, none=none)
         if found is None:
             return None
         members = tuple(
@@ -92,7 +94,9 @@ class ClientLists:
 
     def everybody(self, wanted: str, first: int) -> dict[str, object]:
         """Producers, and the consumers of a page of groups from ``first`` on, if their names contain ``wanted``."""
-        found = self._ask(Frame(RequestCode.GET_ALL_PRODUCER_INFO, 0), ProducersByGroup.decode) or ProducersByGroup()
+        address = self._master()
+        everybody = Frame(RequestCode.GET_ALL_PRODUCER_INFO, 0)
+        found = self._ask(address, everybody, ProducersByGroup.decode) or ProducersByGroup()
         producers = [
             {"group": safe_text(group), **_client(one.client_id, one.remote_ip.lstrip("/"), one.language, one.version)}
             for group, ones in sorted(found.data.items())
@@ -100,9 +104,11 @@ class ClientLists:
             if wanted in group
         ]
         groups = [one for one in self._admin.groups() if wanted in one]
+        if wanted and wanted not in groups and not check_topic(wanted):  # it may have committed nothing yet
+            groups.insert(0, wanted)
         consumers: list[dict[str, object]] = []
         for group in groups[first : first + GROUPS_PER_PAGE]:
-            connected = self.consumers(group)
+            connected = self.consumers(group, address)
             if connected is not None:
                 topics = [
                     _subscription(*one) for one in connected.subscriptions.items() if one[0] != RETRY_PREFIX + group
@@ -123,11 +129,11 @@ class ClientLists:
 
     def members(self, group: str) -> dict[str, object]:
         """A group's members, and its progress in every queue with the member that has it."""
-        connected = self.consumers(group)
+        status = self._admin.status()
+        connected = self.consumers(group, status.address)
         offsets = self._admin.offsets(group)
         subscribed = set(connected.subscriptions) if connected is not None else set()
         topics = sorted({topic for topic, _ in offsets} | subscribed | {RETRY_PREFIX + group})
-        name = self._admin.status().broker_name
         rows: list[dict[str, object]] = []
         count = 0
         for topic in topics:
@@ -136,7 +142,7 @@ class ClientLists:
             except NotFoundError:  # it was deleted, or nothing was retried yet
                 continue
             count += len(ranges)
-            owners = self._owners(connected, topic, name, len(ranges)) if len(rows) < QUEUES_MAX else {}
+            owners = self._owners(connected, topic, status.broker_name, len(ranges)) if len(rows) < QUEUES_MAX else {}
             for one in ranges[: QUEUES_MAX - len(rows)]:
                 committed = offsets.get((topic, one.queue_id), -1)
                 rows.append(_row(topic, one, committed, owners.get(one.queue_id, "")))
@@ -172,9 +178,14 @@ class ClientLists:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def _ask(self, request: Frame, decode: Callable[[bytes], _T], *, none: int | None = None) -> _T | None:
-        """The master's answer; None if its code is ``none``."""
-        address = self._admin.status().address
+    def _master(self) -> str:
+        """The master's address; while there is none, that of another broker."""
+        return self._admin.status().address
+
+    def _ask(
+        self, address: str, request: Frame, decode: Callable[[bytes], _T], *, none: int | None = None
+    ) -> _T | None:
+        """The answer of this broker; None if its code is ``none``."""
         try:
             check_plaintext([address], self._security)
             answer = self._frames.call(address, sign(request, self._security), self._timeout_s)

@@ -192,7 +192,7 @@ class AdminService:
             wire.name,
             wire.read_queues or default,
             wire.write_queues or default,
-            wire.permission or self._config.broker_permission,
+            wire.permission if wire.HasField("permission") else self._config.broker_permission,
         )
         self._check_master()
         await self._change(lambda done: self._state.put_topic(topic, done))

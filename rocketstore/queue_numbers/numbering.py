@@ -208,10 +208,11 @@ class LoggedNumbering:
 
     # -- retention -----------------------------------------------------------------------------------------------
 
-    def keep_from(self, dispatched: int, *, disk_full: bool = False) -> int | None:
+    def keep_from(self, dispatched: int, *, writable: bool = True) -> int | None:
         """The offset from which the log must be kept for the numbering; None: no limit.
 
-        ``dispatched`` is how far the log is dispatched.
+        ``dispatched`` is how far the log is dispatched. ``writable``: whether a first set could be written, as it
+        cannot to a full disk, nor by a slave.
         """
         if self._unread and dispatched >= self._unread_until:
             try:
@@ -221,8 +222,8 @@ class LoggedNumbering:
         with self._lock:
             if self._unread:
                 return 0
-            if self._covered is None and self._waits and not disk_full:
-                return 0  # an older version filled the disk: nothing can be written, so there is nothing to wait for
+            if self._covered is None and self._waits and writable:
+                return 0
             return self._covered
 
     # -- writing sets --------------------------------------------------------------------------------------------
@@ -285,7 +286,12 @@ class NumberWriter:
             self._numbering.publish()
 
     def write_and_wait(self) -> None:
-        """On a plain broker: write a set when retention wants to remove something, and wait for it."""
+        """On a plain master: write a set when retention wants to remove something, and wait for it.
+
+        A slave's log has nothing but what its master wrote: the sets of a master of ours, and none of RocketMQ's.
+        """
+        if not self._is_master():
+            return
         waiter = PutWaiter()
         self._numbering.publish(waiter.done)
         if waiter.wait(WAIT_S) is None or not self._dispatch.wait_dispatched(WAIT_S):

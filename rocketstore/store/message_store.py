@@ -672,7 +672,8 @@ class MessageStore:
         """The offset from which nothing may be removed: data derived from it are not durable elsewhere yet."""
         durable = self._durability.position
         wanted = [durable, *(keeper(durable) for keeper in self._keepers)]
-        numbered = self._numbering.keep_from(self._dispatch.position, disk_full=self._gate.has(Obstacle.DISK_FULL))
+        writable = self.role is not BrokerRole.SLAVE and not self._gate.has(Obstacle.DISK_FULL)
+        numbered = self._numbering.keep_from(self._dispatch.position, writable=writable)
         return min(wanted if numbered is None else [*wanted, numbered])
 
     def _held_back(self, end: int) -> None:

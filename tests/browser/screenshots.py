@@ -77,9 +77,22 @@ def take(page: Page, brokers: LocalBrokers, url: str, into: Path) -> None:
     page.js("document.activeElement.blur(); document.getElementById('browser').scrollIntoView()")
     save("messages")
 
+    take_reset(page, url, into)
     page.open(url, width=375, height=1180, theme="dark")
     never.wait(3)
     save("phone")
+
+
+def take_reset(page: Page, url: str, into: Path) -> None:
+    """What a reset of a group would do."""
+    page.open(url, width=WIDTH, height=760)
+    page.click("#tab-groups")
+    page.click("tr[data-row=audit] .expander")
+    page.click("[aria-label='Reset the offsets of audit']")
+    page.click("#form-content button[type=submit]")
+    page.wait(lambda: "No member of the group is connected" in page.text("form-content"), "the plan")
+    page.js("document.activeElement.blur(); document.getElementById('browser').scrollIntoView()")
+    keep(page, into, "reset")
 
 
 def take_cluster(page: Page, root: Path, into: Path) -> None:

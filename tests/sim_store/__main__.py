@@ -12,10 +12,12 @@ from typing import Final
 
 from tests.sim_store.group import run_group
 from tests.sim_store.options import choose, choose_group
+from tests.sim_store.replication import run_replication
+from tests.sim_store.replication_options import choose_replication
 from tests.sim_store.simulation import run_seed
 from tests.sim_store.world import Result
 
-WORLDS: Final = ("plain", "group", "plain-transactions", "group-transactions")
+WORLDS: Final = ("plain", "group", "plain-transactions", "group-transactions", "replication")
 
 
 def say(line: str) -> None:
@@ -28,7 +30,11 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim_store", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
-    parser.add_argument("--world", choices=WORLDS, help="a broker alone, or a group; each seed makes one of each kind")
+    parser.add_argument(
+        "--world",
+        choices=WORLDS,
+        help="a broker alone, a group, or a master with slaves; each seed makes one of each kind",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
@@ -39,6 +45,8 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
 def run_one(which: tuple[str, int], *, trace: bool = False) -> tuple[str, Result]:
     """Run the world of a kind that a seed makes."""
     world, seed = which
+    if world == "replication":
+        return world, run_replication(seed, trace=trace)
     run = run_seed if world.startswith("plain") else run_group
     return world, run(seed, trace=trace, transactions=world.endswith("transactions"))
 
@@ -46,7 +54,7 @@ def run_one(which: tuple[str, int], *, trace: bool = False) -> tuple[str, Result
 def replay(world: str, seed: int, *, trace: bool) -> int:
     """Run one world and tell everything about it."""
     _, result = run_one((world, seed), trace=trace)
-    say(str(choose(seed) if world.startswith("plain") else choose_group(seed)))
+    say(str(_options(world, seed)))
     for line in result.tail:
         say(line)
     say(f"{world} {seed}: {result.decisions} decisions, {result.simulated_ms} ms, hash {result.trace_hash:08x}")
@@ -54,6 +62,12 @@ def replay(world: str, seed: int, *, trace: bool) -> int:
     if result.failure:
         say(f"FAILED: {result.failure}")
     return 1 if result.failure else 0
+
+
+def _options(world: str, seed: int) -> object:
+    if world == "replication":
+        return choose_replication(seed)
+    return choose(seed) if world.startswith("plain") else choose_group(seed)
 
 
 def results_of(which: Iterable[tuple[str, int]], jobs: int) -> Iterator[tuple[str, Result]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dledger.conditions import Conditions
@@ -11,9 +12,11 @@ from rocketstore.broker.catch_up import CatchUp
 from rocketstore.broker.role_change import BrokerRoleChange, MasterService
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.transactions.service import TransactionService
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for_broker
 from rocketstore.config import MessageStoreConfig
+from rocketstore.ha.service import HaService
 from rocketstore.message.delay import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.store.message_store import MessageStore
@@ -49,6 +52,7 @@ class PlainBroker:
     schedule: ScheduleService
     transactions: TransactionService
     with_transactions: bool
+    conditions: Conditions
     recovered_end: int = 0
     """Where the log ended when it was opened."""
 
@@ -71,7 +75,7 @@ class PlainBroker:
         transactions = TransactionService(CONFIG, store, state, clock)
         if producers is not None:
             producers.serve(store, transactions)
-        return cls(group, store, state, schedule, transactions, producers is not None)
+        return cls(group, store, state, schedule, transactions, producers is not None, conditions)
 
     def start(self) -> None:
         """Open, recover, serve."""
@@ -102,6 +106,77 @@ class PlainBroker:
         """Why the log takes nothing more."""
         log = self.store.log
         return log.poison if isinstance(log, PlainCommitLog) else ""
+
+
+@dataclass(eq=False)
+class ReplicatingBroker(PlainBroker):
+    """A plain broker that is a master with a port for slaves, or a slave."""
+
+    replication: HaService | None = None
+
+    @classmethod
+    def make_replicating(
+        cls,
+        group: Group,
+        config: BrokerConfig,
+        settings: StateSettings,
+        scheduler: Scheduler,
+        master: Callable[[], str],
+    ) -> ReplicatingBroker:
+        """As ``BrokerServer`` does it; ``master`` gives a slave its master's address."""
+        made = cls.make(group, config.store, settings, scheduler)
+        log, store = made.store.log, made.store
+        if not isinstance(made, ReplicatingBroker) or not isinstance(log, PlainCommitLog):
+            raise TypeError(log)
+
+        def report(error: BaseException) -> None:
+            if not group.dead:
+                group.failure = group.failure or error
+
+        made.replication = replication = HaService(
+            config,
+            log,
+            made.conditions,
+            Clock(scheduler),
+            tls=None,
+            report=report,
+            require_replicas=store.require_replicas,
+            supersede=store.supersede,
+            fs=group.fs,
+        )
+        replication.known_master = master
+        store.let_log_go_first(while_=replication.is_catching_up)
+        return made
+
+    @property
+    def ha(self) -> HaService:
+        """Replication."""
+        assert self.replication is not None
+        return self.replication
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it takes puts."""
+        return self.store.role is not BrokerRole.SLAVE
+
+    def start(self) -> None:
+        """Open, recover, serve, and serve slaves or follow the master."""
+        self.store.load()
+        self.recovered_end = self.store.log.end_offset
+        self.state.load()
+        self.ha.prepare()
+        self.state.start()
+        self.store.start()
+        if self.is_master:
+            self.state.catch_up()
+            self.schedule.start()
+        self.ha.start(0)
+
+    def stop(self) -> None:
+        """In the server's order."""
+        self.schedule.stop()
+        self.ha.stop(graceful=True)
+        super().stop()
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ and put back after it. Python's own modules, and everything else in the process,
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import queue
@@ -21,10 +22,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from dledger.rpc.clients.server import ClientServer
+from dledger.rpc.front_door import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.rpc.peers.transport import GrpcTransport
 from dledger.store.fs import FileSystem
-from tests.sim_store import members, memory_transport, threads
+from tests.sim_store import links, loops, members, memory_transport, threads
 from tests.sim_store.disk import SimFs
 from tests.sim_store.threads import Scheduler
 
@@ -86,6 +88,8 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(GrpcTransport): members.SimTransport,
         id(ClientServer): members.NoClients,
         id(PeerLogClient): members.PeerLogs,
+        id(asyncio): loops.fake_asyncio(),
+        id(listen): links.listen,
     }
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from tests.sim_store.__main__ import WORLDS, run_one
 
-REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32))
+REGRESSIONS = (("plain", 48), ("group", 4), ("group", 32), ("replication", 35))
 """Worlds that found a bug once: a checkpoint of what could not be flushed; dispatch that looked for what was gone; a
-turned bit that nobody had met, which the world itself took for a difference of logs.
+turned bit that nobody had met, which the world itself took for a difference of logs; a slave with a full disk that
+wrote a record of its own.
 """
 
 
@@ -28,7 +29,10 @@ USUAL = [(world, seed) for world in ("plain", "group") for seed in (1, 3, 5)]
 WITH_TRANSACTIONS = [(f"{world}-transactions", seed) for world in ("plain", "group") for seed in (1, 3)]
 
 
-@pytest.mark.parametrize(("world", "seed"), [*USUAL, *WITH_TRANSACTIONS, *REGRESSIONS])
+REPLICATION = [("replication", seed) for seed in (3, 5, 8)]
+
+
+@pytest.mark.parametrize(("world", "seed"), [*USUAL, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS])
 def test_brokers_keep_every_promise(world: str, seed: int) -> None:
     """Whatever their disks and links do, and however their threads take turns: see ``checks``."""
     run(world, seed)
@@ -47,7 +51,8 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     """The hash takes in every change of the disk, who made it and when; string hashes differ per process."""
     program = (
         "from tests.sim_store.__main__ import run_one\n"
-        "print([run_one(which)[1].trace_hash for which in (('plain', 4), ('plain', 10), ('group', 1))])"
+        "which = (('plain', 4), ('plain', 10), ('group', 1), ('replication', 5))\n"
+        "print([run_one(one)[1].trace_hash for one in which])"
     )
 
     outputs = [
@@ -63,7 +68,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     ]
 
     assert outputs[0] == outputs[1]
-    assert len(set(outputs[0].split())) == 3
+    assert len(set(outputs[0].split())) == 4
 
 
 def test_several_processes_share_the_worlds() -> None:

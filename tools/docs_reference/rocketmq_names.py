@@ -45,7 +45,7 @@ combined: [election_timeout_ms_min](#election_timeout_ms_min) is the leak times 
 def names() -> list[str]:
     """Every name of theirs that a server knows. Ours are in snake case; each of them has a heading or a row above."""
     found = {*UNUSED, *node.TARGETS, *broker.TARGETS, *name_server.TARGETS}
-    return sorted(found - node.OWN_NAMES - {one for one in found if "_" in one}, key=str.lower)
+    return sorted(found - node.OWN_NAMES - {one for one in found if "_" in one}, key=lambda one: (one.lower(), one))
 
 
 def section() -> str:

@@ -1,6 +1,7 @@
 // What the buttons do: ask first where it matters, do it, show what came of it.
 
 import { $, h, text } from "./dom.js";
+import { confirmed } from "./forms.js";
 import { act } from "./stream.js";
 import { state } from "./store.js";
 
@@ -27,7 +28,7 @@ function question(action, node) {
 
 export async function perform(action, node, button) {
   const asked = question(action, node);
-  if (asked !== null && !(await confirmed(...asked))) {
+  if (asked !== null && !(await confirmed(...asked, action === "kill"))) {
     button.focus();
     return;
   }
@@ -40,18 +41,6 @@ export async function perform(action, node, button) {
   } catch (error) {
     toast(error.message, true);
   }
-}
-
-function confirmed(title, words, yes) {
-  const dialog = $("confirm");
-  text($("confirm-title"), title);
-  text($("confirm-text"), words);
-  text($("confirm-yes"), yes);
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
-  });
 }
 
 export function toast(words, isBad) {

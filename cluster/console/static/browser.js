@@ -122,7 +122,7 @@ function messageTable(messages) {
   );
 }
 
-async function showMessage(one) {
+export async function showMessage(one) {
   await showDetail(`Message ${one.offset} of queue ${one.queue} of ${one.topic}`, "/api/message", { topic: one.topic, queue: one.queue, offset: one.offset }, (found) => [
     ["Message id", mono(found.message_id)], ["Unique key", mono(found.unique_key || "–")], ["Tags", found.tags || "–"], ["Keys", found.keys || "–"],
     ["Stored", `${format.moment(found.stored_ms)} at ${found.store_host}`], ["Created", `${format.moment(found.born_ms)} at ${found.born_host}`],

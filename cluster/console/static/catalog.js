@@ -1,5 +1,6 @@
 // Topics and consumer groups: totals that the server keeps fresh, details when a row is opened.
 
+import * as changes from "./changes.js";
 import { $, h } from "./dom.js";
 import * as format from "./format.js";
 import { ask } from "./stream.js";
@@ -72,9 +73,14 @@ function lagCell(lag) {
   return h("span", { class: lag > 0 ? "lagging" : null }, format.count(lag));
 }
 
+function close(table, name) {
+  table.open.delete(name);
+  table.redraw();
+}
+
 /** Look again at what is open, while it can be seen. */
 function refreshOpen() {
-  if (document.hidden || state.connection !== "live") return;
+  if (document.hidden || state.connection !== "live" || document.querySelector("dialog[open]") !== null) return;
   if (!$("panel-topics").hidden) for (const [name, place] of parts.topics.open) fillTopic(place, name);
   if (!$("panel-groups").hidden) for (const [name, place] of parts.groups.open) fillGroup(place, name);
 }
@@ -93,7 +99,7 @@ async function fill(place, path, name, make) {
 
 const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   const groups = Object.keys(found.groups).sort();
-  const columns = [["Queue", true], ["First", true], ["End", true], ["Newest", false, "time"], ...groups.map((group) => [`${group}: committed (lag)`, true]), ["", false]];
+  const columns = [["Queue", true], ["First", true], ["End", true], ["Newest", false, "time"], ...groups.map((group) => [`${group}: committed (lag)`, true]), ["", false, "time"]];
   const rows = found.queues.map((queue, place) => [
     String(queue.queue), format.count(queue.min_offset), format.count(queue.max_offset), format.moment(queue.newest_ms),
     ...groups.map((group) => progress(found.groups[group][place], queue)),
@@ -101,7 +107,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   ]);
   const table = plain(columns, rows);
   if (found.all_queues > found.queues.length) table.append(h("p", { class: "quiet" }, `The first ${found.queues.length} of ${found.all_queues} queues.`));
-  return table;
+  return h("div", {}, changes.topicTools(found, () => close(parts.topics, name)), table);
 });
 
 function progress(committed, queue) {
@@ -109,8 +115,10 @@ function progress(committed, queue) {
   return h("span", {}, committed < 0 ? "–" : format.count(committed), " (", h("span", { class: lag > 0 ? "lagging" : null }, format.count(lag)), ")");
 }
 
-const fillGroup = (place, name) => fill(place, "/api/group", name, (found) =>
-  plain(
+const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
+  const table = plain(
     [["Topic"], ["Queue", true], ["Committed", true], ["End", true], ["Lag", true]],
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
-  ));
+  );
+  return h("div", {}, changes.groupTools(found, () => close(parts.groups, name)), table);
+});

@@ -87,7 +87,7 @@ function makeLane(name) {
   }
   lane.buttonBox = h("div", { class: "lane-buttons" });
   for (const action of ["transfer", "pause", "kill", "restart"]) {
-    const button = h("button", { type: "button", class: "ghost", "data-action": action, hidden: true });
+    const button = h("button", { type: "button", class: action === "kill" ? "ghost danger" : "ghost", "data-action": action, hidden: true });
     button.addEventListener("click", () => {
       if (button.getAttribute("aria-disabled") !== "true") doAction(button.dataset.does, name, button);
     });

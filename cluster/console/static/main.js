@@ -3,12 +3,15 @@
 import * as actions from "./actions.js";
 import * as browser from "./browser.js";
 import * as catalog from "./catalog.js";
+import * as changes from "./changes.js";
 import { Chart } from "./chart.js";
+import * as clients from "./clients.js";
 import { $, text } from "./dom.js";
 import * as events from "./events.js";
 import * as format from "./format.js";
 import * as hero from "./hero.js";
 import * as lanes from "./lanes.js";
+import * as letters from "./letters.js";
 import { state, takeSnapshot, takeUpdate } from "./store.js";
 import { connect } from "./stream.js";
 import * as tabs from "./tabs.js";
@@ -43,7 +46,7 @@ const latencies = new Chart($("latency-plot"), $("latency-series"), latencySerie
 function renderKind() {
   const kind = state.group.kind;
   if (kind === "unknown") return;
-  const offered = kind === "log" ? ["tab-entries"] : ["tab-topics", "tab-groups", "tab-messages"];
+  const offered = kind === "log" ? ["tab-entries"] : ["tab-topics", "tab-groups", "tab-messages", "tab-clients", "tab-delayed"];
   if (renderKind.last !== kind) {
     renderKind.last = kind;
     tabs.offer(offered);
@@ -58,6 +61,7 @@ function render() {
   hero.render();
   lanes.render();
   renderKind();
+  changes.render();
   $("main").setAttribute("aria-busy", "false");
 }
 
@@ -80,9 +84,11 @@ catalog.start((topic, queue) => {
   browser.browse(topic, queue);
 });
 browser.start();
-tabs.start((id) => {
-  if (id === "tab-entries") browser.firstEntries();
-});
+changes.start();
+clients.start();
+letters.start();
+const shown = { "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
+tabs.start((id) => shown[id]?.());
 theme.start(drawAll);
 for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);
 

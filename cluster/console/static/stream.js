@@ -120,12 +120,17 @@ export async function ask(path, parameters = {}) {
   return answerOf(() => fetch(address(path, parameters), { cache: "no-store" }));
 }
 
-export async function act(action, node) {
+export const act = (action, node) => post("/api/act", node === null ? { action } : { action, node });
+
+/** Ask for a change at the brokers; fields that are null are left out. The error's `answer` is what the console said. */
+export const change = (name, fields) => post(`/api/do/${name}`, fields);
+
+async function post(path, body) {
   return answerOf(() =>
-    fetch(address("/api/act"), {
+    fetch(address(path), {
       method: "POST",
       headers: { "content-type": "application/json", "x-csrf-token": state.session.csrf },
-      body: JSON.stringify(node === null ? { action } : { action, node }),
+      body: JSON.stringify(body),
     }),
   );
 }
@@ -145,7 +150,7 @@ async function answerOf(request) {
     // told below
   }
   if (!answer.ok || found === null) {
-    throw Object.assign(new Error(found?.error ?? `the console returned status ${answer.status}`), { isAnswer: true });
+    throw Object.assign(new Error(found?.error ?? `the console returned status ${answer.status}`), { isAnswer: true, answer: found ?? {} });
   }
   return found;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
-from cluster.console.app import CHANGES_MAX
+from cluster.console import app
 from cluster.console.changes import BODY_BYTES_MAX, BrokerChange
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
@@ -23,9 +24,12 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, GroupConsumer, GroupOptions, Producer, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.message.message import Message
+from rocketstore.remoting.frame import encode
+from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import Reply, request
 from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 RULES = """accounts:
 - accessKey: root
@@ -221,13 +225,13 @@ def test_topics_are_created_once_and_changed_later(desk: Desk) -> None:
     missing = desk.do("put-topic", name="made", **shape)
     created = desk.do("put-topic", name="made", create=True, **shape)
     again = desk.do("put-topic", name="made", create=True, **shape)
-    changed = desk.do("put-topic", name="made", read_queues=5, write_queues=5, permission="rw")
+    changed = desk.do("put-topic", name="made", read_queues=5, write_queues=5, permission="none")
 
     assert missing.status == 404
     assert created.json()["message"] == "created topic made: 3 write queues, 4 read queues, r"
     assert (again.status, again.json()["field"]) == (400, "name")
     assert changed.status == 200
-    assert desk.admin.topic("made") == TopicInfo("made", 5, 5, 6)
+    assert desk.admin.topic("made") == TopicInfo("made", 5, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +267,10 @@ def test_shrinking_a_topic_is_asked_about_first(desk: Desk) -> None:
     kept = desk.admin.topic("shrunk")
     done = desk.do("put-topic", **fewer, confirmed=True)
 
-    assert (asked.status, kept) == (409, TopicInfo("shrunk", 3, 3))
+    assert (asked.json()["ok"], kept) == (False, TopicInfo("shrunk", 3, 3))
     assert asked.json()["confirm"] == {
         "title": "Shrink topic shrunk?",
-        "text": "Queues 1 to 2 get no new messages any more. Queue 2 cannot be read any more, with 2 messages in them, "
+        "text": "Queues 1 to 2 get no new messages any more. Queue 2 cannot be read any more, with 2 messages in it, "
         "consumed or not.",
         "yes": "Shrink shrunk",
     }
@@ -380,7 +384,45 @@ def test_members_are_shown_with_their_queues(desk: Desk) -> None:
     ]
     assert desk.get("clients?first=0&wanted=nobody")["consumers"] == []
     assert plan["members"] == 1
-    assert "1 consumer is connected: stop them first" in str(asked.json()["error"])
+    assert "1 consumer is connected. Stop its consumers first" in str(asked.json()["confirm"])
+
+
+def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
+    """As the members themselves divide them."""
+    desk.topic("divided", 5)
+    options = GroupOptions(start="first", timeout_s=20)
+    with ExitStack() as stack:
+        members = [stack.enter_context(GroupConsumer([desk.address], group="pair", options=options)) for _ in range(2)]
+        for one in members:
+            one.subscribe("divided")
+            one.start()
+
+        def own(one: GroupConsumer) -> set[int]:
+            return {queue.queue_id for queue in one.queues if queue.topic == "divided"}
+
+        wait_until(lambda: sorted(len(own(one)) for one in members) == [2, 3], "they share the queues")
+
+        found = desk.get("members?group=pair")
+
+        rows = [(one["queue"], one["member"]) for one in found["rows"] if one["topic"] == "divided"]
+        shown = {one["id"]: {queue for queue, member in rows if member == one["id"]} for one in found["members"]}
+        assert shown == {one.client_id: own(one) for one in members}
+
+
+def test_rocketmqs_clients_are_listed_with_their_versions(desk: Desk, broker: BrokerServer) -> None:
+    """A Java client's own heartbeat (F18): it is a consumer and a producer."""
+    beat = GOLDEN["F18"].frame
+    with RemotingSocket(broker.port) as java:
+        java.socket.sendall(encode(beat))
+        assert java.answer_to(beat.opaque).code == 0
+
+        found = desk.get("clients?first=0&wanted=ProbePush")
+        producers = desk.get("clients?first=0&wanted=CLIENT_INNER")["producers"]
+
+    (consumer,) = found["consumers"]
+    assert (consumer["group"], consumer["language"], consumer["version"]) == ("ProbePush", "java", "4.9.8")
+    assert consumer["topics"] == ["ProbeTopic (TagA || TagB || TagD)"]
+    assert [(one["group"], one["id"]) for one in producers] == [("CLIENT_INNER_PRODUCER", consumer["id"])]
 
 
 def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
@@ -392,8 +434,9 @@ def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
     kept = desk.admin.offsets("reader")
     done = desk.do("delete-group", name="reader", confirmed=True)
 
-    assert (asked.status, kept) == (409, {("read", 0): 0})
-    assert asked.json()["confirm"]["text"] == "Its offsets in read are lost."  # type: ignore[index]  # JSON
+    assert (asked.json()["ok"], kept) == (False, {("read", 0): 0})
+    words = "Its offsets in read are lost. Stop its consumers first, or their next commit creates it again."
+    assert asked.json()["confirm"]["text"] == words  # type: ignore[index]  # JSON
     assert (done.status, desk.admin.offsets("reader")) == (200, {})
     assert desk.do("delete-group", name="reader").status == 404
 
@@ -409,6 +452,8 @@ def test_a_dead_letter_is_shown_and_sent_again_once(desk: Desk) -> None:
     (dead,) = desk.get("dead-letters?group=post&before=-1")["messages"]
     done = desk.do("resend", group="post", offset=0)
 
+    desk.admin.set_offsets("post", "mail", {0: 1})
+    assert desk.get("group?name=post")["dead_letters"] == 1
     assert (dead["origin"], dead["offset"], dead["deliveries"], dead["preview"]["text"]) == ("mail", 0, 1, "0")
     assert done.json()["message"] == "dead letter 0 of post goes to its consumers again, once"
     wait_until(lambda: "%RETRY%post" in {one.name for one in desk.admin.topics()}, "the retry topic")
@@ -521,9 +566,15 @@ def test_an_unknown_action_is_not_found(desk: Desk) -> None:
     assert desk.do("format-disk").status == 404
 
 
-def test_changes_are_limited_in_number(desk: Desk) -> None:
-    """A page that goes wild, or another that has the token, is slowed down. Wrong requests do not count."""
-    for _ in range(CHANGES_MAX):
-        assert desk.do("delete-topic", name="none", confirmed=True).status == 404
+def test_changes_are_limited_in_number(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that goes wild, or another that has the token, is slowed down. What is no request does not count."""
+    monkeypatch.setattr(app, "CHANGES_MAX", 2)
+    monkeypatch.setattr(app, "CHANGES_S", 3600.0)
+    address = f"127.0.0.1:{broker.port}"
+    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
+        desk = Desk(console, admin, address)
 
-    assert desk.do("delete-topic", name="none", confirmed=True).status == 429
+        asked = (b"{", b'{"name": "none"}', b'{"name": "a b"}', b'{"name": "none"}')
+        statuses = [desk.post("delete-topic", one).status for one in asked]
+
+        assert statuses == [400, 404, 400, 429]

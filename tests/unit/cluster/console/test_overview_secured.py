@@ -102,6 +102,8 @@ def test_name_servers_and_brokers_are_asked_over_tls(tmp_path: Path, authority: 
     tls = CommandSecurity(own.ca, own.cert, own.key, access_key="alice", secret_key="alice-secret")
     with running(permissive) as server, guarded(tmp_path, server, security), overview(server, tls) as console:
         wait_until(lambda: group(console)["verdict"] == "serving", "it answers")
+        clients = request(f"{console.url}api/clients?broker={group(console)['name']}&first=0")
+        assert (clients.status, clients.json()["groups"]) == (200, 0)
         console.stop()
     gc.collect()  # what it has left open would be told here
     with running(config_in(tmp_path, security=security)) as server, overview(server, CommandSecurity()) as console:

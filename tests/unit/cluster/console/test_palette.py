@@ -11,7 +11,7 @@ import pytest
 from cluster.console import app
 
 FILES = app.load_files(Path(app.__file__).parent / "static")
-CSS = "".join(FILES[name][0].decode() for name in ("base.css", "parts.css", "cluster.css"))
+CSS = "".join(FILES[name][0].decode() for name in ("base.css", "parts.css", "forms.css", "cluster.css"))
 TOKENS = {
     name: {"light": light, "dark": dark}
     for name, light, dark in re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", CSS)
@@ -61,7 +61,8 @@ def test_graphics_have_enough_contrast_where_they_are_drawn(name: str, theme: st
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_on_filled_grounds_can_be_read(theme: str) -> None:
-    """The term inside a leader's bar, a strong button."""
+    """The term inside a leader's bar, a strong button, one that loses something."""
+    assert contrast(TOKENS["on-bad"][theme], TOKENS["bad"][theme]) >= 4.5
     assert contrast(TOKENS["on-leader"][theme], TOKENS["leader"][theme]) >= 4.5
     assert contrast(TOKENS["on-strong"][theme], TOKENS["strong"][theme]) >= 4.5
 

@@ -114,6 +114,14 @@ def test_topics_are_made_listed_and_deleted(broker: Harness) -> None:
             broker.call("DeleteTopic", pb.DeleteTopicRequest(name=name), pb.DeleteTopicResponse)
 
 
+@pytest.mark.parametrize(("given", "kept"), [({}, 6), ({"permission": 0}, 0), ({"permission": 4}, 4)])
+def test_no_permission_differs_from_none_given(broker: Harness, given: dict[str, int], kept: int) -> None:
+    """A topic that nobody may use is possible; without a word, it gets what the broker allows."""
+    broker.call("PutTopic", pb.PutTopicRequest(topic=pb.Topic(name="P", **given)), pb.PutTopicResponse)
+
+    assert broker.state.table["P"].permission == kept
+
+
 def test_groups_are_deleted_with_their_offsets(broker: Harness) -> None:
     """One that is not there is told."""
     broker.state.committed = {("g", "T", 0): 1, ("h", "T", 0): 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from rocketstore.queue_numbers.record import encode_numbering
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     QUEUE_NUMBERS_TOPIC,
+    BrokerRole,
     GetMessageStatus,
     PutMessageStatus,
     PutResult,
@@ -153,7 +155,7 @@ def test_retention_keeps_a_whole_log_until_its_numbers_are_written_down() -> Non
 def test_a_log_from_before_there_were_numbers_is_cleaned_as_ever() -> None:
     """Its members may wait long for a master that writes them; and a full disk waits for nothing."""
     assert Bench(500).numbering.keep_from(ALL) is None
-    assert Bench(0).numbering.keep_from(ALL, disk_full=True) is None
+    assert Bench(0).numbering.keep_from(ALL, writable=False) is None
 
 
 def test_a_set_counts_once_all_its_parts_are_there() -> None:
@@ -418,6 +420,28 @@ def test_retention_that_finds_no_numbers_written_waits(
             assert store._cleaner.clean() == 0
         assert store.log.min_offset == 0
         assert store._cleaner.clean() > 0
+
+
+def test_a_slave_writes_no_numbers_and_removes_what_has_expired(config: MessageStoreConfig) -> None:
+    """Its log is its master's, byte for byte; a record of its own would end replication. RocketMQ's master writes no
+    numbers at all, and its slaves' disks must not fill up for that.
+    """
+    with running(config) as store:
+        fill(store, 100, size=1000)
+    with running(replace(config, broker_role=BrokerRole.SLAVE)) as store:
+        end = store.log.end_offset
+        store._cleaner.request()
+        assert store._cleaner.clean() > 0
+        assert store.log.end_offset == end
+
+
+def test_a_slave_keeps_what_its_masters_numbers_do_not_cover() -> None:
+    """Once its master has written some, there will be more."""
+    bench = Bench()
+    bench.write([b""])
+    covers = bench.write_set({("T", 0): 4})
+
+    assert bench.numbering.keep_from(ALL, writable=False) == covers
 
 
 def test_a_removed_topic_keeps_its_numbering_and_stays_removed(config: MessageStoreConfig) -> None:

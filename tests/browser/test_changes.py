@@ -1,0 +1,209 @@
+"""Changes in a real browser: by keyboard alone, in both themes, on a wide and a narrow screen."""
+
+# ruff: noqa: E501  # JavaScript, which nobody wraps here
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from cluster.broker_target import BrokerTarget
+from cluster.connection import GroupTarget
+from cluster.console.control import NoControl
+from cluster.console.server import ConsoleServer, ListenAddress
+from rocketstore.broker.server import BrokerServer
+from rocketstore.client import Admin, Producer, TopicInfo
+from rocketstore.message.message import Message
+from tests.browser.chromium import Page
+from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
+from tests.unit.rocketstore.broker.test_server import plain
+
+FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
+OVERFLOWING = """
+return [...document.querySelectorAll('dialog[open], dialog[open] .tools, dialog[open] .field')]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.outerHTML.slice(0, 120));
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+    """In this process; ``orders`` has four queues, a message, a group that is behind, and a dead letter."""
+    server = BrokerServer(plain(tmp_path_factory.mktemp("broker"))).start()
+    address = f"127.0.0.1:{server.port}"
+    try:
+        with Admin([address], timeout_s=20) as admin, Producer([address], timeout_s=20) as producer:
+            admin.put_topic(TopicInfo("orders", 4, 4))
+            sent = producer.send(Message("orders", b"one", properties={"KEYS": "k-1"}), queue_id=1)
+            producer.send(Message("orders", b"tea", properties={"DELAY": "17"}))
+            admin.set_offsets("audit", "orders", {1: 0})
+            admin.send_back("audit", "orders", sent.offset, delay_level=-1, retries_max=0)
+        yield server
+    finally:
+        server.stop()
+
+
+def console_of(broker: BrokerServer, *, read_only: bool = False) -> ConsoleServer:
+    target = GroupTarget((f"127.0.0.1:{broker.port}",), "", 20.0)
+    control = NoControl() if read_only else None
+    return ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0), control=control)
+
+
+def is_warning(page: Page, selector: str) -> bool:
+    """Whether a button has the colour of what is bad, as its words or as its ground."""
+    script = """
+    const probe = document.createElement('span'); probe.className = 'empty bad'; document.body.append(probe);
+    const bad = getComputedStyle(probe).color; probe.remove();
+    const one = getComputedStyle(document.querySelector(arguments[0]));
+    return one.color === bad || one.backgroundColor === bad;
+    """
+    return bool(page.js(script, selector))
+
+
+def until_says(page: Page, words: str) -> None:
+    page.wait(lambda: words in page.js("return document.body.innerText"), f"the page says {words}")
+
+
+def focus(page: Page, label: str) -> None:
+    """By Tab alone."""
+    for _ in range(80):
+        page.press(Keys.TAB)
+        if page.js(FOCUSED) == label:
+            return
+    raise AssertionError(f"Tab does not lead to {label}")
+
+
+def flaws(page: Page) -> list[str]:
+    """What is wrong with what is shown now."""
+    scripts = (NAMELESS, BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, TOO_SMALL, OVERFLOWING)
+    return [str(one) for script in scripts for one in page.js(script)]
+
+
+def test_everything_can_be_done_by_keyboard(page: Page, broker: BrokerServer) -> None:
+    """Create a topic, send a message to it, move a group, delete the topic; every dialog gives the focus back."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        page.open(console.url)
+        until_says(page, "New topic…")
+
+        focus(page, "Create a topic")
+        page.press(Keys.ENTER)
+        page.press("made-by-hand", Keys.TAB, Keys.BACKSPACE, "2", Keys.TAB, Keys.BACKSPACE, "3", Keys.ENTER)
+        until_says(page, "created topic made-by-hand: 2 write queues, 3 read queues, rw")
+        assert admin.topic("made-by-hand") == TopicInfo("made-by-hand", 3, 2)
+        page.wait(lambda: page.js(FOCUSED) == "Create a topic", "the focus is back")
+
+        page.wait(lambda: page.js("return document.querySelector('tr[data-row=made-by-hand]') !== null"), "its row")
+        page.js("document.querySelector('tr[data-row=made-by-hand] .expander').focus()")
+        page.press(Keys.ENTER)
+        until_says(page, "Send a message…")
+        focus(page, "Send a message to made-by-hand")
+        page.press(Keys.ENTER)
+        page.press("1", Keys.TAB, Keys.TAB, Keys.TAB, "key-7", Keys.TAB, "<b>hello</b>", Keys.TAB, Keys.TAB, Keys.ENTER)
+        until_says(page, "Stored in queue 1 of made-by-hand at offset 0.")
+        page.press(Keys.ESCAPE)
+        page.wait(lambda: page.js(FOCUSED) == "Send a message to made-by-hand", "the focus is back")
+
+        focus(page, "Delete topic made-by-hand")
+        page.press(Keys.ENTER)
+        until_says(page, "Its 1 message can no longer be read.")
+        assert page.js("return document.activeElement.textContent") == "Cancel"
+        page.press(Keys.TAB, Keys.ENTER)
+        until_says(page, "deleted topic made-by-hand")
+        page.wait(lambda: "made-by-hand" not in page.text("panel-topics"), "it is gone")
+        assert page.js(FOCUSED) == "tab-topics"
+        page.leave()
+
+
+def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: BrokerServer) -> None:
+    """A changed choice hides the plan again; only the button of a plan resets."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        page.open(console.url)
+        page.click("#tab-groups")
+        page.click("tr[data-row=audit] .expander")
+        page.click("[aria-label='Reset the offsets of audit']")
+        page.click("#form-content button[type=submit]")
+        until_says(page, "1 message would be skipped and not delivered. No member of the group is connected.")
+        assert flaws(page) == []
+        page.js(
+            "const to = document.getElementById('form-to'); to.value = 'first'; to.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        assert page.js("return document.querySelector('.plan').childElementCount") == 0
+        page.click("#form-content button[type=submit]")
+        until_says(page, "No message would be skipped or delivered again.")
+        assert admin.offsets("audit") == {("orders", 1): 0}
+
+        page.js(
+            "const to = document.getElementById('form-to'); to.value = 'last'; to.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        page.click("#form-content button[type=submit]")
+        until_says(page, "Reset 4 queues")
+        page.click("#form-content button[type=submit]")
+        until_says(page, "reset audit in orders: queue 0 to 0, queue 1 to 1")
+        assert admin.offsets("audit")["orders", 1] == 1
+        admin.set_offsets("audit", "orders", {1: 0})
+        page.leave()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 375)])
+def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer, theme: str, width: int) -> None:
+    """Names, contrast, sizes of targets, nothing beyond the edge; a wrong field is marked and says why."""
+    with console_of(broker) as console:
+        page.open(console.url, theme=theme, width=width)
+        page.click("tr[data-row=orders] .expander")
+        page.click("[aria-label='Send a message to orders']")
+        page.press("9", Keys.ENTER)
+        until_says(page, "topic orders has 4 queues, numbered from 0")
+        (complaint,) = page.complaints()
+        assert "status of 400" in complaint
+        assert page.js("return document.activeElement.getAttribute('aria-invalid')") == "true"
+        assert flaws(page) == []
+        page.press(Keys.ESCAPE)
+        page.click("[aria-label='Change topic orders']")
+        assert flaws(page) == []
+        page.press(Keys.ESCAPE)
+        looks = [is_warning(page, f"[aria-label='{one} topic orders']") for one in ("Change", "Delete")]
+        assert looks == [False, True]
+        page.click("[aria-label='Delete topic orders']")
+        until_says(page, "audit loses its offsets in it.")
+        assert is_warning(page, "#confirm-yes")
+        assert flaws(page) == []
+        page.press(Keys.ESCAPE)
+
+        page.click("#tab-groups")
+        page.click("tr[data-row=audit] .expander")
+        page.click("[aria-label='Members of audit']")
+        until_says(page, "No member of this group is connected.")
+        assert flaws(page) == []
+        page.press(Keys.ESCAPE)
+        page.click("[aria-label='Dead letters of audit']")
+        until_says(page, "1 dead letter")
+        assert flaws(page) == []
+        page.click("[aria-label='Send dead letter 0 again']")
+        until_says(page, "dead letter 0 of audit goes to its consumers again, once")
+        page.press(Keys.ESCAPE)
+        page.click("#tab-clients")
+        until_says(page, "No producer is listed.")
+        assert flaws(page) == []
+        page.click("#tab-delayed")
+        page.click("[data-key=level-17]")
+        until_says(page, "Delay level 17: 1 message waits")
+        assert flaws(page) == []
+        page.leave()
+
+
+def test_a_read_only_console_offers_no_changes(page: Page, broker: BrokerServer) -> None:
+    """Looking stays possible."""
+    with console_of(broker, read_only=True) as console:
+        page.open(console.url)
+        page.click("tr[data-row=orders] .expander")
+        page.wait(lambda: page.js("return document.querySelectorAll('tr.inner tbody tr').length") == 4, "queues")
+        page.click("#tab-groups")
+        page.click("tr[data-row=audit] .expander")
+        page.click("[aria-label='Dead letters of audit']")
+        until_says(page, "dead letter")
+        buttons = "return [...document.querySelectorAll('#browser .tools button, #sheet td button')].filter((one) => one.checkVisibility()).map((one) => one.textContent)"
+        assert page.js(buttons)[:2] == ["Members", "Dead letters (1)"]
+        assert set(page.js(buttons)[2:]) <= {"0", "1", "2"}
+        page.leave()

@@ -1,0 +1,72 @@
+"""Members of a group whose topic is in several groups of brokers."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from cluster.broker_target import BrokerTarget
+from cluster.connection import GroupTarget
+from cluster.console.server import ConsoleServer, ListenAddress
+from rocketstore.broker.server import BrokerServer
+from rocketstore.client import ClusterAdmin, GroupConsumer, GroupOptions, TopicInfo
+from rocketstore.client.errors import NotFoundError
+from rocketstore.nameserver.groups import BrokerGroup
+from tests.support.waiting import wait_until
+from tests.unit.cluster.console.support import request
+from tests.unit.cluster.console.test_overview import FAST
+from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.rocketstore.nameserver.wire import config_in, running
+
+NAMES = ("a", "b")
+
+
+def registered(admin: ClusterAdmin, topic: str = "") -> tuple[BrokerGroup, ...]:
+    """The groups of brokers, or those that have a topic, as name servers know them by now."""
+    try:
+        return admin.groups_with(topic) if topic else admin.groups()
+    except NotFoundError:
+        return ()
+
+
+def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
+    """Each group's page shows its own queues at the members that have them, as the members themselves divide all."""
+    with ExitStack() as stack:
+        names = stack.enter_context(running(config_in(tmp_path)))
+        for name in NAMES:
+            config = plain(tmp_path / name, namesrvAddr=names.address, brokerName=name)
+            stack.callback(BrokerServer(config).start().stop)
+        admin = stack.enter_context(ClusterAdmin([names.address], timeout_s=20))
+        wait_until(lambda: len(registered(admin)) == 2, "both are registered")
+        for place in registered(admin):
+            admin.at(place).put_topic(TopicInfo("T", 3, 3))
+        wait_until(lambda: len(registered(admin, "T")) == 2, "the topic is registered")
+        options = GroupOptions(start="first", timeout_s=20)
+        members = [GroupConsumer(name_servers=[names.address], group="g", options=options) for _ in range(4)]
+        for one in members:
+            stack.enter_context(one)
+            one.subscribe("T")
+            one.start()
+
+        def own(one: GroupConsumer) -> set[tuple[str, int]]:
+            return {(queue.broker_name, queue.queue_id) for queue in one.queues if queue.topic == "T"}
+
+        wait_until(lambda: sorted(len(own(one)) for one in members) == [1, 1, 2, 2], "they share all queues")
+        target = GroupTarget(("127.0.0.1:1",), "", 20.0)
+        brokers = BrokerTarget(target.bootstrap, 20.0, name_servers=(names.address,))
+        console = ConsoleServer(target, brokers, place=ListenAddress(port=0), fleet_pace=FAST)
+        stack.enter_context(console)
+
+        def rows(name: str) -> list[Any]:
+            reply = request(f"{console.url}api/members?broker={name}&group=g")
+            found: Any = reply.json()
+            return [one for one in found["rows"] if one["topic"] == "T"] if reply.status == 200 else []
+
+        wait_until(lambda: all(len(rows(name)) == 3 for name in NAMES), "the console knows both")
+        shown: dict[str, set[tuple[str, int]]] = {one.client_id: set() for one in members}
+        for name in NAMES:
+            for row in rows(name):
+                shown[row["member"]].add((name, row["queue"]))
+
+        assert shown == {one.client_id: own(one) for one in members}
