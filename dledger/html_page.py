@@ -1,68 +1,55 @@
-"""Common parts of reports in one HTML file each, which need no network and no other file.
+"""Frame, style, tables and pictures of all reports: one HTML file each, which needs no network and no other file.
 
-Colours follow the reader's light or dark theme; a report adds its own styles, and a script if it has one.
+Colours follow the reader's light or dark theme. Every picture can be saved as SVG or PNG; without the script for that,
+the page is complete. A report adds what only it has: styles, and a script. The page's policy allows nothing else to run
+or to be fetched, whatever a log contains.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
 CHART_WIDTH: Final = 1000
 """In a chart's own units; the page scales it."""
-
-_CSS: Final = """\
-:root {
-  color-scheme: light dark;
-  --page: #f6f7f9; --card: #ffffff; --line: #d7dce3; --text: #1b2430; --quiet: #566273;
-  --bad: #b3211f; --bad-back: #fbe3e1;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #11161d; --card: #1a212b; --line: #34404e; --text: #e6ebf2; --quiet: #a3b0c0;
-    --bad: #ff8f87; --bad-back: #431b1a;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text);
-       font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
-h1 { margin: 0 0 4px; font-size: 26px; }
-.quiet { color: var(--quiet); margin: 4px 0; }
-.banner { margin: 16px 0; padding: 12px 16px; border-radius: 8px; font-weight: 600; }
-.banner ul { margin: 6px 0 0; padding-left: 22px; font-weight: 400; }
-.bad { background: var(--bad-back); color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(118px, 1fr)); gap: 10px; margin: 16px 0; }
-.tile { padding: 10px 12px; border: 1px solid var(--line); border-radius: 8px; background: var(--card); }
-.tile b { display: block; font-size: 20px; line-height: 1.25; font-variant-numeric: tabular-nums;
-          overflow-wrap: anywhere; }
-.tile span { color: var(--quiet); font-size: 13px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 15px 5px 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { color: var(--quiet); font-weight: 600; font-size: 13px; }
-td.number, th.number { text-align: right; }
-td.number { white-space: nowrap; }
-svg.chart { display: block; width: 100%; min-width: 660px; height: auto;
-            font: 12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-svg text { fill: var(--quiet); }
-.grid { stroke: var(--line); }
-.legend { display: flex; gap: 18px; flex-wrap: wrap; color: var(--quiet); font-size: 13px; }
-@media print { body { background: #fff; } }
-"""
+CHARACTER_PX: Final = 6.7
+"""Approximate width of a character in a chart's font."""
+LEGEND_LINE: Final = 22
+"""Height of a line of a chart's legend."""
 
 
 def document(title: str, css: str, body: Iterable[str], script: str = "") -> str:
     """The whole file. ``body``: elements; empty ones are left out."""
+    style, scripts = _own_file("css") + css, [_own_file("js"), *([script] if script else [])]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, scripts)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_CSS}{css}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
-        + f"\n</main>\n{f'<script>{chr(10)}{script}</script>{chr(10)}' if script else ''}</body>\n</html>\n"
+        + f"\n</main>\n{''.join(f'<script>{one}</script>{chr(10)}' for one in scripts)}</body>\n</html>\n"
     )
+
+
+def _own_file(ending: str) -> str:
+    return resources.files("dledger").joinpath(f"html_page.{ending}").read_text(encoding="utf-8")
+
+
+def _policy(style: str, scripts: Iterable[str]) -> str:
+    """Only what the page was written with; ``data:`` is for the picture that becomes a PNG."""
+    return (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def write(text: str, path: Path) -> None:
@@ -78,6 +65,12 @@ def write(text: str, path: Path) -> None:
 def paragraph(words: str, kind: str = "quiet") -> str:
     """A paragraph; nothing for an empty text."""
     return f'<p class="{kind}">{escape(words)}</p>' if words else ""
+
+
+def facts(parts: Iterable[tuple[str, str]]) -> str:
+    """Names and texts below each other; texts may be long. Nothing if there are none."""
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in parts)
+    return f'<dl class="facts">{listed}</dl>' if listed else ""
 
 
 def banner(words: str, kind: str = "bad", items: Sequence[str] = ()) -> str:
@@ -107,9 +100,34 @@ def row(cells: Iterable[str], kind: str = "") -> str:
     return f"<tr{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{''.join(cells)}</tr>"
 
 
-def cell(words: str, *, is_number: bool = False) -> str:
+def cell(words: str, *, is_number: bool = False, is_time: bool = False) -> str:
     """One cell of a row."""
-    return f"<td{_kind(is_number)}>{escape(words)}</td>"
+    return f"<td{_kind(is_number) or (_TIME if is_time else '')}>{escape(words)}</td>"
+
+
+def picture(drawn: str, beside: str = "") -> str:
+    """A chart made by ``svg``, with buttons that save it. ``beside``: what its script needs."""
+    return (
+        f'<figure class="picture"><div class="scroll"><div class="plot">{drawn}{beside}</div></div>'
+        '<p class="save" hidden="hidden">Save this picture: <button type="button" data-as="svg">SVG</button>'
+        '<button type="button" data-as="png">PNG</button></p></figure>'
+    )
+
+
+def legend(items: Iterable[tuple[Sequence[str], str]], left: float, top: float) -> tuple[str, float]:
+    """A chart's legend in as many lines as it needs, and their height.
+
+    An item: attributes of the rectangles that make its key, one over the other, and its name.
+    """
+    found, x, y = [], left, top
+    for keys, name in items:
+        width = 22 + CHARACTER_PX * len(name)
+        if x > left and x + width > CHART_WIDTH:
+            x, y = left, y + LEGEND_LINE
+        found += [f'<rect {one} x="{x:.1f}" y="{y + 2:.1f}" width="14" height="10"/>' for one in keys]
+        found.append(f'<text x="{x + 20:.1f}" y="{y + 11:.1f}">{escape(name)}</text>')
+        x += width + 14
+    return "".join(found), (y - top + LEGEND_LINE if found else 0.0)
 
 
 def svg(number: int, height: float, names: tuple[str, str], body: str, data: str = "") -> str:
@@ -122,6 +140,9 @@ def svg(number: int, height: float, names: tuple[str, str], body: str, data: str
         f'<svg class="chart" viewBox="0 0 {CHART_WIDTH} {height}" role="img" aria-labelledby="{title} {text}"{data}>'
         f'<title id="{title}">{escape(names[0])}</title><desc id="{text}">{escape(names[1])}</desc>{body}</svg>'
     )
+
+
+_TIME: Final = ' class="time"'
 
 
 def _kind(is_number: bool) -> str:

@@ -54,8 +54,22 @@ def chart(result: DrillResult, number: int) -> str:
         f"{result.name}: roles, throughput and latency over {span_s:.0f} seconds",
         _described(result),
     )
+    keys, keys_height = html_page.legend(_KEYS, 14, bottom + AXIS + 6)
+    parts.append(keys)
     data = f' data-left="{LEFT}" data-right="{CHART_WIDTH - RIGHT}" data-span="{span_s:.3f}"'
-    return html_page.svg(number, bottom + AXIS, names, "".join(parts), data)
+    return html_page.svg(number, bottom + AXIS + 6 + keys_height, names, "".join(parts), data)
+
+
+_KEYS: Final = (
+    (('class="leads" rx="2"',), "leads"),
+    (('class="follows" rx="2"',), "follows"),
+    (('class="stands" rx="2"',), "candidate"),
+    (('class="silent" rx="2"',), "no answer"),
+    (('class="acknowledged"',), "acknowledged"),
+    (('class="failed"',), "failed"),
+    (('class="hurt"',), "from the fault to the heal"),
+    (('class="healing"',), "until all have caught up"),
+)
 
 
 def _described(result: DrillResult) -> str:
@@ -122,9 +136,11 @@ def _gaps(rounds: Iterable[RoundFacts], x: Callable[[float], float], top: float)
             continue
         end, begin = x(one.first_acknowledged_s), x(one.first_acknowledged_s - one.without_service_s)
         y = top - 7
+        words = f"{one.without_service_s:.2f} s without service"
+        at, anchor = (end + 6, "start") if end + 6 + 7.2 * len(words) < CHART_WIDTH else (begin - 6, "end")
         found.append(
             f'<path class="gap" d="M{begin:.1f} {y - 4}V{y + 4}M{begin:.1f} {y}H{end:.1f}M{end:.1f} {y - 4}V{y + 4}"/>'
-            f'<text class="gap" x="{end + 6:.1f}" y="{y + 4}">{one.without_service_s:.2f} s without service</text>'
+            f'<text class="gap" x="{at:.1f}" y="{y + 4}" text-anchor="{anchor}">{words}</text>'
         )
     return "".join(found)
 
@@ -188,8 +204,13 @@ def _rate_panel(result: DrillResult, x: Callable[[float], float], top: float) ->
             )
     for one in series:
         if one.acknowledged_per_s > ceiling:
-            at = x(one.at_s + BUCKET_S) + 5
-            found.append(f'<text class="clipped" x="{at:.1f}" y="{top + 12}">↑ {one.acknowledged_per_s:,.0f}</text>')
+            at, anchor = x(one.at_s + BUCKET_S) + 5, "start"
+            if at > CHART_WIDTH - 70:
+                at, anchor = x(one.at_s) - 5, "end"
+            found.append(
+                f'<text class="clipped" x="{at:.1f}" y="{top + 12}" text-anchor="{anchor}">'
+                f"↑ {one.acknowledged_per_s:,.0f}</text>"
+            )
             break  # no room for a second label
     return "".join(found)
 

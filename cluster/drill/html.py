@@ -13,7 +13,6 @@ from cluster.drill.chart import chart
 from cluster.drill.history import EventKind
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import BUCKET_S, Bucket
-from cluster.drill.verdict import DefectKind
 from dledger import html_page
 
 _ROW_CLASSES = {
@@ -26,19 +25,18 @@ _ROW_CLASSES = {
 
 
 def page(results: Sequence[DrillResult], notes: Sequence[str] = (), not_run: Sequence[str] = ()) -> str:
-    """The whole document. ``not_run``: drills without a result, with the reason."""
-    failed = [*(one.name for one in results if not one.passed), *not_run]
-    names = ", ".join(one.name for one in results)
+    """The whole document, with one verdict on top. ``not_run``: drills without a result, with the reason."""
+    failed = [one.name for one in results if not one.passed]
+    is_single = len(results) == 1 and not not_run
     body = [
-        "<h1>Failover drills</h1>",
-        html_page.paragraph(names or "none"),
-        _banner(results, failed),
+        "<h1>Failover drills</h1>" if not is_single else f"<h1>Failover drill {escape(results[0].name)}</h1>",
+        _verdict(results[0]) if is_single else _banner(results, failed, not_run),
         *(html_page.paragraph(note, "note") for note in notes),
     ]
-    if len(results) > 1:
+    if not is_single and results:
         body.append(_summary(results))
-    body += [_section(one, number) for number, one in enumerate(results, 1)]
-    verdict = "FAILED" if failed or not results else "passed"
+    body += [_section(one, number, is_single=is_single) for number, one in enumerate(results, 1)]
+    verdict = "FAILED" if failed or not_run or not results else "passed"
     return html_page.document(f"Drills: {verdict}", _own_file("report.css"), body, _own_file("report.js"))
 
 
@@ -46,28 +44,32 @@ def _own_file(name: str) -> str:
     return resources.files("cluster.drill").joinpath(name).read_text(encoding="utf-8")
 
 
-def _banner(results: Sequence[DrillResult], failed: Sequence[str]) -> str:
-    if failed or not results:
-        words = f"Failed: {', '.join(failed)}" if failed else "No drill finished"
-        return html_page.banner(f"✗ {words}")
+def _banner(results: Sequence[DrillResult], failed: Sequence[str], not_run: Sequence[str]) -> str:
+    """The verdict on several drills, or on none."""
+    if not results and not not_run:
+        return html_page.banner("✗ No drill was run")
+    if failed or not_run:
+        words = (
+            f"{len(failed)} of {len(results)} drills failed: {', '.join(failed)}"
+            if failed
+            else "Not every drill was run"
+        )
+        return html_page.banner(f"✗ {words}", items=[f"not run: {one}" for one in not_run])
     total = sum(one.verdict.acknowledged for one in results if one.verdict is not None)
-    which = "The drill" if len(results) == 1 else f"All {len(results)} drills"
     return html_page.banner(
-        f"✓ {which} passed: {total:,} messages were acknowledged, and every one is on every node, once, in order",
+        f"✓ All {len(results)} drills passed: {total:,} messages were acknowledged, and every one is on every node, "
+        "once, in order",
         "passed",
     )
 
 
 def _summary(results: Sequence[DrillResult]) -> str:
-    rows = []
-    for number, one in enumerate(results, 1):
-        counts = ["?"] * 3 if one.verdict is None else [f"{one.verdict.count(kind):,}" for kind in _COUNTED]
+    names, rows = report.summary_table(results)
+    cells = []
+    for number, (one, row) in enumerate(zip(results, rows, strict=True), 1):
         link = f'<td><a href="#drill-{number}">{escape(one.name)}</a></td><td>{_badge(one)}</td>'
-        rows.append(html_page.row([link, *_cells([report.seconds(one.without_service_s), *counts])]))
-    return _table(["drill", "verdict", ">without service", *(f">{kind.value}" for kind in _COUNTED)], rows)
-
-
-_COUNTED = (DefectKind.LOST, DefectKind.DUPLICATED, DefectKind.OUT_OF_ORDER)
+        cells.append(html_page.row([link, *_cells(row[2:])]))
+    return f'<div class="card">{_table([*names[:2], *(f">{name}" for name in names[2:])], cells)}</div>'
 
 
 def _badge(result: DrillResult) -> str:
@@ -75,22 +77,20 @@ def _badge(result: DrillResult) -> str:
     return f'<span class="badge {name}">{word}</span>'
 
 
-def _section(result: DrillResult, number: int) -> str:
+def _section(result: DrillResult, number: int, *, is_single: bool) -> str:
     series = [[_known(value) for value in one] for one in result.series]
+    summary, size = _sentence(result.summary), f"{len(result.nodes)} {result.target}, {result.rate:g} messages/s"
+    name, about = (summary, "") if is_single else (result.name, f"{summary}. ")
+    head = f'<h2 id="drill-name-{number}">{escape(name)}</h2>'
+    beside = f'<div class="tip" hidden></div><script type="application/json">{json.dumps(series)}</script>'
     return "\n".join(
         [
-            f'<section class="drill" id="drill-{number}" aria-labelledby="drill-name-{number}">',
-            f'<div class="head"><h2 id="drill-name-{number}">{escape(result.name)}</h2>{_badge(result)}</div>',
-            f'<p class="quiet">{escape(_sentence(result.summary))}. {len(result.nodes)} {result.target}, '
-            f"{result.rate:g} messages/s over {result.seconds:.0f} s.</p>",
-            _verdict(result),
+            f'<section class="card" id="drill-{number}" aria-labelledby="drill-name-{number}">',
+            head if is_single else f'<div class="head">{head}{_badge(result)}</div>',
+            html_page.paragraph(f"{about}{size} over {result.seconds:.0f} s."),
+            "" if is_single else _reasons(result),
             _tiles(result),
-            '<div class="scroll"><div class="plot">',
-            chart(result, number),
-            '<div class="tip" hidden></div>',
-            f'<script type="application/json">{json.dumps(series)}</script>',
-            "</div></div>",
-            _LEGEND,
+            html_page.picture(chart(result, number), beside),
             *(html_page.paragraph(note, "note") for note in result.notes),
             "<h3>What happened</h3>",
             _timeline(result),
@@ -104,33 +104,33 @@ def _section(result: DrillResult, number: int) -> str:
     )
 
 
-_LEGEND = """<div class="legend" aria-hidden="true">
-<span><i style="background:var(--accent)"></i>leads</span>
-<span><i style="background:var(--follow)"></i>follows</span>
-<span><i style="background:var(--stand)"></i>candidate</span>
-<span><i style="background:var(--silent)"></i>no answer</span>
-<span><i style="background:var(--accent-soft)"></i>acknowledged</span>
-<span><i style="background:var(--bad)"></i>failed</span>
-<span><i style="background:var(--hurt)"></i>from the fault to the heal</span>
-<span><i style="background:var(--healing)"></i>until all have caught up</span></div>"""
-
-
 def _verdict(result: DrillResult) -> str:
+    """Of the only drill of a page."""
     if result.passed and result.verdict is not None:
-        return html_page.banner(f"✓ {_sentence(report.passed_sentence(result.verdict))}", "passed")
-    items = [line.removeprefix("✗ ").strip() for line in report.verdict_lines(result)]
-    return html_page.banner("✗ This drill failed", items=items)
+        return html_page.banner(f"✓ Passed: {report.passed_sentence(result.verdict)}", "passed")
+    return html_page.banner("✗ Failed", items=_defects(result))
+
+
+def _reasons(result: DrillResult) -> str:
+    """Why a drill of several has its badge."""
+    if result.passed and result.verdict is not None:
+        return html_page.paragraph(_sentence(report.passed_sentence(result.verdict)) + ".", "")
+    return f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in _defects(result))}</ul>"
+
+
+def _defects(result: DrillResult) -> list[str]:
+    return [line.removeprefix("✗ ").strip() for line in report.verdict_lines(result)]
 
 
 def _tiles(result: DrillResult) -> str:
-    tiles = [("longest without service", report.seconds(result.without_service_s), False)]
+    tiles = [html_page.tile("longest without service", report.seconds(result.without_service_s))]
     if result.verdict is not None:
-        verdict = result.verdict
-        tiles += [("acknowledged", f"{verdict.acknowledged:,}", False)]
-        tiles += [(kind.value, f"{verdict.count(kind):,}", verdict.count(kind) > 0) for kind in _COUNTED]
-        unknown = f"{verdict.unknown:,}"
-        tiles += [("unknown outcome", unknown, False), ("refused", f"{verdict.refused:,}", False)]
-    return html_page.tiles(html_page.tile(name, value, "wrong" if wrong else "") for name, value, wrong in tiles)
+        wrong = {one.kind.value for one in result.verdict.defects}
+        tiles += [
+            html_page.tile(name, value, "wrong" if name in wrong else "")
+            for name, value in report.message_rows(result.verdict)
+        ]
+    return html_page.tiles(tiles)
 
 
 def _sentence(words: str) -> str:
@@ -158,7 +158,7 @@ def _rounds(result: DrillResult) -> str:
         html_page.row([html_page.cell(one.round.fault), *_cells(report.round_row(one)[1:])]) for one in result.rounds
     ]
     names = ["fault", ">without service", ">failed meanwhile", ">leader", ">term", ">recovered after"]
-    return _table(names, rows)
+    return _table(names, rows) + html_page.paragraph(report.failed_elsewhere(result), "quiet")
 
 
 def _figures(series: Iterable[Bucket]) -> str:

@@ -125,35 +125,43 @@ def passed_sentence(verdict: DrillVerdict) -> str:
     )
 
 
-def print_summary(results: Sequence[DrillResult]) -> None:
-    """One line per drill."""
-    rows = []
+def failed_elsewhere(result: DrillResult) -> str:
+    """A sentence if messages failed that no fault's row counts, so that the rows and the verdict add up."""
+    if result.verdict is None:
+        return ""
+    more = result.verdict.unknown + result.verdict.refused - sum(one.failed for one in result.rounds)
+    return f"{more:,} more failed at other times." if more > 0 else ""
+
+
+def summary_table(results: Sequence[DrillResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Names of columns, and a row per drill."""
+    rows: list[tuple[str, ...]] = []
     for one in results:
         verdict = one.verdict
-        counts = ["?"] * 6
+        counts = ["?"] * 7
         if verdict is not None:
-            figures = (
-                verdict.acknowledged,
-                verdict.unknown,
-                verdict.refused,
-                *(verdict.count(kind) for kind in _COUNTED),
-            )
+            wrong = sum(defect.count for defect in verdict.defects if defect.kind not in _COUNTED)
+            figures = (verdict.acknowledged, verdict.unknown, verdict.refused, *map(verdict.count, _COUNTED), wrong)
             counts = [f"{figure:,}" for figure in figures]
         rows.append((one.name, "passed" if one.passed else "FAILED", seconds(one.without_service_s), *counts))
+    counted = (kind.value for kind in _COUNTED)
+    return (
+        "drill",
+        "verdict",
+        "without service",
+        "acknowledged",
+        "unknown",
+        "refused",
+        *counted,
+        "other defects",
+    ), rows
+
+
+def print_summary(results: Sequence[DrillResult]) -> None:
+    """One line per drill."""
+    names, rows = summary_table(results)
     click.echo()
-    terminal.print_table(
-        (
-            "drill",
-            "verdict",
-            "without service",
-            "acknowledged",
-            "unknown",
-            "refused",
-            *(kind.value for kind in _COUNTED),
-        ),
-        rows,
-        {"FAILED": "red"},
-    )
+    terminal.print_table(names, rows, {"FAILED": "red"})
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ tables contain the same figures.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from dledger import html_page
-from dledger.html_page import CHART_WIDTH
+from dledger.html_page import CHARACTER_PX, CHART_WIDTH
 from dledger_spark.jobs.units import CountUnit, shown
 
 PLOT_HEIGHT: Final = 220
@@ -25,11 +26,15 @@ _LEFT: Final = 86
 _RIGHT: Final = 14
 _TOP: Final = 12
 _AXIS: Final = 30
+_COLUMN_MAX: Final = 64
+"""A column is no wider, so that a log of an hour is a column, too, and no wall."""
 _ROW: Final = 24
+_LINE: Final = 16
+"""Height of a line of a label that stands above its bar."""
 _BAR: Final = 16
-_LABEL_PX: Final = 6.7
-"""Approximate width of a character in the chart's font."""
-_LABEL_CHARS_MAX: Final = 36
+_BESIDE_CHARS_MAX: Final = 28
+"""If a label is longer, all stand above their bars, whole."""
+_LINE_CHARS: Final = 140
 _VALUE_PX: Final = 120
 _TICKS: Final = 4
 _STEPS: Final = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10)
@@ -79,22 +84,21 @@ Chart = ColumnChart | Bars
 
 
 def svg(chart: Chart, number: int) -> str:
-    """The SVG element; ``number`` makes its ids unique on the page."""
-    body, height = _columns(chart, number) if isinstance(chart, ColumnChart) else _bars(chart, number)
-    return html_page.svg(number, height, (chart.title, _described(chart)), _patterns(len(chart.series), number) + body)
+    """The SVG element, with its legend; ``number`` makes its ids unique on the page."""
+    keys, top = html_page.legend(_legend(chart, number), 14, _TOP / 2)
+    body, height = _columns(chart, number, _TOP + top) if isinstance(chart, ColumnChart) else _bars(chart, number, top)
+    patterns = _patterns(len(chart.series), number)
+    return html_page.svg(number, height, (chart.title, _described(chart)), patterns + keys + body)
 
 
-def legend(chart: Chart, number: int) -> str:
-    """The legend; empty for a single series. ``number``: the same as for ``svg``, whose patterns it uses."""
+def _legend(chart: Chart, number: int) -> list[tuple[list[str], str]]:
+    """None for a single series."""
     if len(chart.series) == 1:
-        return ""
-    items = "".join(
-        f'<span><svg class="key" viewBox="0 0 14 10" aria-hidden="true"><rect class="s{at}" width="14" height="10"/>'
-        + (f'<rect fill="url(#hatch-{number}-{at})" width="14" height="10"/>' if at else "")
-        + f"</svg>{escape(one.name)}</span>"
+        return []
+    return [
+        ([f'class="s{at}"', *([f'fill="url(#hatch-{number}-{at})"'] if at else [])], one.name)
         for at, one in enumerate(chart.series)
-    )
-    return f'<p class="legend">{items}</p>'
+    ]
 
 
 def _described(chart: Chart) -> str:
@@ -127,51 +131,59 @@ def _mark(at: int, number: int, box: tuple[float, float, float, float], words: s
     return f'<g><title>{escape(words)}</title><rect class="s{at}" {place}/>{hatch}</g>'
 
 
-def _columns(chart: ColumnChart, number: int) -> tuple[str, int]:
-    top = _ceiling(max(chart.totals(), default=0.0))
-    bottom = _TOP + PLOT_HEIGHT
-    parts = [_grid(top, chart.unit, bottom)]
+def _columns(chart: ColumnChart, number: int, top: float) -> tuple[str, float]:
+    most = _ceiling(max(chart.totals(), default=0.0), chart.unit)
+    bottom = top + PLOT_HEIGHT
+    parts = [_grid(most, chart.unit, bottom)]
     step = (CHART_WIDTH - _LEFT - _RIGHT) / max(1, len(chart.labels))
-    gap = min(4.0, step * 0.2)
+    wide = min(step - min(4.0, step * 0.2), _COLUMN_MAX)
     for column, label in enumerate(chart.labels):
-        base = float(bottom)
+        base = bottom
         for at, one in enumerate(chart.series):
             value = one.values[column]
-            height = value / top * PLOT_HEIGHT
+            height = value / most * PLOT_HEIGHT
             if height > 0:
-                box = (_LEFT + column * step + gap / 2, base - height, step - gap, height)
+                box = (_LEFT + (column + 0.5) * step - wide / 2, base - height, wide, height)
                 parts.append(_mark(at, number, box, _words(label, one, value, chart)))
                 base -= height
-    every = max(
-        1, math.ceil(len(chart.labels) * (max(map(len, chart.labels), default=1) + 3) * _LABEL_PX / CHART_WIDTH)
-    )
-    parts += [
-        f'<text x="{_LEFT + (column + 0.5) * step:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>'
-        for column, label in enumerate(chart.labels)
-        if column % every == 0
-    ]
+    longest = max(map(len, chart.labels), default=1)
+    every = max(1, math.ceil(len(chart.labels) * (longest + 3) * CHARACTER_PX / (CHART_WIDTH - _LEFT - _RIGHT)))
+    for column in range(0, len(chart.labels), every):
+        label = chart.labels[column]
+        half = len(label) * CHARACTER_PX / 2
+        x = min(_LEFT + (column + 0.5) * step, CHART_WIDTH - half)
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>')
     return "".join(parts), bottom + _AXIS
 
 
-def _bars(chart: Bars, number: int) -> tuple[str, int]:
-    labels = [_short(label) for label in chart.labels]
-    left = 14 + _LABEL_PX * max(map(len, labels), default=1)
+def _bars(chart: Bars, number: int, top: float) -> tuple[str, float]:
+    """Labels are left of their bars if all are short, otherwise above them; they are never cut."""
+    longest = max(map(len, chart.labels), default=1)
+    beside = longest <= _BESIDE_CHARS_MAX
+    left = 14 + CHARACTER_PX * longest if beside else 14.0
     most = max(chart.totals(), default=0.0) or 1.0
-    parts = []
-    for row, (label, total) in enumerate(zip(labels, chart.totals(), strict=True)):
-        y = _TOP + row * _ROW
-        middle = y + _BAR / 2 + 4
+    parts, y = [], _TOP + top
+    for row, (label, total) in enumerate(zip(chart.labels, chart.totals(), strict=True)):
+        if beside:
+            place = f'x="{left - 8:.1f}" y="{y + _BAR / 2 + 4}" text-anchor="end"'
+            parts.append(f'<text class="label" {place}>{escape(label)}</text>')
+        else:
+            for line in _lines(label):
+                parts.append(f'<text class="label" x="{left:.1f}" y="{y + 11}">{escape(line)}</text>')
+                y += _LINE
         x = left
-        parts.append(f'<text class="label" x="{left - 8:.1f}" y="{middle}" text-anchor="end">{escape(label)}</text>')
         for at, one in enumerate(chart.series):
             width = one.values[row] / most * (CHART_WIDTH - left - _VALUE_PX)
             if width > 0:
-                parts.append(
-                    _mark(at, number, (x, y, width, _BAR), _words(chart.labels[row], one, one.values[row], chart))
-                )
+                parts.append(_mark(at, number, (x, y, width, _BAR), _words(label, one, one.values[row], chart)))
                 x += width
-        parts.append(f'<text x="{x + 8:.1f}" y="{middle}">{escape(shown(total, chart.unit))}</text>')
-    return "".join(parts), _TOP + _ROW * len(labels) + 6
+        parts.append(f'<text x="{x + 8:.1f}" y="{y + _BAR / 2 + 4}">{escape(shown(total, chart.unit))}</text>')
+        y += _ROW if beside else _ROW + 4
+    return "".join(parts), y + 6
+
+
+def _lines(label: str) -> list[str]:
+    return [label[at : at + _LINE_CHARS] for at in range(0, len(label), _LINE_CHARS)] or [""]
 
 
 def _words(label: str, series: Series, value: float, chart: Chart) -> str:
@@ -179,27 +191,27 @@ def _words(label: str, series: Series, value: float, chart: Chart) -> str:
     return f"{label}{name}: {shown(value, chart.unit)}"
 
 
-def _short(label: str) -> str:
-    """Shorten a long name in the middle, because its end is informative, too."""
-    if len(label) <= _LABEL_CHARS_MAX:
-        return label
-    half = (_LABEL_CHARS_MAX - 1) // 2
-    return f"{label[:half]}…{label[-half:]}"
-
-
-def _grid(top: float, unit: CountUnit, bottom: int) -> str:
+def _grid(top: float, unit: CountUnit, bottom: float) -> str:
     y: Callable[[float], float] = lambda value: bottom - value / top * PLOT_HEIGHT  # noqa: E731  # one line of maths
     ticks: Sequence[float] = [top * step / _TICKS for step in range(_TICKS + 1)]
     return "".join(
         f'<line class="grid" x1="{_LEFT}" x2="{CHART_WIDTH - _RIGHT}" y1="{y(one):.1f}" y2="{y(one):.1f}"/>'
-        f'<text x="{_LEFT - 8}" y="{y(one) + 4:.1f}" text-anchor="end">{escape(shown(one, unit))}</text>'
+        f'<text x="{_LEFT - 8}" y="{y(one) + 4:.1f}" text-anchor="end">{escape(_tick(one, unit))}</text>'
         for one in ticks
     )
 
 
-def _ceiling(most: float) -> float:
-    """The next higher number that divides well."""
+def _tick(value: float, unit: CountUnit) -> str:
+    """Without digits that say nothing: ``50/s``, not ``50.0/s``."""
+    return re.sub(r"(\.\d*?)0+(?!\d)", lambda digits: digits[1].rstrip("."), shown(value, unit))
+
+
+def _ceiling(most: float, unit: CountUnit) -> float:
+    """The next higher number that divides well; of bytes, in the unit that they are shown in."""
     if most <= 0:
         return 1.0
-    power = 10.0 ** math.floor(math.log10(most))
+    scale = 1.0
+    while unit in (CountUnit.BYTES, CountUnit.BYTES_PER_SECOND) and most / scale >= 1024:
+        scale *= 1024
+    power = scale * 10.0 ** math.floor(math.log10(most / scale))
     return next(step * power for step in _STEPS if step * power >= most * (1 - 1e-9))

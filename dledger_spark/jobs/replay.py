@@ -27,6 +27,7 @@ from dledger.errors import AccessDeniedError, ConfigError, IdentityError, Invali
 from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
+from dledger_spark.jobs.own_topics import is_of_users
 from dledger_spark.jobs.pace import paced, rows_at_once
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import (
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 WRITERS: Final = 4
 CHUNK: Final = {"index": 1024, "position": 1 << 20, "place": 1024}
 """How many consecutive units of the log go to one writer, by unit."""
-SYSTEM_TOPICS: Final = ("RMQ_SYS_", "SCHEDULE_TOPIC_", "OFFSET_MOVED_EVENT", "TBW102")
-"""Prefixes of brokers' internal topics, which are replayed only if they are named."""
 DROPPED_PROPERTIES: Final = ("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "DELAY", "REAL_TOPIC", "REAL_QID")
 """Properties that have their own columns, or that only the original broker needed."""
 _COLUMNS: Final = {
@@ -155,8 +154,7 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     frame = rows.read(spark, ", ".join(f"{name} {kind}" for name, kind in columns.items()))
     frame = frame.withColumn("place", f.col(extent.unit)).where(f.col("place").between(first, end - 1))
     if extent.holds_messages and not source.topics:
-        for one in SYSTEM_TOPICS:
-            frame = frame.where(~f.startswith("topic", f.lit(one)))
+        frame = frame.where(is_of_users())  # a broker's own topics only if they are named
     return Rows(_filtered(frame, options), rows_identity(source, extent, first), CHUNK[extent.unit], first, end)
 
 

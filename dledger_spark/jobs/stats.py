@@ -1,6 +1,7 @@
 """``dledger pipeline stats``: counts a log's messages by topic, queue, hour, tag and key, without reading bodies.
 
-One pass builds a small table per topic, queue and hour, from which everything else is summed.
+One pass builds a small table per topic, queue and hour, from which everything else is summed; only minutes, which a
+short log is drawn by, take a second one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import click
 
 from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.hours import HOUR_MS, Span, silent_hours, spans
+from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS, Span, silent_hours, spans
+from dledger_spark.jobs.own_topics import is_own
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import LogSource, source_options
 from dledger_spark.jobs.units import CountUnit, Value, time_text
-from rocketstore.types import HIDDEN_TOPICS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 NO_MESSAGE: Final = "(entries that are not messages)"
 _BY: Final = ("topic", "queue", "hour", "tag", "key")
 _BARS_MAX: Final = 20
+_BY_MINUTE_HOURS_MAX: Final = 3
+_BY_MINUTE_MESSAGES_MAX: Final = 20_000_000
+"""A longer log is not read a second time for the sake of a chart."""
 _SCHEMA: Final = "index bigint, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp, size int"
 
 
@@ -46,42 +50,40 @@ def run(spark: SparkSession, options: StatsOptions) -> JobReport:
     extra = {"tag": ", tags string", "key": ", keys string"}
     log = options.source.read(spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by))
     everything = _cube(log).cache()
-    cube = everything
-    own = 0
-    if not (options.internal or options.source.topics):
-        log, cube = _without_internal(log), _without_internal(everything)
+    cube, apart = everything, not (options.internal or options.source.topics)
+    if apart:
+        log, cube = log.where(~is_own()), everything.where(~is_own())
     try:
-        if cube is not everything:
-            own = _total(everything)["bytes"]
-        total = _total(cube)
-        hours = _hours(cube)
+        total, hours = _total(cube), _hours(cube)
+        own = _rows(_by_topic(everything.where(is_own()))) if apart else []
         topics = _rows(_by_topic(cube))
         queues = _rows(_by_queue(cube, options.top)) if "queue" in options.by else []
     finally:
         everything.unpersist()
     words = [(by, _rows(_by_word(log, by, options.top))) for by in ("tag", "key") if by in options.by]
-    columns = spans(hours, total["first_ms"] or 0, total["last_ms"] or 0)
     tables = [_topic_table(topics, total)] if "topic" in options.by else []
+    tables += [_own_table(own)] if own and "topic" in options.by else []
     tables += [_queue_table(queues)] if "queue" in options.by else []
     tables += [_word_table(by, rows, total) for by, rows in words]
     tables += [_hour_table(hours, total)] if "hour" in options.by else []
     return JobReport(
         "stats",
         f"What is in {options.source.name}",
-        _summary(options.source, total, hours, topics, max(0, own - total["bytes"])),
+        _summary(options.source, total, hours, topics, sum(row["bytes"] for row in own)),
         tuple(tables),
-        _charts(columns, topics, queues, words),
+        _charts(_columns(log, hours, total), topics, queues, words),
     )
 
 
+def _columns(log: DataFrame, hours: dict[int, tuple[int, int]], total: Row) -> list[Span]:
+    """Of the charts over time: hours, or of a short log minutes, which are counted only then."""
+    first_ms, last_ms = total["first_ms"] or 0, total["last_ms"] or 0
+    if 0 < _count(hours) <= _BY_MINUTE_HOURS_MAX and total["messages"] <= _BY_MINUTE_MESSAGES_MAX:
+        return spans(_minutes(log), first_ms, last_ms, unit_ms=MINUTE_MS)
+    return spans(hours, first_ms, last_ms)
+
+
 # -- what Spark adds up ----------------------------------------------------------------------------------------------
-
-
-def _without_internal(rows: DataFrame) -> DataFrame:
-    """Without brokers' internal topics, which may be most of a log with few messages."""
-    from pyspark.sql import functions as f
-
-    return rows.where(f.col("topic").isNull() | ~f.col("topic").isin(*sorted(HIDDEN_TOPICS)))
 
 
 def _cube(log: DataFrame) -> DataFrame:
@@ -118,6 +120,15 @@ def _hours(cube: DataFrame) -> dict[int, tuple[int, int]]:
     from pyspark.sql import functions as f
 
     rows = cube.where("hour is not null").groupBy("hour").agg(f.sum("messages"), f.sum("bytes")).collect()
+    return {int(row[0]): (int(row[1]), int(row[2])) for row in rows}
+
+
+def _minutes(log: DataFrame) -> dict[int, tuple[int, int]]:
+    from pyspark.sql import functions as f
+
+    minute = (f.floor(f.unix_millis("storeTimestamp") / MINUTE_MS) * MINUTE_MS).alias("minute")
+    counted = log.where("storeTimestamp is not null").groupBy(minute)
+    rows = counted.agg(f.count(f.lit(1)), f.sum(f.col("size").cast("bigint"))).collect()
     return {int(row[0]): (int(row[1]), int(row[2])) for row in rows}
 
 
@@ -252,6 +263,12 @@ def _topic(row: Row) -> str:
     return str(row["topic"]) if row["topic"] is not None else NO_MESSAGE
 
 
+def _own_table(topics: Sequence[Row]) -> Table:
+    columns = (ReportColumn("topic"), ReportColumn("messages", CountUnit.COUNT), ReportColumn("bytes", CountUnit.BYTES))
+    rows = tuple((_topic(row), row["messages"], row["bytes"]) for row in topics)
+    return Table("The broker's own topics, not counted above", columns, rows)
+
+
 def _queue_table(queues: Sequence[Row]) -> Table:
     columns = (
         ReportColumn("topic"),
@@ -331,8 +348,7 @@ def _charts(
     charts: list[Chart] = []
     if columns:
         labels = tuple(one.label for one in columns)
-        each = "hour" if columns[0].hours == 1 else f"{columns[0].hours} hours"
-        caption = f"One column for each {each}, from {time_text(columns[0].begin_ms)} UTC on"
+        caption = f"One column for each {columns[0].width}, from {time_text(columns[0].begin_ms)} UTC on"
         charts += [
             ColumnChart(
                 "Messages per second",

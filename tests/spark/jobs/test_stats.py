@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dledger_spark.jobs import retention, stats
-from dledger_spark.jobs.hours import HOUR_MS
+from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS
 from dledger_spark.jobs.page import page
 from dledger_spark.jobs.retention import RetentionOptions
 from dledger_spark.jobs.retention_plan import Setting
@@ -66,15 +67,22 @@ def test_stats_count_by_topic_queue_hour_tag_and_key(spark: SparkSession, log: D
 
 
 def test_what_a_broker_writes_for_itself_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
-    """It may be most of the log; whoever asks for it gets it."""
+    """It may be most of the log, and is listed apart; whoever asks for it gets it. A short log is drawn by minutes."""
     own = [Message("RMQ_SYS_BROKER_STATE", b"{}", store_timestamp=START_MS) for _ in range(30)]
-    directory = str(write_disk_log(tmp_path, [*messages(10), *own]).directory)
+    own.append(Message("SCHEDULE_TOPIC_XXXX", b"waits", store_timestamp=START_MS + 50 * MINUTE_MS))
+    users = [replace(one, store_timestamp=START_MS + at * MINUTE_MS) for at, one in enumerate(messages(10))]
+    directory = str(write_disk_log(tmp_path, [*users, *own]).directory)
 
     usual = stats.run(spark, StatsOptions(LogSource(path=directory), ("topic",)))
     all_ = stats.run(spark, StatsOptions(LogSource(path=directory), ("topic",), internal=True))
 
-    assert (usual.fact("messages"), all_.fact("messages")) == (10, 40)
-    assert (usual.fact("topics"), all_.fact("topics")) == (3, 4)
+    assert (usual.fact("messages"), all_.fact("messages")) == (10, 41)
+    assert (usual.fact("topics"), all_.fact("topics")) == (3, 5)
+    apart = {row[0]: row[1] for row in usual.table("The broker's own topics, not counted above").rows}
+    assert apart == {"RMQ_SYS_BROKER_STATE": 30, "SCHEDULE_TOPIC_XXXX": 1}
+    assert [table.title for table in all_.tables] == ["By topic"]
+    assert (usual.charts[0].labels[:2], len(usual.charts[0].labels)) == (("20:00", "20:01"), 10)
+    assert len(all_.charts[0].labels) == 51
     left_out = "bytes in the broker's own topics, not counted"
     assert usual.fact(left_out) == int(str(all_.fact("bytes"))) - int(str(usual.fact("bytes"))) > 0
     assert all_.fact(left_out) == 0

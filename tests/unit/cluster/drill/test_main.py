@@ -122,7 +122,8 @@ def test_the_report_is_written(ran: Ran, tmp_path: Path) -> None:
 
     drill("fill-disk", "--on", "processes", "--html", str(file))
 
-    assert "✗ Failed: fill-disk" in file.read_text()
+    assert "<h1>Failover drill fill-disk</h1>" in file.read_text()
+    assert "✗ Failed<ul>" in file.read_text()
 
 
 def test_without_containers_it_runs_on_processes_and_says_so_and_why(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

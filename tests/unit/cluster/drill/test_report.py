@@ -12,7 +12,7 @@ import pytest
 
 from cluster.drill import html, report
 from cluster.drill.chart import chart
-from cluster.drill.history import DrillEvent, EventKind
+from cluster.drill.history import DrillEvent, EventKind, SendOutcome
 from cluster.drill.timeline import Round, facts_of
 from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
 
@@ -128,16 +128,49 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "&lt;b&gt;broken" in page
     assert "a note &lt;of the target&gt;" in page
     assert "prefers-color-scheme: dark" in page
-    assert "✗ Failed: kill-leader" in page
+    assert "✗ 1 of 2 drills failed: kill-leader" in page
 
 
-def test_a_page_of_passed_drills_says_so_and_one_of_none_does_not() -> None:
-    """Nothing run is nothing passed."""
-    assert "✓ The drill passed: 10 messages" in html.page([result_of(failover(), perfect().verdict())], [])
-    assert "No drill finished" in html.page([])
-    partly = html.page([result_of(failover(), perfect().verdict())], not_run=["fill-disk: no root"])
-    assert "✗ Failed: fill-disk: no root" in partly
+def test_a_page_has_one_verdict() -> None:
+    """A single drill's is the page's; of several, each has a word of its own below the common one."""
+    good, bad = result_of(failover(), perfect().verdict()), result_of(failover(), None, "it broke", name="fill-disk")
+
+    alone, failed, both = html.page([good]), html.page([bad]), html.page([good, bad])
+
+    assert [one.count('class="banner') for one in (alone, failed, both)] == [1, 1, 1]
+    assert [one.count('class="badge') for one in (alone, failed, both)] == [0, 0, 4]
+    assert "✓ Passed: every one of 10 acknowledged messages is on n0, n1, n2" in alone
+    assert "✗ Failed<ul><li>it broke</li><li>cannot read the messages back: no verdict</li></ul>" in failed
+    assert both.count("<li>it broke</li>") == 1
+
+
+def test_nothing_run_is_nothing_passed() -> None:
+    """What could not be run is named with its reason, and is no failure of a drill."""
+    good = result_of(failover(), perfect().verdict())
+
+    assert "✗ No drill was run" in html.page([])
+    partly = html.page([good], not_run=["fill-disk: no root"])
+    assert "✗ Not every drill was run<ul><li>not run: fill-disk: no root</li></ul>" in partly
     assert "<title>Drills: FAILED</title>" in partly
+    assert "✓ All 2 drills passed: 20 messages were acknowledged" in html.page([good, good])
+
+
+def test_the_pages_figures_are_those_of_the_verdict_and_add_up() -> None:
+    """Sent is acknowledged, unknown and refused together; failures that no fault's row has are told."""
+    history = perfect()
+    history.with_outcome(3, SendOutcome.UNKNOWN)
+    history.with_outcome(5, SendOutcome.REFUSED)
+    history.change_queue(0, history.queue(0)[:3])
+    verdict = history.verdict()
+    page = html.page([result_of(failover(), verdict)])
+
+    figures = {name: value for value, name in re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)}
+    assert (figures["sent"], figures["acknowledged"], figures["refused"]) == ("10", "8", "1")
+    assert figures["unknown outcome"].startswith("1 (1 of them stored")
+    assert figures["lost"] == "2"
+    assert {one.kind.value for one in verdict.defects} <= set(figures)
+    assert "1 more failed at other times." in page
+    assert "at other times" not in html.page([result_of(failover(), perfect().verdict())])
 
 
 def test_the_chart_is_well_formed_and_described() -> None:

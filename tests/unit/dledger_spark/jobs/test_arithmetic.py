@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.jobs.hours import HOUR_MS, silent_hours, spans
+from dledger_spark.jobs.hours import COLUMNS_MAX, HOUR_MS, MINUTE_MS, silent_hours, spans
 from dledger_spark.jobs.retention import RetentionOptions, _Part, report, segments_of
 from dledger_spark.jobs.retention_plan import RetentionSegment, Setting, outcome
 from dledger_spark.jobs.source import LogSource
@@ -102,6 +102,18 @@ def test_hours_become_columns_with_rates_over_what_the_log_covers() -> None:
     assert (spans({}, 0, 0), silent_hours({})) == ([], 0)
 
 
+def test_a_short_log_becomes_minutes_and_a_column_says_how_long_it_is() -> None:
+    """Three hours of minutes are not put together; labels have a date only where days matter."""
+    begin = NOW - NOW % HOUR_MS
+    found = spans({begin + 179 * MINUTE_MS: (30, 3), begin: (60, 6)}, begin, begin + 180 * MINUTE_MS, unit_ms=MINUTE_MS)
+
+    assert (len(found), found[0].width, found[0].messages_per_s) == (COLUMNS_MAX, "minute", 1.0)
+    assert (found[0].label[2], len(found[0].label)) == (":", 5)
+    hours = spans({begin: (1, 1), begin + 400 * HOUR_MS: (1, 1)}, begin, begin + 401 * HOUR_MS)
+    assert (hours[0].width, len(hours[0].label)) == ("3 hours", 11)
+    assert spans({begin: (1, 1)}, begin, begin)[0].width == "hour"
+
+
 @given(st.dictionaries(st.integers(0, 3000), st.integers(1, 99), min_size=1))
 def test_many_hours_are_put_together_without_losing_a_message(hours: dict[int, int]) -> None:
     """At most as many columns as fit."""
@@ -109,4 +121,4 @@ def test_many_hours_are_put_together_without_losing_a_message(hours: dict[int, i
     found = spans(by_hour, 0, 3001 * HOUR_MS)
 
     assert sum(one.messages for one in found) == sum(hours.values())
-    assert len(found) <= 168
+    assert len(found) <= COLUMNS_MAX

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dledger.html_page import CHARACTER_PX, CHART_WIDTH
 from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series, svg
 from dledger_spark.jobs.page import page, write_page
 from dledger_spark.jobs.printing import print_json, print_report
-from dledger_spark.jobs.report import JobReport, ReportColumn, Table, key
+from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table, key
 from dledger_spark.jobs.units import CountUnit, Value, shown
 from tests.unit.dledger_spark.jobs.reports import REPORT
 
@@ -100,7 +101,7 @@ def test_a_row_of_another_width_is_refused() -> None:
 
 
 def test_a_page_is_one_file_with_nothing_from_elsewhere(tmp_path: Path) -> None:
-    """No script, no network, names escaped, both themes; written whole."""
+    """No network, names escaped, both themes; written whole."""
     file = tmp_path / "report.html"
     write_page(REPORT, file)
 
@@ -109,7 +110,7 @@ def test_a_page_is_one_file_with_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "/logs/&lt;b&gt;" in text
     assert "<b>/logs/<b>" not in text
     assert "prefers-color-scheme: dark" in text
-    for foreign in ("<script", "http://", "https://", "@import", "url(h"):
+    for foreign in ("src=", "href=", "http://", "https://", "@import", "url(h"):
         assert foreign not in text
 
 
@@ -126,6 +127,58 @@ def test_a_chart_has_a_mark_per_value_each_with_its_figure(chart: Chart) -> None
     assert all(titles)
     assert len(marks) == len(values)
     assert sizes == pytest.approx([value * sizes[0] / values[0] for value in values], abs=0.1 * max(values) / values[0])
+
+
+def test_labels_are_whole_however_long_they_are() -> None:
+    """A topic may have 127 characters, and a key more: long ones stand above their bars, in lines."""
+    topic, key_text = "t" * 127, "k" * 300
+    for labels in (("a", "b"), ("a", topic), (topic, key_text)):
+        chart = Bars("t", CountUnit.COUNT, labels, (Series("x", (1.0,) * 2),))
+        root = ET.fromstring(svg(chart, 1))
+        texts = [one.text or "" for one in root.iter("text") if one.get("class") == "label"]
+        assert "".join(texts) == "".join(labels)
+        assert all(len(one) * CHARACTER_PX < CHART_WIDTH for one in texts)
+        ends = [float(one.get("x", "0")) for one in root.iter("text") if one.get("text-anchor") == "end"]
+        assert len(ends) == (2 if max(map(len, labels)) < 10 else 0)
+
+
+def test_few_columns_are_columns_and_no_wall() -> None:
+    """A log of one hour is a column of a column's width; the last label does not stick out."""
+    for count in (1, 2, 180):
+        labels = tuple(f"11-24 {n % 24:02d}:00" for n in range(count))
+        root = ET.fromstring(svg(ColumnChart("t", CountUnit.COUNT, labels, (Series("x", (5.0,) * count),)), 1))
+        assert max(float(one.get("width", "0")) for one in root.iter("rect")) <= 64
+        middles = [float(one.get("x", "0")) for one in root.iter("text") if one.get("text-anchor") == "middle"]
+        assert max(middles) + len(labels[0]) * CHARACTER_PX / 2 <= CHART_WIDTH
+
+
+@pytest.mark.parametrize(
+    ("most", "unit", "ticks"),
+    [
+        (198.0, CountUnit.PER_SECOND, ["0/s", "50/s", "100/s", "150/s", "200/s"]),
+        (0.37, CountUnit.PER_SECOND, ["0/s", "0.1/s", "0.2/s", "0.3/s", "0.4/s"]),
+        (98.4 * 1024, CountUnit.BYTES_PER_SECOND, ["0 B/s", "25 KiB/s", "50 KiB/s", "75 KiB/s", "100 KiB/s"]),
+        (3.1 * 1024**3, CountUnit.BYTES, ["0 B", "819 MiB", "1.6 GiB", "2.4 GiB", "3.2 GiB"]),
+        (1_000_000.0, CountUnit.COUNT, ["0", "250,000", "500,000", "750,000", "1,000,000"]),
+    ],
+)
+def test_an_axis_has_round_figures_without_digits_that_say_nothing(
+    most: float, unit: CountUnit, ticks: list[str]
+) -> None:
+    """Of bytes, round in the unit that they are shown in."""
+    root = ET.fromstring(svg(ColumnChart("t", unit, ("a",), (Series("x", (most,)),)), 1))
+
+    assert [one.text for one in root.iter("text") if one.get("text-anchor") == "end"] == ticks
+
+
+def test_texts_and_times_stand_in_lines_and_figures_in_tiles() -> None:
+    """A path or a time does not fit into a tile; what the title says is not said again."""
+    text = page(replace(REPORT, summary=(*REPORT.summary, Fact("into", "/data/" + "x" * 200))))
+
+    assert f"<dt>into</dt><dd>/data/{'x' * 200}</dd>" in text
+    assert "<dt>from</dt><dd>2023-11-14 22:13:20</dd>" in text
+    assert "<b>1,234,567</b><span>entries</span>" in text
+    assert "<dt>log</dt>" not in text
 
 
 def test_an_empty_chart_is_a_chart() -> None:

@@ -1,0 +1,77 @@
+"""Reports in a real browser, opened as files: no complaint about them, nothing sticks out, pictures can be saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from cluster.drill import html
+from dledger_spark.jobs.page import page as job_page
+from tests.browser.chromium import Page
+from tests.unit.cluster.drill.histories import failover, perfect, result_of
+from tests.unit.dledger_spark.jobs.reports import REPORT
+
+SVG = "{http://www.w3.org/2000/svg}"
+STICKING_OUT = """
+const wide = document.documentElement.clientWidth;
+const all = [...document.querySelectorAll("main *")].filter((one) => !one.closest(".scroll"));
+return all.filter((one) => one.getBoundingClientRect().right > wide + 1).map((one) => one.outerHTML.slice(0, 80));
+"""
+OUTSIDE_THEIR_PICTURE = """
+return [...document.querySelectorAll("svg.chart text")].filter((one) => {
+  const box = one.getBBox(), all = one.ownerSVGElement.viewBox.baseVal;
+  return box.x < -1 || box.x + box.width > all.width + 1 || box.y + box.height > all.height + 1;
+}).map((one) => one.textContent);
+"""
+
+
+def reports(directory: Path) -> list[Path]:
+    """A job's report, and that of two drills."""
+    pages = {
+        "job": job_page(REPORT),
+        "drills": html.page([result_of(failover(), perfect().verdict()), result_of(failover(), None, "it broke")]),
+    }
+    for name, text in pages.items():
+        (directory / f"{name}.html").write_text(text, encoding="utf-8")
+    return [directory / f"{name}.html" for name in pages]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_sticks_out_of_a_report_at_any_width(page: Page, tmp_path: Path, theme: str) -> None:
+    """What is too wide scrolls in its own place; no word of a picture is cut off."""
+    for file in reports(tmp_path):
+        for width in (360, 1280):
+            page.resize(width, 900)
+            page.prefer(theme)
+            page.driver.get(file.as_uri())
+
+            assert page.js(STICKING_OUT) == []
+            assert page.js(OUTSIDE_THEIR_PICTURE) == []
+
+
+def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path: Path) -> None:
+    """As SVG with its colours in it, and as PNG in twice the size; the theme's colours are those on the page."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    page.resize(1280, 900)
+    page.prefer("dark")
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(saved)})
+    for file in reports(tmp_path):
+        page.driver.get(file.as_uri())
+        name = re.sub("[^a-z0-9]+", "-", str(page.js("return document.querySelector('svg title').textContent")).lower())
+
+        for ending in ("svg", "png"):
+            page.click(f".picture [data-as={ending}]")
+            page.wait((saved / f"{name}.{ending}").is_file, f"{name}.{ending} is saved", 60.0)
+
+        root = ElementTree.parse(saved / f"{name}.svg").getroot()
+        shapes = [one for one in root.iter() if one.tag in (f"{SVG}rect", f"{SVG}path", f"{SVG}text")]
+        assert len(shapes) > 20
+        assert all("fill: " in one.get("style", "") for one in shapes)
+        assert "var(" not in (saved / f"{name}.svg").read_text(encoding="utf-8")
+        assert "background: rgb(26, 33, 43)" in root.get("style", "").replace("background-color", "background")
+        assert (saved / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert int.from_bytes((saved / f"{name}.png").read_bytes()[16:20], "big") == 2000

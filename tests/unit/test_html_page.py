@@ -1,0 +1,65 @@
+"""The frame of all reports: what a page may do, and the parts that reports share."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from xml.etree import ElementTree
+
+from dledger import html_page
+
+
+def test_a_page_may_do_only_what_it_was_written_with() -> None:
+    """The policy names the hash of each style and script on the page, and allows nothing to be fetched."""
+    text = html_page.document("t", ".own { }\n", ["<p>x</p>", ""], "let own = 1;\n")
+
+    found = re.findall(r"<(script|style)>(.*?)</\1>", text, flags=re.DOTALL)
+    policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)[0]
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for _, one in found]
+    assert [kind for kind, _ in found] == ["style", "script", "script"]
+    assert f"style-src {hashes[0]}; script-src {hashes[1]} {hashes[2]};" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "style=" not in text.replace("<style>", "")
+
+
+def test_what_comes_from_a_log_is_text() -> None:
+    """In every part."""
+    evil = "<b>&\"'"
+    parts = [
+        html_page.paragraph(evil),
+        html_page.facts([(evil, evil)]),
+        html_page.banner(evil, items=[evil]),
+        html_page.tile(evil, evil),
+        html_page.table([(evil, False)], [html_page.row([html_page.cell(evil)])]),
+        html_page.legend([(("",), evil)], 0, 0)[0],
+        html_page.svg(1, 10, (evil, evil), ""),
+    ]
+
+    assert all('<b>&"' not in one and "&lt;b&gt;&amp;" in one for one in parts)
+
+
+def test_a_picture_can_be_saved_only_where_the_script_runs() -> None:
+    """Its buttons are hidden until then."""
+    picture = html_page.picture(html_page.svg(1, 10, ("a", "b"), ""), '<div class="tip"></div>')
+
+    root = ElementTree.fromstring(picture)
+    line = root.find("p")
+    assert line is not None
+    assert (line.get("class"), line.get("hidden")) == ("save", "hidden")
+    assert [one.get("data-as") for one in line.iter("button")] == ["svg", "png"]
+
+
+def test_a_legend_takes_as_many_lines_as_it_needs() -> None:
+    """No entry begins where it has no room; without entries, there is no legend."""
+    names = [f"series number {number}" for number in range(20)]
+    drawn, height = html_page.legend([(('class="a"', 'fill="b"'), name) for name in names], 14, 100)
+
+    root = ElementTree.fromstring(f"<svg>{drawn}</svg>")
+    texts = [(float(one.get("x", "0")), float(one.get("y", "0")), one.text) for one in root.iter("text")]
+    assert [text for _, _, text in texts] == names
+    assert len(root.findall("rect")) == 40
+    assert all(x + html_page.CHARACTER_PX * len(str(text)) <= html_page.CHART_WIDTH for x, _, text in texts)
+    assert height == html_page.LEGEND_LINE * len({y for _, y, _ in texts}) > html_page.LEGEND_LINE
+    assert html_page.legend([], 14, 100) == ("", 0.0)
