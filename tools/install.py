@@ -25,7 +25,7 @@ _LINES_OF_A_FAILURE: Final = 20
 _INTERRUPTED: Final = 130
 
 
-class Progress:
+class PipProgress:
     """One line that says how far pip is, on a terminal; nothing elsewhere."""
 
     def __init__(self, total: int, columns: int | None) -> None:
@@ -68,14 +68,13 @@ def locked(lock: Path) -> int:
     return len(set(_PINNED.findall(lock.read_text(encoding="utf-8"))))
 
 
-def run_pip(words: Sequence[str], progress: Progress) -> int:
+def run_pip(words: Sequence[str], progress: PipProgress) -> int:
     """Run ``pip install``; returns its exit code, after printing the end of its output if that is not 0."""
     said: list[str] = []
     with subprocess.Popen(
         [sys.executable, *_PIP, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as pip:
-        assert pip.stdout is not None
-        for line in pip.stdout:
+        for line in pip.stdout or ():
             said.append(line)
             progress.take(line)
     progress.clear()
@@ -94,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     total, started = locked(given.lock), time.monotonic()
     print(f"installing up to {total} packages of {given.lock} into {sys.prefix}: {given.size}", flush=True)  # noqa: T201
-    progress = Progress(total, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    progress = PipProgress(total, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     compiling = ["--no-compile"] if given.no_compile else []
     try:
         remove_unfinished(Path(sysconfig.get_path("purelib")))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import json
 import os
 import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ pytestmark = pytest.mark.xdist_group("readme")  # one demo for all
 DEADLINE_S = 120
 SHOWN_AT_END = 12005
 """The last index of README's demo, with one election and one failover."""
+DEMO = """
+import json, sys
+from cluster import demo
+demo.SEGMENTS.update(json.loads(sys.argv[1]))
+sys.exit(demo.run(None, keep=True))
+"""
 _INDEX = re.compile(r"(?<![\d,.:])12\d{3}(?![\d,])")
 
 
@@ -36,16 +42,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Its members wait longer than usual for their leader, so that a stall of the machine does not cost an election, which
     would take an index.
     """
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr(demo, "SEGMENTS", {**demo.SEGMENTS, **STEADY, "transfer_timeout_ms": "10000"})
-        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("demo")))
-        code = demo.run(None, keep=True)
-    ending = re.search(r"End it: +(kill -9 [\d ]+; rm -r \S+)", printed.getvalue())
-    assert ending is not None, printed.getvalue()
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("demo"))}
+    done = subprocess.run(
+        [sys.executable, "-c", DEMO, json.dumps({**STEADY, "transfer_timeout_ms": "10000"})],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=environment,
+    )
+    ending = re.search(r"End it: +(kill -9 [\d ]+; rm -r \S+)", done.stdout)
+    assert ending is not None, done.stdout + done.stderr
     try:
-        assert code == 0
-        yield printed.getvalue()
+        assert done.returncode == 0
+        yield done.stdout
     finally:
         subprocess.run(["sh", "-c", ending[1]], check=True, timeout=DEADLINE_S)
 
