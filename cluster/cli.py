@@ -13,46 +13,50 @@ import click
 
 from cluster.reporting import ErrorReportingGroup
 
-MODULES: Final = {
-    "access": "access",
-    "append": "log",
-    "bench": "bench",
-    "broker": "mq_broker",
-    "certs": "certs",
-    "cluster": "mq_broker",
-    "console": "console",
-    "consumer": "mq_consumer",
-    "demo": "demo",
-    "drill": "drill",
-    "get": "log",
-    "ha": "ha",
-    "health": "health",
-    "inspect": "inspection",
-    "message": "mq_message",
-    "nameserver": "nameserver",
-    "pipeline": "pipeline",
-    "restore-vote": "restoring",
-    "serve": "serve",
-    "status": "group",
-    "tail": "log",
-    "topic": "mq_topic",
-    "transfer-leader": "group",
-    "upgrade": "upgrade",
-    "verify": "verify",
+COMMANDS: Final = {
+    "access": ("access", "Create and check access control accounts."),
+    "append": ("log", "Write entries."),
+    "bench": ("bench", "Measure a running group or its brokers."),
+    "broker": ("mq_broker", "Run a message broker, or show its status."),
+    "certs": ("certs", "Create certificates for TLS."),
+    "cluster": ("mq_broker", "Show all brokers."),
+    "console": ("console", "Serve a web page that shows a group, or a whole cluster."),
+    "consumer": ("mq_consumer", "Manage consumer groups."),
+    "demo": ("demo", "Watch a group lose its leader but no data."),
+    "drill": ("drill", "Break a group on purpose and check what happened to its messages."),
+    "get": ("log", "Read entries by index."),
+    "ha": ("ha", "Classic masters and slaves."),
+    "health": ("health", "Check whether a server is serving."),
+    "inspect": ("inspection", "Verify or dump a node's files."),
+    "message": ("mq_message", "Send, consume and find messages."),
+    "nameserver": ("nameserver", "Run a name server."),
+    "pipeline": ("pipeline", "Run a Spark job over the log."),
+    "restore-vote": ("restoring", "Restore the vote of a stopped node."),
+    "serve": ("serve", "Run a node."),
+    "status": ("group", "Show every member."),
+    "tail": ("log", "Read the end of the log and follow it."),
+    "topic": ("mq_topic", "Create and show topics."),
+    "transfer-leader": ("group", "Transfer leadership."),
+    "upgrade": ("upgrade", "Move plain brokers to a group, and back."),
+    "verify": ("verify", "Verify the directories of stopped nodes and brokers."),
 }
-"""Maps each command to its module in ``cluster.commands``."""
+"""Each command's module in ``cluster.commands``, and its line in the list of commands."""
 
 
 class _Commands(ErrorReportingGroup):
     """Loads a command on demand: loading all of them takes longer than running most of them."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        return list(MODULES)
+        return list(COMMANDS)
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        module = MODULES.get(name)
-        if module is None:
+        if name not in COMMANDS:
             return None
+        module, _ = COMMANDS[name]
         command = getattr(import_module(f"cluster.commands.{module}"), name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command

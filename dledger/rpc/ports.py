@@ -7,10 +7,9 @@ Nothing here depends on protobuf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dledger.conditions import Condition
-from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.records import record
 from dledger.types import (
@@ -28,6 +27,9 @@ from dledger.types import (
     Role,
     Term,
 )
+
+if TYPE_CHECKING:  # clients, which start often, have no use for the members' messages
+    from dledger.core.messages import Envelope
 
 
 class Receiver(Protocol):

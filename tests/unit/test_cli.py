@@ -172,7 +172,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- help and usage --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(cli.MODULES))
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
 def test_every_command_has_help_with_examples(run: Callable[..., Result], name: str) -> None:
     """``--help`` shows how the command is used."""
     shown = run(name, "--help")

@@ -63,7 +63,7 @@ def lines_of(shown: Result) -> list[list[str]]:
 def groups() -> list[tuple[str, str]]:
     return [
         (name, sub)
-        for name in sorted(cli.MODULES)
+        for name in sorted(cli.COMMANDS)
         if isinstance(command := cli.main.get_command(click.Context(cli.main), name), click.Group)
         for sub in sorted(command.commands)
     ]

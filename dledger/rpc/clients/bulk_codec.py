@@ -13,7 +13,7 @@ from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients.codec import SUCCESS, raise_failure, status_of
-from dledger.rpc.peers.codec import index, parse
+from dledger.rpc.fields import index, parse
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, LogRange, Position
 
 BLOCK_BYTES_DEFAULT: Final = 4 * MIB

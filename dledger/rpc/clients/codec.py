@@ -16,7 +16,7 @@ from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, L
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.clients.counted import Counted, check_count
-from dledger.rpc.peers.codec import index, name, parse
+from dledger.rpc.fields import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
     AppendedBatch,

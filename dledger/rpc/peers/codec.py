@@ -8,9 +8,8 @@ the log bytes of an append are not checked here (``Log.check_run`` verifies them
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 
 from dledger.core.messages import (
@@ -39,6 +38,7 @@ from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
 from dledger.prehistory import DIGESTS_MAX, Prehistory
 from dledger.records import record
+from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
 from dledger.types import (
     NO_ENTRY,
     NO_INDEX,
@@ -53,10 +53,6 @@ from dledger.types import (
 )
 
 PROTOCOL_VERSION: Final = 1
-NUMBER_LIMIT: Final = 1 << 62
-"""Terms, indexes and positions at or above this are forged or damaged: no log gets that far."""
-NAME_BYTES_MAX: Final = 1024
-"""The longest cluster id, group, node id or address accepted."""
 _LEADS: Final = {None: 0, True: 1, False: 2}
 MEMBERS_MAX: Final = 1024
 READ_LOG_BYTES_MAX: Final = 1 << 20
@@ -64,8 +60,6 @@ CHAIN_CRCS_MAX: Final = 64
 
 _RUN_TAG: Final = bytes([pb.PushRequest.RUN_FIELD_NUMBER << 3 | 2])
 """The key of a length-delimited field (protobuf's encoding guide)."""
-
-_ProtoT = TypeVar("_ProtoT", bound=ProtoMessage)
 
 
 @record(frozen=True, slots=True)
@@ -539,28 +533,6 @@ def decode_handshake_answer(data: bytes) -> HandshakeAnswer:
     return HandshakeAnswer(
         ResponseCode(wire.code), wire.reason, wire.protocol_version, name(wire.client_address, "client_address")
     )
-
-
-def parse(kind: type[_ProtoT], data: bytes | memoryview) -> _ProtoT:
-    """Parse protobuf bytes. Raises ``InvalidRequestError`` if they are not a ``kind``."""
-    try:
-        return kind.FromString(data)  # type: ignore[arg-type]  # a memoryview is accepted, too, whatever the stubs say
-    except DecodeError as error:
-        raise InvalidRequestError(f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from error
-
-
-def index(value: int, field: str) -> LogIndex:
-    """An entry index or -1."""
-    if not -1 <= value < NUMBER_LIMIT:
-        raise InvalidRequestError(f"{field}={value} is not a valid index")
-    return LogIndex(value)
-
-
-def name(value: str, field: str) -> str:
-    """An identifier or address of acceptable length."""
-    if len(value) > NAME_BYTES_MAX:
-        raise InvalidRequestError(f"{field} has {len(value)} characters; at most {NAME_BYTES_MAX} are allowed")
-    return value
 
 
 def _run(append: pb.Append, data: bytes) -> EntryRun:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli import MODULES
+from cluster.cli import COMMANDS
 from cluster.containers.image import DEPLOY, PROJECT
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings
@@ -101,7 +101,7 @@ def test_probes_ask_what_there_is(container: Manifest) -> None:
     """A command of this project, paths of the metrics server, ports that have these names."""
     command = container["startupProbe"]["exec"]["command"]
     assert command[0] == "dledger"
-    assert command[1] in MODULES
+    assert command[1] in COMMANDS
     ports = {port["name"] for port in container["ports"]}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         asked = container[probe]["httpGet"]

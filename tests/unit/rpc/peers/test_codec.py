@@ -32,14 +32,15 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.pb import raft_pb2 as pb
+from dledger.rpc.fields import NUMBER_LIMIT
 from dledger.rpc.peers import codec
 from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
 
 Decode = Callable[[bytes], Envelope]
 
-numbers = st.integers(0, codec.NUMBER_LIMIT - 1)
+numbers = st.integers(0, NUMBER_LIMIT - 1)
 terms = numbers.map(Term)
-indexes = st.integers(-1, codec.NUMBER_LIMIT - 1).map(LogIndex)
+indexes = st.integers(-1, NUMBER_LIMIT - 1).map(LogIndex)
 crcs = st.integers(0, 0xFFFFFFFF)
 committed = st.lists(st.builds(CommittedEntry, indexes, crcs), max_size=codec.CHAIN_CRCS_MAX).map(tuple)
 names = st.text(min_size=1, max_size=30)
@@ -48,8 +49,8 @@ entry_ids = st.builds(EntryId, indexes.map(Term), indexes)
 
 @st.composite
 def runs(draw: st.DrawFn) -> EntryRun:
-    first = draw(st.integers(0, codec.NUMBER_LIMIT - 2))
-    last = draw(st.integers(first, codec.NUMBER_LIMIT - 1))
+    first = draw(st.integers(0, NUMBER_LIMIT - 2))
+    last = draw(st.integers(first, NUMBER_LIMIT - 1))
     previous = EntryId(draw(indexes.map(Term)), LogIndex(first - 1))
     body = draw(st.binary(min_size=1, max_size=300))
     return EntryRun(previous, draw(crcs), LogIndex(first), LogIndex(last), Position(draw(numbers)), body)
@@ -86,7 +87,7 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
             numbers,
             names,
             names,
-            st.none() | st.builds(Readmission, st.integers(1, codec.NUMBER_LIMIT - 1), indexes),
+            st.none() | st.builds(Readmission, st.integers(1, NUMBER_LIMIT - 1), indexes),
             st.booleans(),
             st.lists(st.tuples(names.map(NodeId), entry_ids), max_size=3).map(tuple),
             numbers,
