@@ -335,6 +335,15 @@ def test_get_prints_bodies_for_pipes(filled: FakeClient, run: Callable[..., Resu
 
     assert shown.exit_code == 0
     assert shown.stdout_bytes == b"one\ntwo\n\xff\x1b[31m\n"
+    assert run("get", "1", "--count", "1").stdout == "one\n", "although more was read"
+
+
+def test_tail_of_everything_counts_everything(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """With ``--all``, the log's own entries are among the last N; without, they are not."""
+    filled.put(b"", Magic.NOOP)
+
+    assert run("tail", "-n", "2", "--all").stdout == "vier\n(NOOP of term 1)\n"
+    assert run("tail", "-n", "1").stdout == "vier\n"
 
 
 def test_get_as_json_describes_entries(filled: FakeClient, run: Callable[..., Result]) -> None:
