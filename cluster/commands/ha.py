@@ -275,8 +275,15 @@ def promote(  # noqa: PLR0913  # one parameter per option
         config_file, os.environ, flags | process.assigned(assignments, flags), promoted=False
     )
     if undo:
+        now = _asked_itself(config, timeout_s, security).facts
         there = remove_override(config)
         click.echo(f"{'forgotten' if there else 'there was no promotion'}: {override_path(config)}")
+        if there and now is not None and not now.is_slave:
+            click.echo(
+                f"This broker runs as master (epoch {now.epoch}, its log ends at {now.end}), and does so until it is "
+                "restarted. A slave follows only a master that has everything that is in its log: what this broker has "
+                "taken since its promotion must be in the next master's."
+            )
         return
     if config.dledger is not None or config.store.broker_role is not BrokerRole.SLAVE:
         raise click.UsageError("these are not the settings of a slave (brokerRole=SLAVE): nothing to promote")
@@ -315,6 +322,20 @@ def _tell(found: Sequence[PromotionCheck], accepted: Sequence[str]) -> list[str]
     return needed
 
 
+def _own_address(config: BrokerConfig) -> str:
+    return address_text(_ANY_HOST.get(config.bind_host, config.bind_host), config.listen_port)
+
+
+def _asked_itself(config: BrokerConfig, timeout_s: float, security: CommandSecurity) -> _Asked:
+    """What the broker with these settings says of itself, if it runs."""
+    from rocketstore.client.name_server_tls import context_maker
+    from rocketstore.remoting.blocking import BlockingRemotingClient
+
+    own_address = _own_address(config)
+    with closing(BlockingRemotingClient(tls=context_maker([own_address], security.for_client()))) as frames:
+        return _ask(frames, security, timeout_s, _Asked(own_address))
+
+
 def _look_around(
     config: BrokerConfig, others: Sequence[str], timeout_s: float, security: CommandSecurity
 ) -> tuple[tuple[PromotionCheck, ...], HaFacts]:
@@ -322,7 +343,7 @@ def _look_around(
     from rocketstore.client.name_server_tls import context_maker
     from rocketstore.remoting.blocking import BlockingRemotingClient
 
-    own_address = address_text(_ANY_HOST.get(config.bind_host, config.bind_host), config.listen_port)
+    own_address = _own_address(config)
     own_names = {own_address, config.address(config.listen_port)}
     tls = context_maker([own_address], security.for_client())
     with closing(BlockingRemotingClient(tls=tls)) as frames:

@@ -79,14 +79,15 @@ def _badge(result: DrillResult) -> str:
 
 def _section(result: DrillResult, number: int, *, is_single: bool) -> str:
     series = [[_known(value) for value in one] for one in result.series]
-    head = f'<h2 id="drill-name-{number}">{escape(result.name)}</h2>'
+    summary, size = _sentence(result.summary), f"{len(result.nodes)} {result.target}, {result.rate:g} messages/s"
+    name, about = (summary, "") if is_single else (result.name, f"{summary}. ")
+    head = f'<h2 id="drill-name-{number}">{escape(name)}</h2>'
     beside = f'<div class="tip" hidden></div><script type="application/json">{json.dumps(series)}</script>'
     return "\n".join(
         [
             f'<section class="card" id="drill-{number}" aria-labelledby="drill-name-{number}">',
             head if is_single else f'<div class="head">{head}{_badge(result)}</div>',
-            f'<p class="quiet">{escape(_sentence(result.summary))}. {len(result.nodes)} {result.target}, '
-            f"{result.rate:g} messages/s over {result.seconds:.0f} s.</p>",
+            html_page.paragraph(f"{about}{size} over {result.seconds:.0f} s."),
             "" if is_single else _reasons(result),
             _tiles(result),
             html_page.picture(chart(result, number), beside),

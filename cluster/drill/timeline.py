@@ -107,9 +107,9 @@ def timeline(notes: Notes, rounds: Sequence[RoundFacts]) -> tuple[DrillEvent, ..
     events = [*notes.events, *_role_events(notes.seen)]
     for one in rounds:
         if not math.isnan(one.first_failed_s):
-            events.append(
-                DrillEvent(one.first_failed_s, EventKind.FIRST_FAILED, f"first failed append: {one.first_failed_why}")
-            )
+            # The producer sends again what has failed, so that no message need have failed for good.
+            what = "first failed attempt" if one.failed else "first failed attempt, all sent again in time"
+            events.append(DrillEvent(one.first_failed_s, EventKind.FIRST_FAILED, f"{what}: {one.first_failed_why}"))
         if not math.isnan(one.first_acknowledged_s):
             text = f"first append acknowledged again, after {one.without_service_s:.2f} s without service"
             events.append(DrillEvent(one.first_acknowledged_s, EventKind.FIRST_ACKNOWLEDGED, text))

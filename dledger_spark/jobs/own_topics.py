@@ -20,3 +20,10 @@ def is_own() -> Column:
     for prefix in OWN_TOPICS:
         found = found | f.startswith(topic, f.lit(prefix))
     return found
+
+
+def is_of_users() -> Column:
+    """Whether a row is a message of another topic; false for an entry that is no message."""
+    from pyspark.sql import functions as f
+
+    return f.col("topic").isNotNull() & ~is_own()

@@ -27,7 +27,7 @@ from dledger.errors import AccessDeniedError, ConfigError, IdentityError, Invali
 from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.own_topics import is_own
+from dledger_spark.jobs.own_topics import is_of_users
 from dledger_spark.jobs.pace import paced, rows_at_once
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import (
@@ -154,7 +154,7 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     frame = rows.read(spark, ", ".join(f"{name} {kind}" for name, kind in columns.items()))
     frame = frame.withColumn("place", f.col(extent.unit)).where(f.col("place").between(first, end - 1))
     if extent.holds_messages and not source.topics:
-        frame = frame.where(f.col("topic").isNotNull() & ~is_own())  # a broker's own only if they are named
+        frame = frame.where(is_of_users())  # a broker's own topics only if they are named
     return Rows(_filtered(frame, options), rows_identity(source, extent, first), CHUNK[extent.unit], first, end)
 
 

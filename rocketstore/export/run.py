@@ -88,7 +88,9 @@ class Exported:
     left_out: dict[str, int] = field(default_factory=dict)
     """Records for a group or for this project alone, by topic."""
     commits: int = 0
-    """Transactional messages whose half message was found in the export, and is named there."""
+    """Messages of ended transactions that name where the export has their half message; without those whose half
+    message is in an old plain log, where it stays.
+    """
     begin: int = 0
     end: int = 0
     files: int = 0

@@ -280,20 +280,25 @@ class HaMaster:
             why = f"it has followed a later master (epoch {words.epoch}, here {own.epoch()}): this one is outdated"
             self._outdated(f"the slave {words.broker_id} ({slave.address}): {why}")
             return why
+        if why := self._beyond(words):
+            return why
         if words.end and not log.min_offset <= words.end <= log.max_offset:
-            return self._beyond(words) or _outside(words.end, log)
+            return _outside(words.end, log)
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end, words.tail_bytes) if words.tail_bytes else (0, 0)
         if length and (length, crc) != (words.tail_bytes, words.tail_crc):
-            return self._beyond(words) or (
+            return (
                 f"its log differs from the master's somewhere before offset {words.end}: wipe "
                 "the one that is wrong, after having looked at what only it holds"
             )
         return ""
 
     def _beyond(self, words: SlaveWords) -> str:
-        """For the old master that returns, and for who followed it further than its successor; empty for others."""
+        """For the old master that returns, and for who followed it further than its successor; empty for others.
+
+        Whatever the tails say: a slave has this master's number before it has anything of its log.
+        """
         begin, own = self._identity.begin_offset(), self._identity.epoch()
         if not (0 <= begin < words.end and 0 < words.epoch < own):
             return ""

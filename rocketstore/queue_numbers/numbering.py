@@ -238,6 +238,12 @@ class LoggedNumbering:
         """Whether a master that has dispatched up to ``position`` should write a set now. Cheap."""
         return position >= self._due_at and not self._publishing
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the log has lost its begin, and no set says where the numbers stood: a copy would count from less."""
+        with self._lock:
+            return (self._covered or 0) < self._log.min_offset
+
     def publish(self, done: PutDone = lambda _results: None) -> None:
         """Write a set, as master; ``done`` gets the results. The next call retries after a failure."""
         self._publishing = True
@@ -281,8 +287,13 @@ class NumberWriter:
         self._is_master = is_master
 
     def look(self) -> None:
-        """As master of a group, write a set early enough that retention need not wait for one on any member. Cheap."""
-        if self._numbering.is_due(self._dispatch.position) and self._log.is_replicated and self._is_master():
+        """As master of a group, write a set early enough that retention need not wait for one on any member. Cheap.
+
+        A plain master writes one only if its log has lost its begin without: it was a slave, of RocketMQ for example.
+        """
+        if not self._is_master() or not self._numbering.is_due(self._dispatch.position):
+            return
+        if self._log.is_replicated or self._numbering.is_missing:
             self._numbering.publish()
 
     def write_and_wait(self) -> None:

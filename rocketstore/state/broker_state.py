@@ -498,6 +498,8 @@ class BrokerState:
             self._full_wanted = True
         if not self._full_wanted or applier.next_offset != applier.end_offset or now_ms < self._full_not_before_ms:
             return
+        if self._store.refusal is not None:
+            return  # it has not been started yet, or its disk is full: wanted until it takes messages
         with applier.lock:
             tables = applier.tables.copy()
         tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)

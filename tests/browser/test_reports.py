@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from cluster.drill import html
+from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.page import page as job_page
+from dledger_spark.jobs.units import CountUnit
 from tests.browser.chromium import Page
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 from tests.unit.dledger_spark.jobs.reports import REPORT
@@ -28,10 +31,23 @@ return [...document.querySelectorAll("svg.chart text")].filter((one) => {
 """
 
 
+_WIDE_LABELS = tuple(
+    Bars("Wide", CountUnit.BYTES, (label, "x"), (Series("bytes", (1.0, 2.0**40 * 999)),))
+    for label in (
+        "%RETRY%group / 0",
+        "%DLQ%MWMWMWMW",
+        "@" * 18,
+        "W" * 127,
+        "m" * 400,
+        "\N{CJK UNIFIED IDEOGRAPH-65E5}" * 90,
+    )
+)
+
+
 def reports(directory: Path) -> list[Path]:
     """A job's report, and that of two drills."""
     pages = {
-        "job": job_page(REPORT),
+        "job": job_page(replace(REPORT, charts=(*REPORT.charts, *_WIDE_LABELS))),
         "drills": html.page([result_of(failover(), perfect().verdict()), result_of(failover(), None, "it broke")]),
     }
     for name, text in pages.items():

@@ -29,6 +29,8 @@ from tests.sim_store.world import Counts, Result, World, run_world
 HEAL_S: Final = 60.0
 """Of virtual time: a slave follows, and has everything, so long after all was healed."""
 LOOK_US: Final = 3_000
+NUMBERED_US: Final = 5_000_000
+"""A new master has written down by then what a new slave cannot know otherwise: how far queues were numbered."""
 _WIPE: Final = ("wipe", "perhaps the master was replaced by an older copy")
 """What a slave says that does not fit its master."""
 
@@ -364,6 +366,8 @@ class ReplicationSimulation(World):
             self.scheduler.sleep_us(20_000)
             self._look()
             if all(self._follows(slave, end) for slave in self.slaves):
+                if wiped:
+                    self._idle(NUMBERED_US)
                 return
             for slave in self.slaves:
                 view = slave.up.ha.master()

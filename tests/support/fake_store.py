@@ -93,6 +93,7 @@ class FakeStore(MessageStore):
     log: FakeLog  # type: ignore[misc]
     role = BrokerRole.SYNC_MASTER
     numbers_known = True
+    refusal: PutResult | None = None  # may be set at any time, as the role
 
     def __init__(
         self,

@@ -80,6 +80,24 @@ def test_the_timeline_is_in_order_and_tells_of_roles() -> None:
     ]
 
 
+def test_a_failed_attempt_that_cost_no_message_is_told_as_such() -> None:
+    """The row of the fault says 0 failed then, which must not seem to contradict it."""
+    noticed, harmless = failover(), failover()
+    harmless.sends = [one for one in harmless.sends if one.outcome is SendOutcome.ACKNOWLEDGED]
+
+    first = [
+        next(
+            one.text for one in timeline(notes, [facts_of(Round(1, "", N0, 1.0), notes)]) if "first failed" in one.text
+        )
+        for notes in (noticed, harmless)
+    ]
+
+    assert first == [
+        "first failed attempt: n0: the stream ended",
+        "first failed attempt, all sent again in time: n0: the stream ended",
+    ]
+
+
 def test_a_fault_that_nobody_noticed_has_no_first_failure() -> None:
     """Nothing is told of what did not happen."""
     notes = acknowledged(0.9, 1.0, 1.1)

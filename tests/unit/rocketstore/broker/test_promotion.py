@@ -167,6 +167,11 @@ def test_the_slave_of_a_dead_master_is_promoted(stack: ExitStack, tmp_path: Path
     has_all(old_slave, promoted)
     assert pull(old_slave).count == 2
 
+    undone = pair.promote("--undo")  # too late to be without a word
+    assert undone.exit_code == 0
+    assert "runs as master (epoch 2" in undone.output
+    assert not (tmp_path / "s" / "config" / "haRole.json").exists()
+
 
 def test_a_master_looks_for_a_successor_before_it_takes_anything(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +212,7 @@ def test_a_slave_knows_after_a_restart_what_its_master_had(stack: ExitStack, tmp
     assert pair.promote("--yes").exit_code == 0
     undone = pair.promote("--undo")
     assert undone.exit_code == 0
+    assert "runs as master" not in undone.output
     given = pair.settings("s", brokerRole="SLAVE", brokerId="1", storePathRootDir=str(tmp_path / "s"))
     assert load_broker_settings(None, {}, given)[0].store.broker_role is BrokerRole.SLAVE
 

@@ -15,7 +15,7 @@ from dledger.conditions import ConditionKind
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.master import BUFFER_BYTES_MAX, CHUNK_BYTES
 from rocketstore.ha.waits import ReplicaWaits
-from rocketstore.ha.wire import FRAME, GREETING, REPORT
+from rocketstore.ha.wire import FRAME, GREETING, REPORT, VERDICT, MasterWords, SlaveVerdict, SlaveWords
 from rocketstore.types import PutMessageStatus
 from tests.store.crash_fs import FailingFs
 from tests.support.waiting import wait_until
@@ -104,6 +104,29 @@ def test_an_acknowledgement_that_a_slow_disk_delays_is_not_forgotten(replication
     while held.held:
         held.held.pop()[1](PutMessageStatus.FLUSH_DISK_TIMEOUT, "the flush timed out")
     wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "acknowledged later")
+
+
+def test_flushes_that_end_out_of_order_take_no_acknowledgement_back(replication: Replication, tmp_path: Path) -> None:
+    """What is durable stays so; a master ends the connection of a slave that has less than it had."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    held = HeldLog(slave_log)
+    master, address = replication.master(master_log)
+    replication.slave(held, address)
+    begun = master_log.end_offset
+    wait_until(lambda: [one.acknowledged for one in master.slaves()] == [begun], "acknowledged")
+    (connection,) = (one.address for one in master.slaves())
+    held.holds = True
+    for _ in range(2):
+        more(master_log, 1)
+        wait_until(lambda: held.held != [] and held.held[-1][0] == master_log.end_offset, "its flush waits")
+    held.holds = False
+
+    for _, done in sorted(held.held, key=lambda one: -one[0]):
+        done(PutMessageStatus.PUT_OK, "")
+    more(master_log, 1)
+
+    wait_until(lambda: [one.acknowledged for one in master.slaves()] == [master_log.end_offset], "all acknowledged")
+    assert [one.address for one in master.slaves()] == [connection]
 
 
 # -- slow slaves -------------------------------------------------------------------------------------------------------
@@ -310,3 +333,23 @@ def test_a_slave_that_was_refused_is_forgotten_once_it_follows(replication: Repl
     replication.slave(slave_log, address)
     caught_up(slave_log, master_log)
     assert not replication.conditions("master").now()
+
+
+@pytest.mark.parametrize("further", [-100, 100])
+def test_a_slave_follows_from_its_own_end_only(replication: Replication, tmp_path: Path, further: int) -> None:
+    """It says so before it takes anything, and does not have that master's number either."""
+    slave_log = filled(tmp_path / "s", 5)
+    end = slave_log.end_offset
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        slave = replication.slave(slave_log, f"127.0.0.1:{listening.getsockname()[1]}")
+        link, _ = listening.accept()
+        with link:
+            link.settimeout(PATIENCE_S)
+            assert REPORT.unpack(link.recv(REPORT.size)) == (GREETING,)
+            link.sendall(MasterWords("c", "b", 7, FILE_BYTES, 0, 10**6).encode(GREETING))
+            _, size = FRAME.unpack(link.recv(FRAME.size, socket.MSG_WAITALL))
+            assert SlaveWords.decode(link.recv(size, socket.MSG_WAITALL)).end == end
+            link.sendall(SlaveVerdict(end + further, "").encode(VERDICT))
+            wait_until(lambda: "comes next" in slave.view().problem, "the slave says so")
+    assert f"it sends from offset {end + further} on, and {end} comes next" in slave.view().problem
+    assert replication.epoch("slave").now == 0

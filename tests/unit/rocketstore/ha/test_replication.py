@@ -456,6 +456,24 @@ def test_the_old_master_that_returns_is_told_of_its_successor(replication: Repli
     master_log.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("begin_at", "epoch", "is_refused"), [(0, 1, True), (1, 1, False), (0, 2, False), (0, 0, False)]
+)
+def test_who_went_on_without_its_successor_does_not_fit_even_if_its_end_looks_alike(
+    replication: Replication, tmp_path: Path, begin_at: int, epoch: int, *, is_refused: bool
+) -> None:
+    """Both masters may have written the same last records; a follower of this master has its number."""
+    master_log = filled(tmp_path / "m", 4)
+    end = master_log.end_offset
+    began = end if begin_at else end - 1
+    with connected(replication.master(master_log, epoch=2, begin_offset=began)[1]) as link:
+        more(master_log, 1)
+        refusal = introduced(link, 1, end=end, epoch=epoch).refusal
+        assert ("exist only in this broker's log" in refusal) == is_refused
+        assert bool(refusal) == is_refused
+    master_log.shutdown()
+
+
 def test_an_outdated_master_learns_it_from_a_slave(replication: Replication, tmp_path: Path) -> None:
     """Of its successor's: somebody must stop it."""
     master_log, told = filled(tmp_path / "m", 3), list[str]()

@@ -474,6 +474,25 @@ def test_the_begin_of_a_topic_is_forgotten_once_the_queue_begins_there(master: M
     assert master.state.begin_offset("T", 0) == 0
 
 
+def test_the_full_state_is_not_tried_before_the_store_takes_messages(
+    master: Member, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plain master's state starts before its store: a try then would fail, with a warning, and be repeated late."""
+    fill(master, "T", 1)
+    clock.now_ms += master.settings.full_interval_ms
+    master.store.refusal = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="stopped")
+    master.store.refusals.append(master.store.refusal)
+    before = state_messages(master)
+    master.settle()
+    assert (state_messages(master), len(master.store.refusals), caplog.messages) == (before, 1, [])
+
+    master.store.refusal = None
+    master.store.refusals.clear()
+    master.settle()
+
+    assert state_messages(master) == before + 1
+
+
 def test_a_store_that_does_not_run_is_waited_for(
     master: Member, add_member: Callable[[str], Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
