@@ -120,7 +120,8 @@ def test_bash_completes_commands_and_contexts(run: Run, tmp_path: Path) -> None:
     run("context", "add", "production", "-b", "127.0.0.1:1")
     script = """source <(dledger completion bash)
         COMP_WORDS=(dledger sta); COMP_CWORD=1; _dledger_completion dledger; echo "${COMPREPLY[@]}"
-        COMPREPLY=(); COMP_WORDS=(dledger --context pr); COMP_CWORD=2; _dledger_completion dledger; echo "${COMPREPLY[@]}\""""
+        COMPREPLY=(); COMP_WORDS=(dledger --context pr); COMP_CWORD=2; _dledger_completion dledger
+        echo "${COMPREPLY[@]}\""""
 
     assert _shell("bash", script, tmp_path) == ["status", "production"]
 
