@@ -29,12 +29,16 @@ class GroupTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
-    def connect(self) -> DLedgerClient:
-        """A client for it, which the caller closes."""
+    def connect(self, *, enable_idempotence: bool = True) -> DLedgerClient:
+        """A client for it, which the caller closes; see there for ``enable_idempotence``."""
         from dledger.client import DLedgerClient  # here, so that --help does not load gRPC
 
         return DLedgerClient(
-            list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
+            list(self.bootstrap),
+            group=self.group,
+            timeout_s=self.timeout_s,
+            security=self.security.for_client(),
+            enable_idempotence=enable_idempotence,
         )
 
 
