@@ -182,6 +182,18 @@ def test_every_command_has_help_with_examples(run: Callable[..., Result], name: 
     assert f"dledger {name}" in shown.output
 
 
+@pytest.mark.parametrize("word", sorted(cli.ELSEWHERE))
+def test_other_tools_words_lead_to_ours(run: Callable[..., Result], word: str) -> None:
+    """``put``, as etcd says: the command that does it is named, and exists."""
+    shown = run(word, "x")
+    ours = re.search(r"see `dledger ([a-z]+)", shown.stderr)
+
+    assert shown.exit_code == 2
+    assert ours is not None
+    assert ours[1] in cli.COMMANDS
+    assert word not in cli.COMMANDS
+
+
 @pytest.mark.parametrize("bootstrap", ["", "host", "host:", "host:99999", "host:1,,:2"])
 def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bootstrap: str) -> None:
     """Exit code 2 and an example of a good one."""
