@@ -256,10 +256,11 @@ class ReplicationSimulation(World):
         if self.options.has("promote") and random.random() < 0.5 and self._may_promote():
             self._promote()
             return
-        if old.copy is not None and self.options.has("older_copy") and random.random() < 0.5:
-            old.return_to_copy()
-        elif random.random() < 0.3:
-            old.take_copy()
+        if self.options.has("older_copy"):
+            if old.copy is not None and random.random() < 0.5:
+                old.return_to_copy()
+            else:
+                old.take_copy()
         end = old.start().recovered_end
         best = self._best()
         self._idle(int(random.random() * 2_000_000))  # slaves come, and find what there is
