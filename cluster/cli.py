@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from cluster.reporting import ErrorReportingGroup
+from dledger.contexts import CHOSEN, complete_name
 
 COMMANDS: Final = {
     "access": ("access", "Create and check access control accounts."),
@@ -20,7 +22,9 @@ COMMANDS: Final = {
     "broker": ("mq_broker", "Run a message broker, or show its status."),
     "certs": ("certs", "Create certificates for TLS."),
     "cluster": ("mq_broker", "Show all brokers."),
+    "completion": ("completion", "Print a shell's completion script."),
     "console": ("console", "Serve a web page that shows a group, or a whole cluster."),
+    "context": ("context", "Keep addresses and security options under names."),
     "consumer": ("mq_consumer", "Manage consumer groups."),
     "demo": ("demo", "Watch a group lose its leader but no data."),
     "drill": ("drill", "Break a group on purpose and check what happened to its messages."),
@@ -53,6 +57,11 @@ class _Commands(ErrorReportingGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def shell_complete(self, context: click.Context, begun: str) -> list[CompletionItem]:
+        """Commands and their lines, without loading any."""
+        found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(begun)]
+        return [*found, *click.Command.shell_complete(self, context, begun)]
+
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
@@ -69,12 +78,21 @@ class _Commands(ErrorReportingGroup):
     epilog="Start with: dledger demo",
 )
 @click.version_option(package_name="dledger", message="%(prog)s %(version)s")
+@click.option(
+    "--context",
+    "chosen",
+    envvar="DLEDGER_CONTEXT",
+    metavar="NAME",
+    shell_complete=complete_name,
+    help="Take addresses and security options from this context (also DLEDGER_CONTEXT; see `dledger context`).",
+)
 @click.pass_context
-def main(context: click.Context) -> None:
+def main(context: click.Context, chosen: str | None) -> None:
     """A Raft-replicated commit log: an ordered, durable log on several nodes that survives losing some of them.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
+    context.meta[CHOSEN] = chosen
     # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
 

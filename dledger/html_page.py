@@ -17,8 +17,14 @@ from typing import Final
 
 CHART_WIDTH: Final = 1000
 """In a chart's own units; the page scales it."""
-CHARACTER_PX: Final = 6.7
-"""Approximate width of a character in a chart's font."""
+_WIDTHS_PX: Final = {
+    **dict.fromkeys("iljtfI.,:;'|!()[]/ -", 5.0),
+    **dict.fromkeys("mwMW%@", 12.0),
+    **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ", 9.5),
+    **dict.fromkeys("#&+<=>^~", 10.1),
+}
+_OTHER_PX: Final = (7.7, 13.0)
+"""Of all other characters: ASCII, and any other."""
 LEGEND_LINE: Final = 22
 """Height of a line of a chart's legend."""
 
@@ -114,6 +120,11 @@ def picture(drawn: str, beside: str = "") -> str:
     )
 
 
+def text_px(text: str) -> float:
+    """At most so wide is a text in a chart's font, whichever of the page's it is."""
+    return sum(_WIDTHS_PX.get(one, _OTHER_PX[not one.isascii()]) for one in text)
+
+
 def legend(items: Iterable[tuple[Sequence[str], str]], left: float, top: float) -> tuple[str, float]:
     """A chart's legend in as many lines as it needs, and their height.
 
@@ -121,7 +132,7 @@ def legend(items: Iterable[tuple[Sequence[str], str]], left: float, top: float) 
     """
     found, x, y = [], left, top
     for keys, name in items:
-        width = 22 + CHARACTER_PX * len(name)
+        width = 22 + text_px(name)
         if x > left and x + width > CHART_WIDTH:
             x, y = left, y + LEGEND_LINE
         found += [f'<rect {one} x="{x:.1f}" y="{y + 2:.1f}" width="14" height="10"/>' for one in keys]

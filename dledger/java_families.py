@@ -469,9 +469,10 @@ FAMILIES: Final = (
     _family(
         "names that RocketMQ ignores as well",
         Idleness.UNSUPPORTED,
-        "`brokerClusterName`, `mappedFileSizeCommitLog` and `mappedFileSizeConsumeQueue` are meant.",
+        "Those in use are `brokerClusterName`, `mappedFileSizeCommitLog` and `mappedFileSizeConsumeQueue`; open "
+        "transactions are always checked.",
         """
-        clusterName mapedFileSizeCommitLog mapedFileSizeConsumeQueue
+        checkTransactionMessageEnable clusterName mapedFileSizeCommitLog mapedFileSizeConsumeQueue
         """,
     ),
 )

@@ -186,7 +186,7 @@ BROKER_UNUSED: Final = UNUSED - set(TARGETS)
 _VOCABULARY: Final = Vocabulary(
     TARGETS,
     BROKER_UNUSED,
-    {name for name in TARGETS if name.islower()},
+    {name for name in TARGETS if name.islower() and "." not in name},
     dledger_settings.OTHERS_VARIABLES,
 )
 

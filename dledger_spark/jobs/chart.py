@@ -15,7 +15,7 @@ from html import escape
 from typing import Final
 
 from dledger import html_page
-from dledger.html_page import CHARACTER_PX, CHART_WIDTH
+from dledger.html_page import CHART_WIDTH, text_px
 from dledger_spark.jobs.units import CountUnit, shown
 
 PLOT_HEIGHT: Final = 220
@@ -32,9 +32,8 @@ _ROW: Final = 24
 _LINE: Final = 16
 """Height of a line of a label that stands above its bar."""
 _BAR: Final = 16
-_BESIDE_CHARS_MAX: Final = 28
-"""If a label is longer, all stand above their bars, whole."""
-_LINE_CHARS: Final = 140
+_BESIDE_PX_MAX: Final = 220
+"""If a label is wider, all stand above their bars, whole."""
 _VALUE_PX: Final = 120
 _TICKS: Final = 4
 _STEPS: Final = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10)
@@ -146,21 +145,20 @@ def _columns(chart: ColumnChart, number: int, top: float) -> tuple[str, float]:
                 box = (_LEFT + (column + 0.5) * step - wide / 2, base - height, wide, height)
                 parts.append(_mark(at, number, box, _words(label, one, value, chart)))
                 base -= height
-    longest = max(map(len, chart.labels), default=1)
-    every = max(1, math.ceil(len(chart.labels) * (longest + 3) * CHARACTER_PX / (CHART_WIDTH - _LEFT - _RIGHT)))
+    widest = max(map(text_px, chart.labels), default=1)
+    every = max(1, math.ceil(len(chart.labels) * (widest + 14) / (CHART_WIDTH - _LEFT - _RIGHT)))
     for column in range(0, len(chart.labels), every):
         label = chart.labels[column]
-        half = len(label) * CHARACTER_PX / 2
-        x = min(_LEFT + (column + 0.5) * step, CHART_WIDTH - half)
+        x = min(_LEFT + (column + 0.5) * step, CHART_WIDTH - text_px(label) / 2)
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>')
     return "".join(parts), bottom + _AXIS
 
 
 def _bars(chart: Bars, number: int, top: float) -> tuple[str, float]:
     """Labels are left of their bars if all are short, otherwise above them; they are never cut."""
-    longest = max(map(len, chart.labels), default=1)
-    beside = longest <= _BESIDE_CHARS_MAX
-    left = 14 + CHARACTER_PX * longest if beside else 14.0
+    widest = max(map(text_px, chart.labels), default=1)
+    beside = widest <= _BESIDE_PX_MAX
+    left = 14 + widest if beside else 14.0
     most = max(chart.totals(), default=0.0) or 1.0
     parts, y = [], _TOP + top
     for row, (label, total) in enumerate(zip(chart.labels, chart.totals(), strict=True)):
@@ -183,7 +181,15 @@ def _bars(chart: Bars, number: int, top: float) -> tuple[str, float]:
 
 
 def _lines(label: str) -> list[str]:
-    return [label[at : at + _LINE_CHARS] for at in range(0, len(label), _LINE_CHARS)] or [""]
+    lines, free_px = [""], 0.0
+    for character in label:
+        free_px -= text_px(character)
+        if lines[-1] and free_px < 0:
+            lines.append("")
+        if not lines[-1]:
+            free_px = CHART_WIDTH - 28 - text_px(character)
+        lines[-1] += character
+    return lines
 
 
 def _words(label: str, series: Series, value: float, chart: Chart) -> str:

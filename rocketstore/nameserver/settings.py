@@ -65,7 +65,7 @@ TARGETS: Final = _targets()
 _VOCABULARY: Final = Vocabulary(
     TARGETS,
     (UNUSED | {one for one in dledger_settings.TARGETS if not one.islower()} | OF_THE_IMAGE) - set(TARGETS),
-    {name for name in TARGETS if name.islower()},
+    {name for name in TARGETS if name.islower() and "." not in name},
     dledger_settings.OTHERS_VARIABLES,
 )
 

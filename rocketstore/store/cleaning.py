@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from dledger.clock import Clock
 from dledger.errors import DiskError
 from dledger.store.fs import FileSystem
+from dledger.values import split
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
 
@@ -52,8 +53,8 @@ def decide(ratio_percent: int, local_hour: int, config: MessageStoreConfig, *, m
 
 
 def delete_hours(text: str) -> frozenset[int]:
-    """Parse RocketMQ's hours of the day, ``04;16``."""
-    return frozenset(int(part) for part in text.split(";") if part.strip().isdigit())
+    """Parse RocketMQ's hours of the day, ``04;16``, or ``04,16`` as conf files have them, too."""
+    return frozenset(int(part) for part in split(text, ";,") if part.isdigit())
 
 
 def used_percent(fs: FileSystem, path: Path) -> int:

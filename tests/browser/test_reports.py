@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from cluster.drill import html
+from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.page import page as job_page
+from dledger_spark.jobs.units import CountUnit
 from tests.browser.chromium import Page
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 from tests.unit.dledger_spark.jobs.reports import REPORT
@@ -28,15 +31,34 @@ return [...document.querySelectorAll("svg.chart text")].filter((one) => {
 """
 
 
+_WIDE_LABELS = tuple(
+    Bars("Wide", CountUnit.BYTES, (label, "x"), (Series("bytes", (1.0, 2.0**40 * 999)),))
+    for label in (
+        "%RETRY%group / 0",
+        "%DLQ%MWMWMWMW",
+        "@" * 18,
+        "W" * 127,
+        "m" * 400,
+        "\N{CJK UNIFIED IDEOGRAPH-65E5}" * 90,
+    )
+)
+
+
 def reports(directory: Path) -> list[Path]:
     """A job's report, and that of two drills."""
     pages = {
-        "job": job_page(REPORT),
+        "job": job_page(replace(REPORT, charts=(*REPORT.charts, *_WIDE_LABELS))),
         "drills": html.page([result_of(failover(), perfect().verdict()), result_of(failover(), None, "it broke")]),
     }
     for name, text in pages.items():
         (directory / f"{name}.html").write_text(text, encoding="utf-8")
     return [directory / f"{name}.html" for name in pages]
+
+
+def is_complete(download: Path) -> bool:
+    """The browser writes to another name, and renames the file when it is whole."""
+    unfinished = list(download.parent.glob("*.crdownload"))
+    return not unfinished and download.is_file() and download.stat().st_size > 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -65,7 +87,8 @@ def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path
 
         for ending in ("svg", "png"):
             page.click(f".picture [data-as={ending}]")
-            page.wait((saved / f"{name}.{ending}").is_file, f"{name}.{ending} is saved", 60.0)
+            file_saved = saved / f"{name}.{ending}"
+            page.wait(lambda one=file_saved: is_complete(one), f"{name}.{ending} is saved", 60.0)  # type: ignore[misc]  # evaluated at once
 
         root = ElementTree.parse(saved / f"{name}.svg").getroot()
         shapes = [one for one in root.iter() if one.tag in (f"{SVG}rect", f"{SVG}path", f"{SVG}text")]
@@ -75,3 +98,4 @@ def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path
         assert "background: rgb(26, 33, 43)" in root.get("style", "").replace("background-color", "background")
         assert (saved / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert int.from_bytes((saved / f"{name}.png").read_bytes()[16:20], "big") == 2000
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "default"})

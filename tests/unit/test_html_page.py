@@ -60,6 +60,6 @@ def test_a_legend_takes_as_many_lines_as_it_needs() -> None:
     texts = [(float(one.get("x", "0")), float(one.get("y", "0")), one.text) for one in root.iter("text")]
     assert [text for _, _, text in texts] == names
     assert len(root.findall("rect")) == 40
-    assert all(x + html_page.CHARACTER_PX * len(str(text)) <= html_page.CHART_WIDTH for x, _, text in texts)
+    assert all(x + html_page.text_px(str(text)) <= html_page.CHART_WIDTH for x, _, text in texts)
     assert height == html_page.LEGEND_LINE * len({y for _, y, _ in texts}) > html_page.LEGEND_LINE
     assert html_page.legend([], 14, 100) == ("", 0.0)

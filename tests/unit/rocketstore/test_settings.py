@@ -317,6 +317,16 @@ def test_a_brokers_names_are_explained_to_servers_without_messages() -> None:
     assert family_of("brokerName").names == of_brokers
 
 
+def test_a_hint_for_the_environment_can_be_written_there() -> None:
+    """A name with a dot cannot be a variable's."""
+    with pytest.raises(ConfigError) as caught:
+        load_broker_settings(None, {"DLEDGER_ENABLE_TLS": "1", "DLEDGER_TLS_SERVER_MOD": "x"}, {})
+
+    hints = [one.rpartition(" ")[2] for one in caught.value.problems]
+    assert hints[1] == "DLEDGER_TLS_SERVER_MODE?"
+    assert all("." not in one for one in hints)
+
+
 def test_names_of_rocketmq_5_for_settings_of_4_9_are_used(tmp_path: Path) -> None:
     """The address to listen on, and how far a slave may lag."""
     config = load(tmp_path, "bindAddress=127.0.0.1\nhaMaxGapNotInSync=1048576\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.html_page import CHARACTER_PX, CHART_WIDTH
+from dledger.html_page import CHART_WIDTH, text_px
 from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series, svg
 from dledger_spark.jobs.page import page, write_page
 from dledger_spark.jobs.printing import print_json, print_report
@@ -137,7 +137,7 @@ def test_labels_are_whole_however_long_they_are() -> None:
         root = ET.fromstring(svg(chart, 1))
         texts = [one.text or "" for one in root.iter("text") if one.get("class") == "label"]
         assert "".join(texts) == "".join(labels)
-        assert all(len(one) * CHARACTER_PX < CHART_WIDTH for one in texts)
+        assert all(text_px(one) < CHART_WIDTH for one in texts)
         ends = [float(one.get("x", "0")) for one in root.iter("text") if one.get("text-anchor") == "end"]
         assert len(ends) == (2 if max(map(len, labels)) < 10 else 0)
 
@@ -149,7 +149,7 @@ def test_few_columns_are_columns_and_no_wall() -> None:
         root = ET.fromstring(svg(ColumnChart("t", CountUnit.COUNT, labels, (Series("x", (5.0,) * count),)), 1))
         assert max(float(one.get("width", "0")) for one in root.iter("rect")) <= 64
         middles = [float(one.get("x", "0")) for one in root.iter("text") if one.get("text-anchor") == "middle"]
-        assert max(middles) + len(labels[0]) * CHARACTER_PX / 2 <= CHART_WIDTH
+        assert max(middles) + text_px(labels[0]) / 2 <= CHART_WIDTH
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,34 @@ def test_files_of_what_is_not_there_are_refused_with_the_way_out(name: str, word
         load_broker_settings(CONF / name, {}, {})
 
 
+def test_the_file_that_tutorials_copy_from_each_other_starts(tmp_path: Path) -> None:
+    """Names of several releases of RocketMQ, some of which no longer exist there either, in four lines."""
+    file = tmp_path / "broker.conf"
+    file.write_text(
+        "brokerClusterName=rocketmq-cluster\nbrokerName=broker-a\nbrokerId=0\nnamesrvAddr=ns1:9876;ns2:9876\n"
+        "defaultTopicQueueNums=4\nautoCreateTopicEnable=true\nautoCreateSubscriptionGroup=true\nlistenPort=10911\n"
+        "deleteWhen=04\nfileReservedTime=120\nmapedFileSizeCommitLog=1073741824\nmapedFileSizeConsumeQueue=300000\n"
+        "destroyMapedFileIntervalForcibly=120000\nredeleteHangedFileInterval=120000\ndiskMaxUsedSpaceRatio=88\n"
+        "storePathRootDir=/usr/local/rocketmq/store\nstorePathCommitLog=/usr/local/rocketmq/store/commitlog\n"
+        "storePathConsumeQueue=/usr/local/rocketmq/store/consumequeue\nstorePathIndex=/usr/local/rocketmq/store/index\n"
+        "storeCheckpoint=/usr/local/rocketmq/store/checkpoint\nabortFile=/usr/local/rocketmq/store/abort\n"
+        "maxMessageSize=65536\nflushCommitLogLeastPages=4\nflushConsumeQueueLeastPages=2\n"
+        "flushCommitLogThoroughInterval=10000\nflushConsumeQueueThoroughInterval=60000\nbrokerRole=ASYNC_MASTER\n"
+        "flushDiskType=ASYNC_FLUSH\ncheckTransactionMessageEnable=true\nsendMessageThreadPoolNums=128\n"
+        "pullMessageThreadPoolNums=128\n"
+    )
+
+    found = warned(file, {})
+
+    assert [one.partition(" (")[0].partition(": ")[0] for one in found] == [
+        "settings that change nothing here",
+        "names that RocketMQ ignores as well",
+        "settings that change nothing here",
+        "diskMaxUsedSpaceRatio=88",
+    ]
+    assert "counts as 85" in found[-1]
+
+
 def test_name_servers_of_rocketmq_5_start_and_say_what_they_lack(tmp_path: Path) -> None:
     """conf/container, conf/controller; the plug-in's files begin with an XML comment."""
     acting, controller = (

@@ -80,7 +80,9 @@ def test_force_can_be_switched_off_and_the_disk_is_full_all_the_same() -> None:
     assert decide(95, 3, config, manual=False) == CleanDecision(True, False, True)
 
 
-@pytest.mark.parametrize(("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("", set()), ("x;5", {5})])
+@pytest.mark.parametrize(
+    ("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("04, 16", {4, 16}), ("", set()), ("x;5", {5})]
+)
 def test_hours(text: str, hours: set[int]) -> None:
     assert delete_hours(text) == hours
 
