@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE # every process would compile everything anew
 
 VENV ?= .venv
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 BIN := $(VENV)/bin
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 
@@ -33,17 +34,27 @@ help: ## This list
 
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
-$(STAMP): pyproject.toml requirements-dev.lock
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 && exit; \
+$(VENV)/.python:
+	@if [ ! -e $(VENV)/.unfinished ] && $(BIN)/python -m pip --version >/dev/null 2>&1; then touch $@; exit; fi; \
 	for python in $(PYTHON); do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-			echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
+			if [ -e $(VENV)/.unfinished ]; then rm -rf $(VENV)/bin $(VENV)/include $(VENV)/lib $(VENV)/lib64; fi; \
+			mkdir -p $(VENV); touch $(VENV)/.unfinished; \
+			echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV); \
+			rm $(VENV)/.unfinished; touch $@; exit; \
 		fi; \
 	done; \
 	echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	touch $@
+
+$(STAMP): pyproject.toml requirements-dev.lock | $(VENV)/.python
+	@$(BIN)/python -m tools.install requirements-dev.lock --size "about 650 MB to download, 1 GB on disk, mostly Spark and pyarrow"
+	@touch $(DEMO_STAMP) $@
+
+$(DEMO_STAMP): pyproject.toml cluster/deploy/requirements.lock | $(VENV)/.python
+	@if ! $(MAKE) --question --no-print-directory $(STAMP) >/dev/null 2>&1; then \
+		$(BIN)/python -m tools.install cluster/deploy/requirements.lock --no-compile --size "about 35 MB to download, 140 MB on disk"; \
+	fi
+	@touch $@
 
 lock: ## The exact versions, with hashes, of what development and the image need, from pyproject.toml (needs uv)
 	for want in "requirements-dev.lock --extra dev" "cluster/deploy/requirements.lock --extra certs --extra console"; do \
@@ -57,7 +68,7 @@ $(VENV)/.installed-bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
 	touch $@
 
-demo: $(STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_ARGS="--console", "" to end them)
+demo: $(DEMO_STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_ARGS="--console", "" to end them)
 	@$(BIN)/dledger demo $(DEMO_ARGS)
 
 test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)

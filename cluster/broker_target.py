@@ -20,6 +20,7 @@ import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
+from dledger.contexts import ContextOption
 from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     with_target = click.option(
         "-n",
         "--namesrv",
+        cls=ContextOption,
         envvar="DLEDGER_NAMESRV",
         metavar="HOST:PORT;…",
         callback=flag_values.addresses,
@@ -244,6 +246,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
         "-b",
         "--broker",
+        cls=ContextOption,
         envvar="DLEDGER_BROKER",
         default=DEFAULT_BROKER,
         show_default=True,
@@ -255,6 +258,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 _STRENGTH: Final = (
     click.core.ParameterSource.DEFAULT,
+    click.core.ParameterSource.DEFAULT_MAP,  # a context
     click.core.ParameterSource.ENVIRONMENT,
     click.core.ParameterSource.COMMANDLINE,
 )

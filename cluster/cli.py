@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from cluster.reporting import ErrorReportingGroup
+from dledger.contexts import CHOSEN, complete_name
 
 COMMANDS: Final = {
     "access": ("access", "Create and check access control accounts."),
@@ -20,7 +22,9 @@ COMMANDS: Final = {
     "broker": ("mq_broker", "Run a message broker, or show its status."),
     "certs": ("certs", "Create certificates for TLS."),
     "cluster": ("mq_broker", "Show all brokers."),
+    "completion": ("completion", "Print a shell's completion script."),
     "console": ("console", "Serve a web page that shows a group, or a whole cluster."),
+    "context": ("context", "Keep addresses and security options under names."),
     "consumer": ("mq_consumer", "Manage consumer groups."),
     "demo": ("demo", "Watch a group lose its leader but no data."),
     "drill": ("drill", "Break a group on purpose and check what happened to its messages."),
@@ -42,6 +46,20 @@ COMMANDS: Final = {
 }
 """Each command's module in ``cluster.commands``, and its line in the list of commands."""
 
+ELSEWHERE = {
+    "ls": "topic list",
+    "member": "status",
+    "endpoint": "status",
+    "pub": "append",
+    "put": "append",
+    "read": "get",
+    "start": "serve",
+    "sub": "tail -f",
+    "watch": "tail -f",
+    "write": "append",
+}
+"""What etcd's command line and others call it, and what it is called here."""
+
 
 class _Commands(ErrorReportingGroup):
     """Loads a command on demand: loading all of them takes longer than running most of them."""
@@ -52,6 +70,19 @@ class _Commands(ErrorReportingGroup):
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def shell_complete(self, context: click.Context, begun: str) -> list[CompletionItem]:
+        """Commands and their lines, without loading any."""
+        found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(begun)]
+        return [*found, *click.Command.shell_complete(self, context, begun)]
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; where other tools' words are used, say ours."""
+        if words and words[0] in ELSEWHERE:
+            raise click.UsageError(f"no command {words[0]!r} here: see `dledger {ELSEWHERE[words[0]]}`", context)
+        return super().resolve_command(context, words)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
@@ -69,12 +100,21 @@ class _Commands(ErrorReportingGroup):
     epilog="Start with: dledger demo",
 )
 @click.version_option(package_name="dledger", message="%(prog)s %(version)s")
+@click.option(
+    "--context",
+    "chosen",
+    envvar="DLEDGER_CONTEXT",
+    metavar="NAME",
+    shell_complete=complete_name,
+    help="Take addresses and security options from this context (also DLEDGER_CONTEXT; see `dledger context`).",
+)
 @click.pass_context
-def main(context: click.Context) -> None:
+def main(context: click.Context, chosen: str | None) -> None:
     """A Raft-replicated commit log: an ordered, durable log on several nodes that survives losing some of them.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
     """
+    context.meta[CHOSEN] = chosen
     # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE" if context.invoked_subcommand == "health" else "ERROR")
 

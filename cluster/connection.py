@@ -11,6 +11,7 @@ import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
+from dledger.contexts import ContextOption
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -28,12 +29,16 @@ class GroupTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
-    def connect(self) -> DLedgerClient:
-        """A client for it, which the caller closes."""
+    def connect(self, *, enable_idempotence: bool = True) -> DLedgerClient:
+        """A client for it, which the caller closes; see there for ``enable_idempotence``."""
         from dledger.client import DLedgerClient  # here, so that --help does not load gRPC
 
         return DLedgerClient(
-            list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
+            list(self.bootstrap),
+            group=self.group,
+            timeout_s=self.timeout_s,
+            security=self.security.for_client(),
+            enable_idempotence=enable_idempotence,
         )
 
 
@@ -56,12 +61,13 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="SECONDS",
         help="How long one request may take, retries included.",
     )(with_target)
-    with_target = click.option("-g", "--group", default="default", show_default=True, help="Name of the group.")(
-        with_target
-    )
+    with_target = click.option(
+        "-g", "--group", cls=ContextOption, default="default", show_default=True, help="Name of the group."
+    )(with_target)
     return click.option(
         "-b",
         "--bootstrap",
+        cls=ContextOption,
         envvar="DLEDGER_BOOTSTRAP",
         default=DEFAULT_BOOTSTRAP,
         show_default=True,

@@ -8,6 +8,7 @@ only for the acknowledged lines.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 import signal
 import sys
@@ -33,12 +34,15 @@ from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 
 if TYPE_CHECKING:
+    from cluster.console.kept import KeptConsole
     from dledger.rpc.ports import NodeStatus
 
 GENERATED_LINES: Final = 12_000
 BATCH_LINES: Final = 50
 READ_PAGE: Final = 1000
 GIVE_UP_S: Final = 60.0
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as shells have it."""
 SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
 """Small, so that the text fills several files."""
 
@@ -52,14 +56,20 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     problems = ["the demo did not finish"]
     try:
-        with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group, _page(out, group) as url:
+        with LocalGroup(directory, settings=SEGMENTS, detached=keep) as group, _page(out, group, keep=keep) as page:
             problems = _tell(out, group, lines, file)
             if problems:
                 group.close()
+                page.close()
             elif console:
-                stay(out, group, url)
+                stay(out, group, page.url)
+            elif keep:
+                _say_what_stays(out, group, page)
             else:
-                _say_goodbye(out, group, keep=keep)
+                _say_goodbye(out)
+    except (KeyboardInterrupt, SystemExit) as end:
+        problems, keep = [], False
+        return _ended_early(out, end)
     except (LocalGroupError, DLedgerError) as error:
         problems = [str(error)]
     finally:
@@ -79,9 +89,12 @@ def run_brokers() -> int:
 
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     try:
-        with LocalBrokers(directory) as brokers, _page(out, brokers) as url:
+        with LocalBrokers(directory) as brokers, _page(out, brokers) as page:
             out.print(f"Three brokers in {directory}; {brokers.master()} is the master")
-            stay(out, brokers, url)
+            stay(out, brokers, page.url)
+    except (KeyboardInterrupt, SystemExit) as end:
+        shutil.rmtree(directory)
+        return _ended_early(out, end)
     except (LocalGroupError, DLedgerError) as error:
         out.print(f"[red]✗[/] {_escaped(str(error))}\nAll data is kept in {directory}")
         return 1
@@ -89,18 +102,51 @@ def run_brokers() -> int:
     return 0
 
 
+def _ended_early(out: Console, end: KeyboardInterrupt | SystemExit) -> int:
+    """The exit code after Ctrl-C, or after nobody reads what is printed (``| head``), for which rich exits."""
+    if isinstance(end, SystemExit):
+        return 1
+    out.print("\nInterrupted; nothing is left running.")
+    return INTERRUPTED
+
+
+@dataclass(slots=True)
+class _Page:
+    """The group's web console."""
+
+    url: str = ""
+    """Its address; empty if there is none."""
+    kept: KeptConsole | None = None
+    """The process that stays with the group."""
+
+    def close(self) -> None:
+        """End what would stay."""
+        if self.kept is not None:
+            self.kept.close()
+
+
 @contextmanager
-def _page(out: Console, group: LocalGroup) -> Iterator[str]:
-    """The address of the group's web console, which runs during the block; empty if it is not installed."""
+def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_Page]:
+    """The group's web console, which runs during the block, or with ``keep`` on; empty if it is not installed."""
     try:
+        from cluster.console.kept import KeptConsole
         from cluster.console.playground import open_console
     except ModuleNotFoundError:
         out.print("To watch it in a browser: install dledger[console]\n")
-        yield ""
+        yield _Page()
         return
-    with open_console(group) as server:
-        out.print(f"Watch it in a browser: {server.url}\n")
-        yield server.url
+    if keep:
+        kept = KeptConsole(group)
+        try:
+            out.print(f"Watch it in a browser: {kept.url}\n")
+            yield _Page(kept.url, kept)
+        except BaseException:
+            kept.close()
+            raise
+    else:
+        with open_console(group) as server:
+            out.print(f"Watch it in a browser: {server.url}\n")
+            yield _Page(server.url)
 
 
 def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | None = None) -> None:
@@ -115,7 +161,10 @@ def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | 
         out.print("  1. Open it. Writes never stop, so the bars and charts keep moving.")
         out.print("  2. Press Kill beside the leader: another node leads within about a second.")
         out.print("  3. Press Start beside the dead node and watch it catch up.")
-        out.print(f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch")
+        named = "" if group.name == "default" else f" -g {group.name}"
+        out.print(
+            f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status{named} --watch"
+        )
         out.print("Ctrl-C ends everything.")
         while not ended.wait(0.5):  # in pieces: if another thread gets the signal, this one does not wake up before
             pass
@@ -339,27 +388,31 @@ def spark_lines(addresses: str) -> tuple[str, ...]:
     )
 
 
-def _say_goodbye(out: Console, group: LocalGroup, *, keep: bool) -> None:
-    if keep:
-        addresses = ",".join(group.addresses)
-        pids = " ".join(str(group.pid(node)) for node in group.nodes)
-        out.print(f"\nThe group keeps running. Clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}\n")
-        out.print("Look at it:       dledger status --watch")
-        out.print("In a browser:     dledger console")
-        out.print("Write, read:      dledger append hello; dledger tail -f")
-        out.print("Move the leader:  dledger transfer-leader")
-        out.print(f"With Spark:       in {sys.executable}, one line after the other:\n")
-        for line in spark_lines(addresses):
-            out.print(f"    {_escaped(line)}")
-        out.print()
-        out.print(f"End it:           kill -9 {pids}; rm -r {group.directory}")
-    else:
-        out.print("\nWhere to go next:")
-        out.print(
-            "  dledger demo --console  the same, then keeps the group and its web console running: kill the "
-            "leader yourself"
-        )
-        out.print("  dledger demo --brokers  message brokers instead: topics, consumers and messages in the console")
-        out.print("  dledger demo --keep     the same, then leaves the group running for you")
-        out.print("  dledger serve --help    run your own nodes")
-        out.print("  README.md               a five-minute tour")
+def _say_what_stays(out: Console, group: LocalGroup, page: _Page) -> None:
+    addresses = ",".join(group.addresses)
+    pids = [group.pid(node) for node in group.nodes] + ([page.kept.pid] if page.kept is not None else [])
+    bin_directory = Path(sys.executable).parent
+    out.print(f"\nThe group keeps running. Clients connect to\n\n    export DLEDGER_BOOTSTRAP={addresses}")
+    if shutil.which("dledger") is None:
+        out.print(f"    export PATH={bin_directory}:$PATH")
+    out.print("\nLook at it:       dledger status --watch")
+    out.print(f"In a browser:     {page.url or 'dledger console'}")
+    out.print("Write, read:      dledger append hello; dledger tail -f")
+    out.print("Move the leader:  dledger transfer-leader")
+    missing = "" if importlib.util.find_spec("pyspark") else " (first: make install, or pip install 'dledger\\[spark]')"
+    out.print(f"With Spark:       in {sys.executable}, one line after the other{missing}:\n")
+    for line in spark_lines(addresses):
+        out.print(f"    {_escaped(line)}")
+    out.print()
+    out.print(f"End it:           kill -9 {' '.join(map(str, pids))}; rm -r {group.directory}")
+
+
+def _say_goodbye(out: Console) -> None:
+    out.print("\nWhere to go next:")
+    out.print(
+        "  dledger demo --console  the same, then keeps the group and its web console running: kill the leader yourself"
+    )
+    out.print("  dledger demo --brokers  message brokers instead: topics, consumers and messages in the console")
+    out.print("  dledger demo --keep     the same, then leaves the group running for you")
+    out.print("  dledger serve --help    run your own nodes")
+    out.print("  README.md               a five-minute tour")

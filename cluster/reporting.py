@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dledger.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
 
 EXIT_FAILED = 1
@@ -28,9 +29,11 @@ class ErrorReportingGroup(click.Group):
         except ConfigError as error:
             for problem in error.problems:
                 click.echo(f"error: {problem}", err=True)
+            _say_context(context)
             context.exit(EXIT_USAGE)
         except DLedgerError as error:
             click.echo(f"error: {error}", err=True)
+            _say_context(context)
             unknown = error.outcome == "unknown" and context.invoked_subcommand in self._writing
             if unknown:
                 click.echo("The outcome is unknown: it may or may not have happened. Check before you retry.", err=True)
@@ -40,3 +43,9 @@ class ErrorReportingGroup(click.Group):
                 raise
             click.echo(f"error: {error.filename}: {error.strerror}", err=True)
             context.exit(EXIT_FAILED)
+
+
+def _say_context(context: click.Context) -> None:
+    if USED in context.meta:
+        name = context.meta[USED]
+        click.echo(f"Context {name} was used: see `dledger context show {name}`.", err=True)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from dledger.contexts import ContextOption
+
 if TYPE_CHECKING:
     from dledger.client.security import ClientSecurity
 
@@ -74,6 +76,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
 
     with_security = click.option(
         "--secret-key-file",
+        cls=ContextOption,
         envvar="DLEDGER_SECRET_KEY_FILE",
         type=click.Path(path_type=Path),
         metavar="FILE",
@@ -82,6 +85,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
     )(with_security)
     with_security = click.option(
         "--access-key",
+        cls=ContextOption,
         envvar="DLEDGER_ACCESS_KEY",
         default="",
         metavar="KEY",
@@ -89,6 +93,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
     )(with_security)
     with_security = click.option(
         "--insecure",
+        cls=ContextOption,
         is_flag=True,
         envvar="DLEDGER_INSECURE",
         help="Allow plaintext to other machines (also DLEDGER_INSECURE).",
@@ -100,6 +105,7 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         with_security = click.option(
             f"--tls-{name}",
+            cls=ContextOption,
             envvar=f"DLEDGER_TLS_{name.upper()}",
             type=click.Path(path_type=Path),
             metavar="FILE",

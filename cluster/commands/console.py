@@ -15,6 +15,7 @@ from cluster.broker_target import BrokerTarget, precede
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
 from dledger.config import is_loopback
+from dledger.contexts import ContextOption
 from dledger.values import parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
@@ -47,6 +48,7 @@ another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
 @click.option(
     "-n",
     "--namesrv",
+    cls=ContextOption,
     envvar="DLEDGER_NAMESRV",
     metavar="HOST:PORT;…",
     callback=lambda context, parameter, text: flag_values.addresses(context, parameter, text or None),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PIPELINE_MAX = 10_000
 """Appends in flight at once; equal to a leader's default limit of pending entries."""
 READ_PAGE = 1000
-INTERNAL_AT_END = 16
-"""How many extra entries ``tail`` reads first, to allow for internal entries among them."""
+OWN_AMONG_THEM = 16
+"""How many extra entries ``get`` and ``tail`` read at first, to allow for the log's own among them."""
 
 
 @click.command(
@@ -41,7 +41,12 @@ Examples:
   dledger append --file access.log        one entry per line of a file
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
-outcome (they may or may not be in the log): read the end of the log before repeating them.""",
+outcome (they may or may not be in the log): read the end of the log before repeating them.
+
+Lines are numbered, so that what a lost connection or a dying leader left unanswered is sent again and yet stored
+once. For that the command first registers in the log as a producer, which takes one index. Arguments that fit into
+one request (1 MiB) are sent without numbers and leave nothing else behind, but are not sent again once they may have
+arrived: then the exit code is 3.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option(
@@ -61,16 +66,20 @@ def append(
     """Append entries: each argument, or each line of standard input (-) or of a file."""
     if bool(texts) == bool(file):
         raise click.UsageError("give either texts, or - for standard input, or --file")
-    with closing(target.connect()) as client:
+    from dledger.client.shared import split
+
+    bodies = [os.fsencode(text) for text in texts] if texts != ("-",) else []
+    one_request = len(list(split(bodies))) == 1
+    with closing(target.connect(enable_idempotence=not one_request)) as client:
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
                 _append_stream(client, terminal.lines(stream), as_json, total)
-        elif texts == ("-",):
-            _append_stream(client, terminal.lines(sys.stdin.buffer), as_json, None)
-        else:
-            for result in client.append_many([os.fsencode(text) for text in texts]):
+        elif bodies:
+            for result in client.append_many(bodies):
                 _print_appended(result, as_json)
+        else:
+            _append_stream(client, terminal.lines(sys.stdin.buffer), as_json, None)
 
 
 def _print_appended(result: AppendResult, as_json: bool) -> None:
@@ -143,6 +152,7 @@ def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool,
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
+_show_all = click.option("--all", "show_all", is_flag=True, help="Show the log's own entries, too.")
 _READ_MODES = ("committed", "linearizable", "local")
 
 
@@ -153,11 +163,15 @@ Examples:
   dledger get 42
   dledger get 0 --count 100 --json
   dledger get 42 --mode committed        also without a leader
+  dledger get 0 --count 100 --all        the log's own entries, too
 
-Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines""",
+Without a terminal only the bodies are printed, one per line: dledger get 0 --count 10 > lines
+
+Some indexes are taken by the log's own entries: one at the beginning of each term, one for each producer. --count does
+not count them; an INDEX that is one of theirs is explained instead.""",
 )
 @click.argument("index", type=click.IntRange(min=0))
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many entries.")
+@click.option("--count", type=click.IntRange(min=1), help="How many entries; without it, the one at INDEX.")
 @click.option(
     "--mode",
     type=click.Choice(_READ_MODES),
@@ -165,13 +179,15 @@ Without a terminal only the bodies are printed, one per line: dledger get 0 --co
     "possibly slightly stale. local: whatever is stored. Default: linearizable, or committed with --node.",
 )
 @click.option("--node", metavar="HOST:PORT", help="Read from this node.")
+@_show_all
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def get(
     index: int,
-    count: int,
+    count: int | None,
     mode: str | None,
     node: str | None,
+    show_all: bool,
     as_json: bool,
     target: GroupTarget,
 ) -> None:
@@ -180,15 +196,30 @@ def get(
 
     read_mode = ReadMode[mode.upper()] if mode else ReadMode.COMMITTED if node else ReadMode.LINEARIZABLE
     with closing(target.connect()) as client:
+        read = partial(client.read, mode=read_mode, address=node)
+        if count is None:
+            _print_entry_at(read, index, show_all=show_all, as_json=as_json)
+            return
         left = count
         while left > 0:
-            entries = client.read(
-                LogIndex(index + count - left), count=min(left, READ_PAGE), mode=read_mode, address=node
-            )
+            page = read(LogIndex(index), count=min(left + (0 if show_all else OWN_AMONG_THEM), READ_PAGE))
+            if not page:
+                raise click.ClickException(f"the log ends before index {index}")
+            entries = _wanted(page, show_all)[:left]
             _print_entries(entries, as_json)
             left -= len(entries)
-            if not entries:
-                raise click.ClickException(f"the log ends before index {index + count - left}")
+            index += len(page)
+
+
+def _print_entry_at(read: Callable[..., list[Entry]], index: int, *, show_all: bool, as_json: bool) -> None:
+    """Print one entry; explain one of the log's own on standard error, where it is in nobody's way."""
+    entries = read(LogIndex(index), count=1)
+    if not entries:
+        raise click.ClickException(f"the log ends before index {index}")
+    if as_json or show_all or not _about(entries[0]):
+        _print_entries(entries, as_json)
+    else:
+        click.echo(f"entry {index} is the log's own: {_about(entries[0])}", err=True)
 
 
 @click.command(
@@ -197,17 +228,20 @@ def get(
 Examples:
   dledger tail                 the last 10 entries
   dledger tail -f              and new ones, until Ctrl-C
-  dledger tail -f --from 0     the whole log, then new entries""",
+  dledger tail -f --from 0     the whole log, then new entries
+  dledger tail --all           the log's own entries, too: where terms begin and who the producers are""",
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="How many entries.")
+@_show_all
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def tail(
     follow: bool,
     first_index: int | None,
     lines: int,
+    show_all: bool,
     as_json: bool,
     target: GroupTarget,
 ) -> None:
@@ -224,15 +258,20 @@ def tail(
             read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)
         begin = max(status.begin_index, 0)
         try:
-            start = _start_of_last(read, begin, end, lines) if first_index is None else first_index
+            if first_index is not None:
+                start = first_index
+            elif show_all:
+                start = max(end - lines, begin)
+            else:
+                start = _start_of_last(read, begin, end, lines)
             if follow:
                 with terminal.ending_at_interrupt():
                     for entry in client.follow(LogIndex(start)):
-                        _print_entries([entry], as_json)
+                        _print_entries(_wanted([entry], show_all), as_json)
                         sys.stdout.flush()
             else:
                 for entries in _pages(read, start, end):
-                    _print_entries(entries, as_json)
+                    _print_entries(_wanted(entries, show_all), as_json)
         except KeyboardInterrupt:
             return
 
@@ -242,7 +281,7 @@ def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines
 
     Each read makes the leader confirm its leadership, so steps back double up to a page.
     """
-    step = min(lines + INTERNAL_AT_END, READ_PAGE)
+    step = min(lines + OWN_AMONG_THEM, READ_PAGE)
     while lines and end > begin:
         start = max(end - step, begin)
         step = min(2 * step, READ_PAGE)
@@ -263,24 +302,36 @@ def _pages(read: Callable[..., list[Entry]], start: int, end: int) -> Iterator[S
         start += len(entries)
 
 
+def _wanted(entries: Sequence[Entry], show_all: bool) -> list[Entry]:
+    """The entries of applications; with ``show_all`` all of them."""
+    return [entry for entry in entries if show_all or entry.magic is Magic.NORMAL]
+
+
+def _about(entry: Entry) -> str:
+    """What one of the log's own entries is; empty for those of applications."""
+    if entry.magic is Magic.NORMAL:
+        return ""
+    return describe_payload(entry.body) or f"{entry.magic.name} of term {entry.term}"
+
+
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
     for entry in entries:
+        about = _about(entry)
         if as_json:
-            terminal.print_json(_entry_json(entry))
+            terminal.print_json(_entry_json(entry, about))
         elif terminal.on_terminal():
-            kind = "" if entry.magic is Magic.NORMAL else click.style(f"({entry.magic.name}) ", dim=True)
-            told = describe_payload(entry.body) if entry.magic is Magic.NOOP else ""
-            text = told or terminal.printable(entry.body)
-            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {kind}{text}")
-        elif entry.magic is Magic.NORMAL:
-            click.echo(entry.body)
+            text = click.style(f"({about})", dim=True) if about else terminal.printable(entry.body)
+            click.echo(f"{click.style(f'{entry.index:>10} {entry.term:>4}', dim=True)}  {text}")
+        else:
+            click.echo(f"({about})" if about else entry.body)
 
 
-def _entry_json(entry: Entry) -> dict[str, object]:
+def _entry_json(entry: Entry, about: str) -> dict[str, object]:
     return {
         "index": entry.index,
         "term": entry.term,
         "position": entry.position,
         "type": entry.magic.name,
+        **({"about": about} if about else {}),
         **terminal.body_json(entry.body),
     }

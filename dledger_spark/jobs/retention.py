@@ -17,6 +17,7 @@ from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.retention_plan import RetentionOutcome, RetentionSegment, Setting, outcome
 from dledger_spark.jobs.source import LogSource, source_options
 from dledger_spark.jobs.units import CountUnit
+from dledger_spark.jobs.units import shown as figure
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -271,7 +272,7 @@ def _charts(
 
 def _age_words(segment: RetentionSegment, now_ms: int) -> str:
     age = _age(segment.newest_ms, now_ms)
-    return "no time" if age is None else f"{age / 3600:,.1f} h old"
+    return "no time" if age is None else f"{figure(age, CountUnit.SECONDS)} old"
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

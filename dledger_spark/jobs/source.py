@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
+from dledger.contexts import ContextOption, chosen_in
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -180,9 +181,11 @@ def words(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def security_of_environment() -> dict[str, str]:
-    """TLS and access key options of the format, from the environment variables of all commands that talk to a group."""
-    found = {option: os.environ[name] for name, option in _SECURITY.items() if os.environ.get(name)}
-    file = os.environ.get("DLEDGER_SECRET_KEY_FILE")
+    """TLS and access key options of the format, from the environment, and else from the context."""
+    _, chosen = chosen_in(click.get_current_context())
+    given = {name: os.environ.get(f"DLEDGER_{name.upper()}") or chosen.get(name) for name in _SECURITY}
+    found = {_SECURITY[name]: text for name, text in given.items() if text}
+    file = os.environ.get("DLEDGER_SECRET_KEY_FILE") or chosen.get("secret_key_file")
     if file and "secretKey" not in found:
         try:
             found["secretKey"] = Path(file).read_text(encoding="utf-8").strip()
@@ -192,12 +195,12 @@ def security_of_environment() -> dict[str, str]:
 
 
 _SECURITY: Final = {
-    "DLEDGER_TLS_CA": "tlsCa",
-    "DLEDGER_TLS_CERT": "tlsCertificate",
-    "DLEDGER_TLS_KEY": "tlsKey",
-    "DLEDGER_INSECURE": "insecure",
-    "DLEDGER_ACCESS_KEY": "accessKey",
-    "DLEDGER_SECRET_KEY": "secretKey",
+    "tls_ca": "tlsCa",
+    "tls_cert": "tlsCertificate",
+    "tls_key": "tlsKey",
+    "insecure": "insecure",
+    "access_key": "accessKey",
+    "secret_key": "secretKey",
 }
 _NAMES: Final = (
     "path",
@@ -227,11 +230,12 @@ _OPTIONS = (
     click.option(
         "-b",
         "--bootstrap",
+        cls=ContextOption,
         envvar="DLEDGER_BOOTSTRAP",
         metavar="HOST:PORT,…",
         help="Read a running group instead of DIR: addresses of nodes (also DLEDGER_BOOTSTRAP).",
     ),
-    click.option("-g", "--group", default="default", show_default=True, help="Name of the group."),
+    click.option("-g", "--group", cls=ContextOption, default="default", show_default=True, help="Name of the group."),
     click.option(
         "--read-from",
         type=click.Choice(["leader", "follower", "any"]),

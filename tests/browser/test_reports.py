@@ -55,6 +55,12 @@ def reports(directory: Path) -> list[Path]:
     return [directory / f"{name}.html" for name in pages]
 
 
+def is_complete(download: Path) -> bool:
+    """The browser writes to another name, and renames the file when it is whole."""
+    unfinished = list(download.parent.glob("*.crdownload"))
+    return not unfinished and download.is_file() and download.stat().st_size > 0
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_sticks_out_of_a_report_at_any_width(page: Page, tmp_path: Path, theme: str) -> None:
     """What is too wide scrolls in its own place; no word of a picture is cut off."""
@@ -81,7 +87,8 @@ def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path
 
         for ending in ("svg", "png"):
             page.click(f".picture [data-as={ending}]")
-            page.wait((saved / f"{name}.{ending}").is_file, f"{name}.{ending} is saved", 60.0)
+            file_saved = saved / f"{name}.{ending}"
+            page.wait(lambda one=file_saved: is_complete(one), f"{name}.{ending} is saved", 60.0)  # type: ignore[misc]  # evaluated at once
 
         root = ElementTree.parse(saved / f"{name}.svg").getroot()
         shapes = [one for one in root.iter() if one.tag in (f"{SVG}rect", f"{SVG}path", f"{SVG}text")]
@@ -91,3 +98,4 @@ def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path
         assert "background: rgb(26, 33, 43)" in root.get("style", "").replace("background-color", "background")
         assert (saved / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert int.from_bytes((saved / f"{name}.png").read_bytes()[16:20], "big") == 2000
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "default"})

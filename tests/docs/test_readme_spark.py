@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -80,20 +78,3 @@ def test_they_read_follow_and_write(spark: SparkSession, group: LocalGroup, capf
         assert query.exception() is None
     finally:
         query.stop()
-
-
-def test_a_kept_demo_prints_them(tmp_path: Path) -> None:
-    """With its own addresses; the processes it names are ended by the command it gives."""
-    text = tmp_path / "text"
-    text.write_bytes(b"\n".join(LINES))
-    words = [sys.executable, "-m", "cluster.entry", "demo", "--keep", "--file", str(text)]
-
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    ending = re.search(r"End it: +(kill -9 [\d ]+; rm -r \S+)", done.stdout)
-    assert ending is not None, done.stdout + done.stderr
-    subprocess.run(["sh", "-c", ending[1]], check=True, timeout=60)
-
-    addresses = re.search(r"DLEDGER_BOOTSTRAP=(\S+)", done.stdout)
-    assert addresses is not None
-    for line in spark_lines(addresses[1]):
-        assert f"    {line}\n" in done.stdout

@@ -16,6 +16,7 @@ from cluster import cli, connection, demo, terminal
 from cluster.commands import serve as serve_module
 from dledger.conditions import Condition
 from dledger.config import FlushMode, ServerConfig
+from dledger.core.producer_payload import Registration, encode_registration
 from dledger.errors import (
     DiskFullError,
     DLedgerError,
@@ -60,6 +61,8 @@ class FakeClient:
     transfer: LeaderHint | DLedgerError = field(default_factory=lambda: LeaderHint(NodeId("n1")))
     calls: list[tuple[object, ...]] = field(default_factory=list)
     closed: bool = False
+    numbers: bool | None = None
+    """Whether it registers as a producer; None before it is connected."""
 
     def put(self, body: bytes, magic: Magic = Magic.NORMAL) -> FakeResult:
         index = len(self.entries)
@@ -142,7 +145,12 @@ def status_of(node: str, *, role: Role = Role.FOLLOWER, end: int = 9, **others: 
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What the commands connect to."""
     fake = FakeClient()
-    monkeypatch.setattr(connection.GroupTarget, "connect", lambda _target: fake)
+
+    def connect(_target: connection.GroupTarget, *, enable_idempotence: bool = True) -> FakeClient:
+        fake.numbers = enable_idempotence
+        return fake
+
+    monkeypatch.setattr(connection.GroupTarget, "connect", connect)
     return fake
 
 
@@ -174,6 +182,18 @@ def test_every_command_has_help_with_examples(run: Callable[..., Result], name: 
     assert f"dledger {name}" in shown.output
 
 
+@pytest.mark.parametrize("word", sorted(cli.ELSEWHERE))
+def test_other_tools_words_lead_to_ours(run: Callable[..., Result], word: str) -> None:
+    """``put``, as etcd says: the command that does it is named, and exists."""
+    shown = run(word, "x")
+    ours = re.search(r"see `dledger ([a-z]+)", shown.stderr)
+
+    assert shown.exit_code == 2
+    assert ours is not None
+    assert ours[1] in cli.COMMANDS
+    assert word not in cli.COMMANDS
+
+
 @pytest.mark.parametrize("bootstrap", ["", "host", "host:", "host:99999", "host:1,,:2"])
 def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bootstrap: str) -> None:
     """Exit code 2 and an example of a good one."""
@@ -187,7 +207,7 @@ def test_the_bootstrap_reaches_the_client(monkeypatch: pytest.MonkeyPatch, run: 
     """From the flag or from DLEDGER_BOOTSTRAP."""
     seen: list[connection.GroupTarget] = []
 
-    def connect(target: connection.GroupTarget) -> FakeClient:
+    def connect(target: connection.GroupTarget, **_options: bool) -> FakeClient:
         seen.append(target)
         return FakeClient()
 
@@ -254,6 +274,24 @@ def test_append_takes_the_lines_of_a_named_pipe(client: FakeClient, run: Callabl
     assert [entry.body for entry in client.entries] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        (("hello", "world"), False),
+        (("x" * 120_000,) * 8, False),
+        (("x" * 120_000,) * 9, True),
+        (("-",), True),
+        (("--file", __file__), True),
+    ],
+)
+def test_only_what_takes_several_requests_registers_as_a_producer(
+    client: FakeClient, run: Callable[..., Result], words: tuple[str, ...], numbers: bool
+) -> None:
+    """A single request is all or nothing, and need not be told from a repetition; of several some may be stored."""
+    assert run("append", *words, stdin=b"a\n").exit_code == 0
+    assert client.numbers is numbers
+
+
 @pytest.mark.parametrize("words", [(), ("--file", __file__, "x")])
 def test_append_wants_exactly_one_source(
     client: FakeClient, run: Callable[..., Result], words: tuple[str, ...]
@@ -304,20 +342,47 @@ def filled(client: FakeClient) -> FakeClient:
 
 
 def test_get_prints_bodies_for_pipes(filled: FakeClient, run: Callable[..., Result]) -> None:
-    """Raw bytes, one entry per line, several reads if the server sends less; NOOPs have no body to print."""
-    shown = run("get", "0", "--count", "4", "--mode", "committed")
+    """Raw bytes, one entry per line, several reads if the server sends less; the log's own do not count."""
+    shown = run("get", "0", "--count", "3", "--mode", "committed")
 
     assert shown.exit_code == 0
     assert shown.stdout_bytes == b"one\ntwo\n\xff\x1b[31m\n"
+    assert run("get", "1", "--count", "1").stdout == "one\n", "although more was read"
+
+
+def test_tail_of_everything_counts_everything(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """With ``--all``, the log's own entries are among the last N; without, they are not."""
+    filled.put(b"", Magic.NOOP)
+
+    assert run("tail", "-n", "2", "--all").stdout == "vier\n(NOOP of term 1)\n"
+    assert run("tail", "-n", "1").stdout == "vier\n"
 
 
 def test_get_as_json_describes_entries(filled: FakeClient, run: Callable[..., Result]) -> None:
-    """Bodies that are no text are given in base64."""
-    shown = [json.loads(line) for line in run("get", "0", "--count", "5", "--json").output.splitlines()]
+    """Bodies that are no text are given in base64; ``--all`` includes what the log appended itself."""
+    shown = [json.loads(line) for line in run("get", "0", "--count", "4", "--json").output.splitlines()]
+    everything = [json.loads(line) for line in run("get", "0", "--count", "2", "--json", "--all").output.splitlines()]
 
-    assert [one["type"] for one in shown] == ["NOOP", "NORMAL", "NORMAL", "NORMAL", "NORMAL"]
-    assert shown[1] == {"index": 1, "term": 1, "position": 48, "type": "NORMAL", "body": "one"}
-    assert shown[3]["body_base64"] == "/xtbMzFt"
+    assert [one["type"] for one in shown] == ["NORMAL"] * 4
+    assert shown[0] == {"index": 1, "term": 1, "position": 48, "type": "NORMAL", "body": "one"}
+    assert shown[2]["body_base64"] == "/xtbMzFt"
+    assert everything == [
+        {"index": 0, "term": 1, "position": 0, "type": "NOOP", "about": "NOOP of term 1", "body": ""},
+        shown[0],
+    ]
+
+
+def test_get_explains_an_entry_of_the_log_s_own(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """A single index is what was asked for: nothing on standard output is no answer."""
+    filled.put(encode_registration(Registration("p", 7)), Magic.NOOP)
+
+    noop, registration = run("get", "0"), run("get", "5")
+    as_json, everything = run("get", "5", "--json"), run("get", "0", "--all")
+
+    assert (noop.exit_code, noop.stdout, noop.stderr) == (0, "", "entry 0 is the log's own: NOOP of term 1\n")
+    assert registration.stderr == "entry 5 is the log's own: producer p from here on, slot 7\n"
+    assert json.loads(as_json.stdout)["about"] == "producer p from here on, slot 7"
+    assert everything.stdout == "(NOOP of term 1)\n"
 
 
 def test_a_terminal_is_not_recoloured_by_an_entry(
@@ -326,11 +391,11 @@ def test_a_terminal_is_not_recoloured_by_an_entry(
     """Control characters are shown, not obeyed."""
     on_terminal(monkeypatch)
 
-    shown = run("get", "0", "--count", "5").output
+    shown = run("get", "0", "--count", "5", "--all").output
 
     assert "\x1b" not in shown
     assert "\\xff\\x1b[31m" in shown
-    assert "(NOOP)" in shown
+    assert "         0    1  (NOOP of term 1)\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -376,6 +441,10 @@ def test_get_beyond_the_end_fails_and_says_where_the_end_is(filled: FakeClient, 
         (("--from", "9"), b""),
         (("-f", "-n", "1"), b"vier\n"),
         (("-f", "--from", "3"), b"\xff\x1b[31m\nvier\n"),
+        (("-f", "--from", "0"), b"one\ntwo\n\xff\x1b[31m\nvier\n"),
+        (("-n", "5", "--all"), b"(NOOP of term 1)\none\ntwo\n\xff\x1b[31m\nvier\n"),
+        (("-n", "4", "--all"), b"one\ntwo\n\xff\x1b[31m\nvier\n"),
+        (("-f", "--from", "0", "--all"), b"(NOOP of term 1)\none\ntwo\n\xff\x1b[31m\nvier\n"),
     ],
 )
 def test_tail_prints_the_end(

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main as dledger
+from dledger.contexts import changing, contexts_path
 from dledger.errors import ConfigError
 from dledger_spark.jobs import JOBS, command, stats
 from dledger_spark.jobs.command import PROGRESS_BAR, JobFrame, job_command, job_session, require_spark, run_standalone
@@ -215,6 +216,28 @@ def test_a_directory_wins_over_the_environments_group(frames: list[JobFrame], tm
     CliRunner(env={"DLEDGER_BOOTSTRAP": "h:1"}).invoke(_sample(REPORT, sources), [str(tmp_path)])
 
     assert sources[0].options() == {"path": str(tmp_path)}
+
+
+def test_a_job_reads_the_group_of_a_context_with_its_certificates(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context holds for jobs as for every command; a variable wins over it."""
+    (tmp_path / "secret").write_text("hidden\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("DLEDGER_BOOTSTRAP", "DLEDGER_TLS_CA", "DLEDGER_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    values = {"bootstrap": "h:1", "tls_ca": "/context.crt", "access_key": "me"}
+    with changing(contexts_path()) as change:
+        change.put("prod", {**values, "secret_key_file": str(tmp_path / "secret")}, replace=False, use=True)
+    sources: list[LogSource] = []
+
+    for environment in ({}, {"DLEDGER_TLS_CA": "/variable.crt"}):
+        CliRunner(env=environment).invoke(_sample(REPORT, sources), [])
+
+    found = [one.options() for one in sources]
+    assert [one["bootstrap.servers"] for one in found] == ["h:1", "h:1"]
+    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt"]
+    assert [(one["accessKey"], one["secretKey"]) for one in found] == [("me", "hidden")] * 2
 
 
 @pytest.mark.parametrize(
