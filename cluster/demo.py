@@ -67,9 +67,9 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
                 _say_what_stays(out, group, page)
             else:
                 _say_goodbye(out)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
         problems, keep = [], False
-        return _interrupted(out)
+        return _ended_early(out, end)
     except (LocalGroupError, DLedgerError) as error:
         problems = [str(error)]
     finally:
@@ -92,9 +92,9 @@ def run_brokers() -> int:
         with LocalBrokers(directory) as brokers, _page(out, brokers) as page:
             out.print(f"Three brokers in {directory}; {brokers.master()} is the master")
             stay(out, brokers, page.url)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
         shutil.rmtree(directory)
-        return _interrupted(out)
+        return _ended_early(out, end)
     except (LocalGroupError, DLedgerError) as error:
         out.print(f"[red]✗[/] {_escaped(str(error))}\nAll data is kept in {directory}")
         return 1
@@ -102,7 +102,10 @@ def run_brokers() -> int:
     return 0
 
 
-def _interrupted(out: Console) -> int:
+def _ended_early(out: Console, end: KeyboardInterrupt | SystemExit) -> int:
+    """The exit code after Ctrl-C, or after nobody reads what is printed (``| head``), for which rich exits."""
+    if isinstance(end, SystemExit):
+        return 1
     out.print("\nInterrupted; nothing is left running.")
     return INTERRUPTED
 
@@ -158,7 +161,10 @@ def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | 
         out.print("  1. Open it. Writes never stop, so the bars and charts keep moving.")
         out.print("  2. Press Kill beside the leader: another node leads within about a second.")
         out.print("  3. Press Start beside the dead node and watch it catch up.")
-        out.print(f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status --watch")
+        named = "" if group.name == "default" else f" -g {group.name}"
+        out.print(
+            f"\nIn a terminal: export DLEDGER_BOOTSTRAP={','.join(group.addresses)}; dledger status{named} --watch"
+        )
         out.print("Ctrl-C ends everything.")
         while not ended.wait(0.5):  # in pieces: if another thread gets the signal, this one does not wake up before
             pass

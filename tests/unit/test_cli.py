@@ -182,6 +182,18 @@ def test_every_command_has_help_with_examples(run: Callable[..., Result], name: 
     assert f"dledger {name}" in shown.output
 
 
+@pytest.mark.parametrize("word", sorted(cli.ELSEWHERE))
+def test_other_tools_words_lead_to_ours(run: Callable[..., Result], word: str) -> None:
+    """``put``, as etcd says: the command that does it is named, and exists."""
+    shown = run(word, "x")
+    ours = re.search(r"see `dledger ([a-z]+)", shown.stderr)
+
+    assert shown.exit_code == 2
+    assert ours is not None
+    assert ours[1] in cli.COMMANDS
+    assert word not in cli.COMMANDS
+
+
 @pytest.mark.parametrize("bootstrap", ["", "host", "host:", "host:99999", "host:1,,:2"])
 def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bootstrap: str) -> None:
     """Exit code 2 and an example of a good one."""
@@ -335,6 +347,15 @@ def test_get_prints_bodies_for_pipes(filled: FakeClient, run: Callable[..., Resu
 
     assert shown.exit_code == 0
     assert shown.stdout_bytes == b"one\ntwo\n\xff\x1b[31m\n"
+    assert run("get", "1", "--count", "1").stdout == "one\n", "although more was read"
+
+
+def test_tail_of_everything_counts_everything(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """With ``--all``, the log's own entries are among the last N; without, they are not."""
+    filled.put(b"", Magic.NOOP)
+
+    assert run("tail", "-n", "2", "--all").stdout == "vier\n(NOOP of term 1)\n"
+    assert run("tail", "-n", "1").stdout == "vier\n"
 
 
 def test_get_as_json_describes_entries(filled: FakeClient, run: Callable[..., Result]) -> None:

@@ -160,3 +160,27 @@ def test_a_short_text_is_refused_before_anything_starts(tmp_path: Path) -> None:
 
     with pytest.raises(click.UsageError, match="the text has 1 lines"):
         demo.run(file, keep=False)
+
+
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), demo.INTERRUPTED), (SystemExit(1), 1)])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, code: int, keep: bool
+) -> None:
+    """Ctrl-C, or a reader that goes away: the directory is removed."""
+
+    class Interrupted:
+        def __init__(self, directory: Path, **_options: object) -> None:
+            assert directory.parent == tmp_path
+
+        def __enter__(self) -> Interrupted:
+            raise end
+
+        def __exit__(self, *_: object) -> None:
+            """Never entered."""
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(demo, "LocalGroup", Interrupted)
+
+    assert demo.run(None, keep=keep) == code
+    assert list(tmp_path.iterdir()) == []
