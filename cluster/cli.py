@@ -46,6 +46,20 @@ COMMANDS: Final = {
 }
 """Each command's module in ``cluster.commands``, and its line in the list of commands."""
 
+ELSEWHERE = {
+    "ls": "topic list",
+    "member": "status",
+    "endpoint": "status",
+    "pub": "append",
+    "put": "append",
+    "read": "get",
+    "start": "serve",
+    "sub": "tail -f",
+    "watch": "tail -f",
+    "write": "append",
+}
+"""What etcd's command line and others call it, and what it is called here."""
+
 
 class _Commands(ErrorReportingGroup):
     """Loads a command on demand: loading all of them takes longer than running most of them."""
@@ -61,6 +75,14 @@ class _Commands(ErrorReportingGroup):
         """Commands and their lines, without loading any."""
         found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(begun)]
         return [*found, *click.Command.shell_complete(self, context, begun)]
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; where other tools' words are used, say ours."""
+        if words and words[0] in ELSEWHERE:
+            raise click.UsageError(f"no command {words[0]!r} here: see `dledger {ELSEWHERE[words[0]]}`", context)
+        return super().resolve_command(context, words)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:

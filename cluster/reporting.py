@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from dledger.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
@@ -22,10 +23,21 @@ class ErrorReportingGroup(click.Group):
         super().__init__(*arguments, **attributes)  # type: ignore[arg-type]  # click's own
         self._writing = writing
 
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Parse the options before the command."""
+        try:
+            return super().parse_args(context, arguments)
+        except click.UsageError as error:
+            _say(error)
+            context.exit(error.exit_code)
+
     def invoke(self, context: click.Context) -> object:
         """Run the command."""
         try:
             return super().invoke(context)
+        except click.ClickException as error:
+            _say(error)
+            context.exit(error.exit_code)
         except ConfigError as error:
             for problem in error.problems:
                 click.echo(f"error: {problem}", err=True)
@@ -43,6 +55,16 @@ class ErrorReportingGroup(click.Group):
                 raise
             click.echo(f"error: {error.filename}: {error.strerror}", err=True)
             context.exit(EXIT_FAILED)
+
+
+def _say(error: click.ClickException) -> None:
+    """As click does it, but in the style of all other errors."""
+    if isinstance(error, NoArgsIsHelpError):  # the help of a group of commands
+        error.show()
+        return
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", err=True)
+    click.echo(f"error: {error.format_message()}", err=True)
 
 
 def _say_context(context: click.Context) -> None:

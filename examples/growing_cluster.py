@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import ClusterAdmin, ClusterConsumer, ClusterProducer, TopicInfo
+from rocketstore.client import ClusterAdmin, ClusterConsumer, ClusterProducer, Message, TopicInfo
 from rocketstore.client.errors import NotFoundError
-from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.groups import BrokerGroup
 from rocketstore.nameserver.server import NameServer

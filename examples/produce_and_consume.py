@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 
 from dledger.errors import DLedgerError
-from rocketstore.client import Admin, Consumer, Producer, TopicInfo
-from rocketstore.message.message import Message
+from rocketstore.client import Admin, Consumer, Message, Producer, TopicInfo
 
 
 def produce(addresses: list[str], topic: str, count: int) -> set[str]:
@@ -24,7 +23,7 @@ def produce(addresses: list[str], topic: str, count: int) -> set[str]:
     with Producer(addresses) as producer, producer.sender(ordered=True) as sender:
         futures = []
         for number in range(count):
-            message = Message(topic, f"order {number}".encode(), properties={"TAGS": "new", "KEYS": f"order-{number}"})
+            message = Message(topic, f"order {number}".encode(), tags="new", keys=f"order-{number}")
             futures.append(sender.send(message, key=f"customer-{number % 3}"))  # a customer's orders stay in order
         for future in futures:
             try:

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rocketstore.client import PreparedMessage, TransactionalProducer, TransactionEnd, TransactionState
-from rocketstore.message.message import Message
+from rocketstore.client import Message, PreparedMessage, TransactionalProducer, TransactionEnd, TransactionState
 
 PATIENCE = 3
 """How many checks may find nothing before the order counts as never written."""

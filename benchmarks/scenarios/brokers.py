@@ -165,7 +165,7 @@ def decode_rate() -> float:
 
 def measure_query(brokers: LocalBrokers, admin: Admin, producer: Producer) -> Iterator[Figure]:
     """Messages queried by id, one at a time, compared with the minimum cost of a call."""
-    receipt = producer.send(Message(TOPIC, BODY, properties={"KEYS": "asked-for"}))
+    receipt = producer.send(Message(TOPIC, BODY, keys="asked-for"))
     took: list[float] = []
     bare: list[float] = []
     with grpc.insecure_channel(brokers.addresses[0]) as channel:

@@ -75,7 +75,14 @@ def _text(value: object) -> str:
             return str(value)
 
 
-@context.command("list", short_help="List them; the used one has a star.")
+@context.command(
+    "list",
+    short_help="List them; the used one has a star.",
+    epilog="""\b
+Examples:
+  dledger context list
+  dledger context list --json | jq -r .current""",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def list_(as_json: bool) -> None:
     """List all contexts; the one in use has a star."""
@@ -96,7 +103,13 @@ def _where(values: Mapping[str, str]) -> str:
     return "; ".join(f"{one} {values[one]}" for one in ("bootstrap", "broker", "namesrv") if one in values)
 
 
-@context.command(short_help="Show one with all of its options.")
+@context.command(
+    short_help="Show one with all of its options.",
+    epilog="""\b
+Examples:
+  dledger context show           the one in use
+  dledger context show prod""",
+)
 @click.argument("name", required=False, shell_complete=contexts.complete_name)
 def show(name: str | None) -> None:
     """Show a context (default: the one in use) with all of its options."""
@@ -108,7 +121,13 @@ def show(name: str | None) -> None:
         click.echo(f"--{setting.replace('_', '-')} {text}")
 
 
-@context.command(short_help="Use one from now on.")
+@context.command(
+    short_help="Use one from now on.",
+    epilog="""\b
+Examples:
+  dledger context use prod
+  dledger context use --none     127.0.0.1 again""",
+)
 @click.argument("name", required=False, shell_complete=contexts.complete_name)
 @click.option("--none", "no_one", is_flag=True, help="Use none.")
 def use(name: str | None, no_one: bool) -> None:
@@ -120,7 +139,12 @@ def use(name: str | None, no_one: bool) -> None:
     click.echo(f"used from now on: {name or 'none'}")
 
 
-@context.command(short_help="Remove one.")
+@context.command(
+    short_help="Remove one.",
+    epilog="""\b
+Examples:
+  dledger context remove prod""",
+)
 @click.argument("name", shell_complete=contexts.complete_name)
 def remove(name: str) -> None:
     """Remove a context; nothing else is touched."""

@@ -13,7 +13,7 @@ import click
 from cluster import terminal
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, RequestTimeoutError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role
 
@@ -148,8 +148,16 @@ def status_rows(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list[Seq
                 (node_id, answer.role, str(answer.term), *map(str, indexes), lag, address, ", ".join(_notes(answer)))
             )
         else:
-            rows.append((node_id, "unreachable", *[""] * 6, address, ""))
+            rows.append((node_id, "unreachable", *[""] * 6, address, _why(answer)))
     return rows
+
+
+def _why(error: DLedgerError) -> str:
+    """The reason, without the address that the row has already."""
+    if isinstance(error, RequestTimeoutError):
+        return "no answer in time"
+    _, known, reason = str(error).partition(" is unreachable: ")
+    return reason if known else str(error)
 
 
 def _notes(answer: NodeStatus) -> list[str]:

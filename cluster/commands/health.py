@@ -51,12 +51,13 @@ class OwnServer:
 Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
+  dledger health $DLEDGER_BOOTSTRAP   each of a group
   dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
   dledger health --nameserver         the name server that this environment's settings describe
 
 Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",
 )
-@click.argument("address", required=False, metavar="[HOST:PORT]")
+@click.argument("addresses", required=False, metavar="[HOST:PORT,…]", callback=flag_values.addresses)
 @click.option("--service", default="", help="Check one gRPC service; default: the whole server.")
 @click.option("--nameserver", is_flag=True, help="Ask a name server, which has RocketMQ's protocol and no gRPC.")
 @click.option(
@@ -69,13 +70,26 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
     help="How long to wait for the answer.",
 )
 @security_options
-def health(address: str | None, service: str, nameserver: bool, timeout_s: float, security: CommandSecurity) -> None:
-    """Check with gRPC's health protocol whether a server is serving; without an address, the one in this container."""
-    if nameserver:
-        if service:
-            raise click.UsageError("a name server has no gRPC services: omit --service")
-        _check_name_server(address, timeout_s, security)
-        return
+def health(
+    addresses: tuple[str, ...] | None, service: str, nameserver: bool, timeout_s: float, security: CommandSecurity
+) -> None:
+    """Check with gRPC's health protocol whether servers are serving; without an address, the one in this container."""
+    if nameserver and service:
+        raise click.UsageError("a name server has no gRPC services: omit --service")
+    problems = 0
+    for address in addresses or (None,):
+        if nameserver:
+            asked, problem = _check_name_server(address, timeout_s, security)
+        else:
+            asked, problem = _check_server(address, service, timeout_s, security)
+        problems += bool(problem)
+        click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
+    if problems:
+        raise SystemExit(1)
+
+
+def _check_server(address: str | None, service: str, timeout_s: float, security: CommandSecurity) -> tuple[str, str]:
+    """Whom it asked, and the problem, if any."""
     if address is None:
         own = own_server(os.environ)
         address, channel = own.address, own.channel()
@@ -84,13 +98,11 @@ def health(address: str | None, service: str, nameserver: bool, timeout_s: float
 
         channel = ChannelMaker(security.for_client(), [address]).open(address)
     with channel:
-        problem = ask(channel, service, timeout_s)
-    if problem:
-        raise click.ClickException(f"{address}: {problem}")
-    click.echo(f"{address}: serving")
+        return address, ask(channel, service, timeout_s)
 
 
-def _check_name_server(address: str | None, timeout_s: float, security: CommandSecurity) -> None:
+def _check_name_server(address: str | None, timeout_s: float, security: CommandSecurity) -> tuple[str, str]:
+    """Whom it asked, and the problem, if any."""
     from rocketstore.client.name_server_tls import context_maker
     from rocketstore.remoting.blocking import BlockingRemotingClient
     from rocketstore.remoting.client import UnreachableError
@@ -108,10 +120,8 @@ def _check_name_server(address: str | None, timeout_s: float, security: CommandS
         try:
             answer = frames.call(address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
         except (UnreachableError, DisconnectedError, TimeoutError, FrameError) as error:
-            raise click.ClickException(f"{address}: {error or f'no answer within {timeout_s:g} s'}") from None
-    if answer.code:
-        raise click.ClickException(f"{address}: it answered {answer.code}: {answer.remark}")
-    click.echo(f"{address}: serving")
+            return address, str(error) or f"no answer within {timeout_s:g} s"
+    return address, f"it answered {answer.code}: {answer.remark}" if answer.code else ""
 
 
 def own_name_server(environ: Mapping[str, str]) -> tuple[str, Callable[[], ssl.SSLContext] | None]:
@@ -159,5 +169,7 @@ def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
             health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
         )
     except grpc.RpcError as error:
-        return error.details() or error.code().name
+        from dledger.client.shared import reason_of
+
+        return reason_of(error.details() or error.code().name)
     return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

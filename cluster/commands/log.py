@@ -40,6 +40,8 @@ Examples:
   journalctl -o json | dledger append -   one entry per line of standard input
   dledger append --file access.log        one entry per line of a file
 
+Lines end with \\n or \\r\\n, which is not part of the entry.
+
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
 outcome (they may or may not be in the log): read the end of the log before repeating them.
 
@@ -137,10 +139,9 @@ def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool,
             tally.count(in_flight.popleft(), as_json, advance)
     took_s = time.monotonic() - started
     if not as_json and tally.acknowledged:
-        click.echo(
-            f"appended {tally.acknowledged} entries, index {tally.first_index} to {tally.last_index}, "
-            f"in {took_s:.2f} s ({tally.acknowledged / max(took_s, 1e-9):,.0f}/s)"
-        )
+        several = f"{tally.acknowledged} entries, index {tally.first_index} to {tally.last_index}"
+        what = several if tally.acknowledged > 1 else f"1 entry, index {tally.first_index}"
+        click.echo(f"appended {what}, in {took_s:.2f} s ({tally.acknowledged / max(took_s, 1e-9):,.0f}/s)")
     if tally.first_error is not None:
         click.echo(
             f"error: {tally.first_error}\n{tally.acknowledged} acknowledged, {tally.not_applied} not appended, "
@@ -233,19 +234,26 @@ Examples:
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
 @click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="How many entries.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    help="How many entries: of the last ones (default: 10), or with --from of the first ones from there.",
+)
 @_show_all
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @group_options
 def tail(
     follow: bool,
     first_index: int | None,
-    lines: int,
+    lines: int | None,
     show_all: bool,
     as_json: bool,
     target: GroupTarget,
 ) -> None:
     """Print the end of the log."""
+    if follow and first_index is not None and lines is not None:
+        raise click.UsageError("-f has no end: give -n, or --from, not both")
     from dledger.client import ReadMode
 
     with closing(target.connect()) as client:
@@ -257,13 +265,15 @@ def tail(
         if leader is None:
             read = partial(client.read, mode=ReadMode.COMMITTED, address=status.client_address or None)
         begin = max(status.begin_index, 0)
+        last = 10 if lines is None else lines
+        left = lines if first_index is not None else None
         try:
             if first_index is not None:
                 start = first_index
             elif show_all:
-                start = max(end - lines, begin)
+                start = max(end - last, begin)
             else:
-                start = _start_of_last(read, begin, end, lines)
+                start = _start_of_last(read, begin, end, last)
             if follow:
                 with terminal.ending_at_interrupt():
                     for entry in client.follow(LogIndex(start)):
@@ -271,7 +281,11 @@ def tail(
                         sys.stdout.flush()
             else:
                 for entries in _pages(read, start, end):
-                    _print_entries(_wanted(entries, show_all), as_json)
+                    wanted = _wanted(entries, show_all)[:left]
+                    _print_entries(wanted, as_json)
+                    left = None if left is None else left - len(wanted)
+                    if left == 0:
+                        break
         except KeyboardInterrupt:
             return
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PIPELINE_MAX = 10_000
 """Sends in flight at once."""
 DELAY_LEVEL_MAX = 18
+_OPTIONS = {"TAGS": "--tags", "KEYS": "--keys", "DELAY": "--delay-level"}
 POLL_S = 0.25
 
 
@@ -63,14 +64,24 @@ class _Letter:
     """What all messages of one command share."""
 
     topic: str
+    tags: str
+    keys: str
+    delay_level: int
     properties: dict[str, str]
     queue_id: int | None
     key: str | None
 
     def message(self, body: bytes) -> Message:
-        from rocketstore.message.message import Message
+        from rocketstore.client import Message
 
-        return Message(self.topic, body, properties=dict(self.properties))
+        return Message(
+            self.topic,
+            body,
+            properties=dict(self.properties),
+            tags=self.tags,
+            keys=self.keys,
+            delay_level=self.delay_level,
+        )
 
 
 @message.command(
@@ -121,9 +132,7 @@ def send(  # noqa: PLR0913  # one parameter per option
         raise click.UsageError("give either texts, or - for standard input, or --file")
     if queue is not None and key is not None:
         raise click.UsageError("give either --queue or --key")
-    known = {"TAGS": tags, "KEYS": keys, "DELAY": str(delay_level) if delay_level else None}
-    all_properties = _assigned(properties) | {name: text for name, text in known.items() if text}
-    letter = _Letter(topic, all_properties, queue, key)
+    letter = _Letter(topic, tags or "", keys or "", delay_level or 0, _assigned(properties), queue, key)
     with target.producer(topic, for_one_queue=queue is not None) as producer:
         if file is not None:
             with file.open("rb") as stream:
@@ -143,6 +152,8 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
         name, equals, text = one.partition("=")
         if not equals or not name:
             raise click.UsageError(f"invalid --property {one!r}: use --property NAME=VALUE")
+        if name in _OPTIONS:
+            raise click.UsageError(f"--property {name} means something to the store: use {_OPTIONS[name]}")
         found[name] = text
     return found
 

@@ -21,7 +21,7 @@ from dledger.errors import DLedgerError
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.topics import PERMISSION_READ, PERMISSION_WRITE, TopicInfo
 from rocketstore.message.checks import check_client_topic, check_topic
-from rocketstore.message.message import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_TAGS, Message
+from rocketstore.message.message import Message
 from rocketstore.state.changes import OFFSETS_MAX, TOPIC_QUEUES_MAX
 
 if TYPE_CHECKING:
@@ -127,12 +127,13 @@ class BrokerChanges:
         queue = asked.optional_number("queue", 0, TOPIC_QUEUES_MAX - 1)
         if queue is not None and queue >= (queues := self._admin.topic(topic).write_queues):
             raise BadInputError(f"topic {topic} has {queues} queues, numbered from 0", "queue")
-        known = {
-            PROPERTY_TAGS: asked.text("tags", longest=TAG_CHARS_MAX, shortest=0).strip(),
-            PROPERTY_KEYS: " ".join(asked.text("keys", longest=KEYS_CHARS_MAX, shortest=0).split()),
-            PROPERTY_DELAY: str(level) if level else "",
-        }
-        message = Message(topic, body, properties={name: text for name, text in known.items() if text})
+        message = Message(
+            topic,
+            body,
+            tags=asked.text("tags", longest=TAG_CHARS_MAX, shortest=0).strip(),
+            keys=asked.text("keys", longest=KEYS_CHARS_MAX, shortest=0).split(),
+            delay_level=level,
+        )
         receipt = self._sender().send(message, queue_id=queue)
         facts = {
             "topic": topic,

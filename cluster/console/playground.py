@@ -84,8 +84,8 @@ def trading(brokers: LocalBrokers, per_s: float = SENDS_PER_S) -> Iterator[None]
 
         def send(number: int) -> None:
             key = f"order-{number}"
-            properties = {"KEYS": key, "TAGS": "new" if number % 3 else "changed"}
-            producer.send(Message(TOPIC, _line(number), properties=properties), key=key)
+            tags = "new" if number % 3 else "changed"
+            producer.send(Message(TOPIC, _line(number), tags=tags, keys=key), key=key)
 
         with (
             _repeating(1 / per_s, send),

@@ -137,7 +137,7 @@ class Load:
 
     def _send_one(self, sender: MessageSender, number: int) -> None:
         body = f"{self._name}/{number} ".encode().ljust(BODY_BYTES, b".")
-        message = Message(TOPIC, body, properties={"KEYS": f"number-{number}"})
+        message = Message(TOPIC, body, keys=f"number-{number}")
         sent_s = self._recorder.now_s
         try:
             future = sender.send(message, key=f"key-{number % KEYS}")

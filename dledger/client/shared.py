@@ -158,12 +158,31 @@ def rpc_failure(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErr
         case _ if problem := tls.explain_channel(details, address):
             failure = TlsError(problem)
         case _ if sent:
-            failure = RequestTimeoutError(f"the connection to {address} broke before the answer arrived: {details}")
+            failure = RequestTimeoutError(
+                f"the connection to {address} broke before the answer arrived: {reason_of(details)}"
+            )
         case _:
-            failure = UnavailableError(f"{address} is unreachable: {details}")
+            failure = UnavailableError(f"{address} is unreachable: {reason_of(details)}")
     if not sent:
         failure.outcome = "not_applied"
     return failure
+
+
+_REASONS: Final = (
+    ("Connection refused", "connection refused"),
+    ("No route to host", "no route to host"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("Host is down", "its machine is down"),
+    ("DNS resolution failed", "its name cannot be resolved"),
+    ("Failed parsing HTTP/2", "something else than a node or a broker listens there"),
+    ("http1.x server", "something else than a node or a broker listens there"),
+)
+"""Parts of gRPC's messages, which name every address tried and every layer, and what they come to."""
+
+
+def reason_of(details: str) -> str:
+    """Why a connection failed, in few words; gRPC's own where there are none."""
+    return next((reason for part, reason in _REASONS if part in details), details)
 
 
 def is_retried(error: BaseException) -> bool:

@@ -543,7 +543,7 @@ class LeaderElector:
         if target is None:
             return None
         if target not in leader.match:
-            return UnknownMemberError(f"{target!r} is not a member; members: {', '.join(state.peers)}")
+            return UnknownMemberError(f"{target!r} is not a member; members: {self._members_to_lead(leader, now_ms)}")
         if self._transfer is not None:
             return LeaderTransferringError(f"leadership is already being transferred to {self._transfer.target}")
         if leader.disk_full[target]:
@@ -557,6 +557,13 @@ class LeaderElector:
         if silent or leader.match[target] == NO_INDEX:  # a new leader counts every member as just heard
             return TransferFailedError(f"{target} has not answered recently: is it running?")
         return None
+
+    def _members_to_lead(self, leader: Leader, now_ms: int) -> str:
+        """All members, each with why it cannot lead now."""
+        refusals = {peer: self._refuse_transfer(leader, peer, now_ms) for peer in self._state.peers}
+        told = {peer: f"{peer} ({refusal})" if refusal else str(peer) for peer, refusal in refusals.items()}
+        told[self._state.node_id] = f"{self._state.node_id} (leads)"
+        return ", ".join(told[member] for member in sorted(told))
 
     def _most_caught_up(self, leader: Leader, now_ms: int) -> NodeId | None:
         peers = self._state.peers

@@ -122,7 +122,11 @@ def rows_of(
             if not topic:
                 raise _null("topic", first_row + number)
         queue = queue_id if queues is None else queues[number]
-        yield SinkRow(Message(topic, body, 0, properties[number] if properties is not None else {}), queue)
+        message = Message(topic, body)
+        if properties is not None:
+            message.properties = properties[number]
+            message.meant = frozenset(message.properties)  # a copied message keeps what it had
+        yield SinkRow(message, queue)
 
 
 def _properties(batch: pa.RecordBatch, form: RowFormat, first_row: int) -> list[dict[str, str]] | None:

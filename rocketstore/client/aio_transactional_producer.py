@@ -19,6 +19,7 @@ from dledger.errors import DLedgerError, UnavailableError
 from rocketstore.client.aio_checks import WORKERS, AsyncCheckWorkers
 from rocketstore.client.aio_producer import BODY_BYTES_MAX, AsyncProducer
 from rocketstore.client.methods import END_TRANSACTION
+from rocketstore.client.outgoing import check_properties
 from rocketstore.client.receipts import SendReceipt
 from rocketstore.client.transactions import (
     HalfSent,
@@ -36,6 +37,7 @@ from rocketstore.types import PutMessageStatus
 _log = logging.getLogger(__name__)
 ATTEMPT_S_MAX: Final = 2.5
 """How long a master may take to end a transaction before another is sought: a new one may need 2 s to know it."""
+_SET_HERE: Final = frozenset({PROPERTY_TRANSACTION, PROPERTY_PRODUCER_GROUP, PROPERTY_UNIQUE_KEY})
 NO_PLACE: Final = -1
 """In a receipt: an earlier attempt has stored the message, and the broker does not remember where."""
 
@@ -126,13 +128,15 @@ class AsyncTransactionalProducer(AsyncProducer):
 
     async def prepare(self, message: Message, *, key: str | None = None, queue_id: int | None = None) -> HalfSent:
         """The first half of ``send_in_transaction``; the second must follow."""
+        check_properties(message)
         await self.start()
-        transaction_id = message.properties.get(PROPERTY_UNIQUE_KEY) or unique_id()
+        transaction_id = unique_id()
         named = {**message.properties, PROPERTY_UNIQUE_KEY: transaction_id}
         half_properties = {**named, PROPERTY_TRANSACTION: "true", PROPERTY_PRODUCER_GROUP: self.group}
+        half_message = replace(message, properties=half_properties, meant=message.meant | _SET_HERE)
         self._begin(transaction_id)
         try:
-            half = await self.send(replace(message, properties=half_properties), key=key, queue_id=queue_id)
+            half = await self.send(half_message, key=key, queue_id=queue_id)
         except BaseException:
             self._end_here(transaction_id)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -40,12 +41,17 @@ class HostAddress(NamedTuple):
 LOOPBACK: Final = HostAddress(b"\x7f\0\0\1", 0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Message:
-    """One message. The fields from ``store_timestamp`` on are set by storing it or by decoding a stored record.
+    """One message: ``Message("orders", b"...", tags="new", keys=["order-17"], delay_level=3)``.
 
-    ``properties`` contains RocketMQ's properties. ``body`` is stored unchanged (it may be compressed by the producer,
-    see ``sys_flag``).
+    ``tags`` is what consumers select by. ``keys`` are business keys to find the message by, one text or several;
+    blanks separate keys. ``delay_level``: deliver later, 1 and up (by default 1 s, 5 s, 10 s, 30 s, 1 min ...).
+    ``properties`` are the application's own; producers refuse those that mean something to the store, and name the
+    argument to use instead. Raises ``ValueError`` for a negative ``delay_level``.
+
+    A stored message has all its properties in ``properties``, and the fields from ``store_timestamp`` on are set by
+    storing or decoding it. ``body`` is stored unchanged (it may be compressed by the producer, see ``sys_flag``).
     """
 
     topic: str
@@ -73,6 +79,68 @@ class Message:
     """
     checked_properties: bytes | None = field(default=None, repr=False, compare=False)
     """The property string, kept from the check of the message for its encoding, which follows and consumes it."""
+    meant: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """Names of properties that mean something to the store and were set by arguments or by a producer."""
+
+    def __init__(  # noqa: PLR0913  # one parameter per field
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int = 0,
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: HostAddress = LOOPBACK,
+        store_host: HostAddress = LOOPBACK,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+        store_timestamp: int = 0,
+        queue_offset: int = 0,
+        offset: int = 0,
+        size: int = 0,
+        body_crc: int = 0,
+        property_string: bytes = b"",
+        checked_properties: bytes | None = None,
+        meant: frozenset[str] = frozenset(),
+        *,
+        tags: str = "",
+        keys: str | Iterable[str] = "",
+        delay_level: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.queue_id = queue_id
+        self.properties = {} if properties is None else properties
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.born_timestamp = born_timestamp
+        self.born_host = born_host
+        self.store_host = store_host
+        self.reconsume_times = reconsume_times
+        self.prepared_offset = prepared_offset
+        self.store_timestamp = store_timestamp
+        self.queue_offset = queue_offset
+        self.offset = offset
+        self.size = size
+        self.body_crc = body_crc
+        self.property_string = property_string
+        self.checked_properties = checked_properties
+        self.meant = meant
+        if tags or keys or delay_level:
+            self._add(tags, keys, delay_level)
+
+    def _add(self, tags: str, keys: str | Iterable[str], delay_level: int) -> None:
+        if delay_level < 0:
+            raise ValueError(f"invalid delay_level {delay_level}: use 1 and up, or 0 for no delay")
+        named = {
+            PROPERTY_TAGS: tags,
+            PROPERTY_KEYS: keys if isinstance(keys, str) else " ".join(keys),
+            PROPERTY_DELAY: str(delay_level or ""),
+        }
+        given = {name: text for name, text in named.items() if text}
+        self.properties = self.properties | given  # a new one: the caller may use the other again
+        self.meant |= given.keys()
 
     @property
     def tags(self) -> str:

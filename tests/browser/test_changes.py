@@ -36,8 +36,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
     try:
         with Admin([address], timeout_s=20) as admin, Producer([address], timeout_s=20) as producer:
             admin.put_topic(TopicInfo("orders", 4, 4))
-            sent = producer.send(Message("orders", b"one", properties={"KEYS": "k-1"}), queue_id=1)
-            producer.send(Message("orders", b"tea", properties={"DELAY": "17"}))
+            sent = producer.send(Message("orders", b"one", keys="k-1"), queue_id=1)
+            producer.send(Message("orders", b"tea", delay_level=17))
             admin.set_offsets("audit", "orders", {1: 0})
             admin.send_back("audit", "orders", sent.offset, delay_level=-1, retries_max=0)
         yield server

@@ -114,7 +114,7 @@ def log_console(shared_log_console: ConsoleServer, log_group: LocalGroup) -> Con
 def sent(brokers: LocalBrokers) -> dict[str, Any]:
     """A message whose body is an attack on whoever shows it."""
     with brokers.producer() as producer:
-        message = Message("orders", ATTACK.encode(), properties={"KEYS": "attack-1", "TAGS": "<b>bold</b>"})
+        message = Message("orders", ATTACK.encode(), keys="attack-1", tags="<b>bold</b>")
         receipt = producer.send(message, queue_id=1)
     return {"offset": receipt.queue_offset, "id": receipt.message_id, "queue": receipt.queue_id}
 

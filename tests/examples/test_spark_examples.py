@@ -38,7 +38,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerNode]:
 def send(broker: BrokerNode, tags: str, sizes: list[int]) -> None:
     """Messages with bodies of these sizes."""
     with Producer(broker.server.address) as producer:
-        producer.send_many([Message("orders", b"x" * size, properties={"TAGS": tags}) for size in sizes])
+        producer.send_many([Message("orders", b"x" * size, tags=tags) for size in sizes])
 
 
 @pytest.mark.usefixtures("spark")

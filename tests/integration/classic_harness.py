@@ -254,7 +254,7 @@ class ClassicLoad:
             for number, body in self._bodies(who):
                 began = time.monotonic()
                 try:
-                    receipt = producer.send(Message(TOPIC, body, properties={"KEYS": f"n{number}"}))
+                    receipt = producer.send(Message(TOPIC, body, keys=f"n{number}"))
                 except DLedgerError as error:
                     self._failed(body, began, Outcome(error.outcome), str(error))
                 else:

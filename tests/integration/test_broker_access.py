@@ -104,7 +104,7 @@ def test_everybody_may_what_the_rules_say_and_nobody_else_notices(
 ) -> None:
     """Producers, consumers and administrators; topics, groups and the raw log."""
     with secured.producer() as producer:
-        message_id = producer.send(Message("orders", b"of root", properties={"KEYS": "k"}), queue_id=1).message_id
+        message_id = producer.send(Message("orders", b"of root", keys="k"), queue_id=1).message_id
         producer.send(Message("paid", b"of root"), queue_id=0)
     done: set[str] = set()
     errors: dict[str, DLedgerError] = {}

@@ -182,7 +182,7 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
     brokers.create_topic()
     with brokers.producer() as producer:
         for number in range(30):
-            letter = Message(TOPIC, b"later-%d" % number, properties={"DELAY": "2" if number % 3 else "1"})
+            letter = Message(TOPIC, b"later-%d" % number, delay_level=2 if number % 3 else 1)
             producer.send(letter, queue_id=number % QUEUES)
     master = brokers.master()
     brokers.kill(master)
@@ -198,7 +198,7 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
         brokers.master(other_than=now)
         brokers.start(now)
         with brokers.producer() as producer:
-            producer.send(Message(TOPIC, b"last", properties={"DELAY": "1"}), queue_id=0)
+            producer.send(Message(TOPIC, b"last", delay_level=1), queue_id=0)
         while all(body != b"last" for body, *_ in got) and time.monotonic() < ends_at + 20:
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
 

@@ -173,9 +173,7 @@ def test_a_rebuild_that_is_killed_leaves_a_store_as_it_was_or_whole(tmp_path: Pa
     root, conf = tmp_path / "store", tmp_path / "broker.conf"
     conf.write_text(STORE_CONF)
     with broker_node(root) as node, Producer(node.server.address) as producer:
-        producer.send_many(
-            [Message("orders", b"%d" % number, number % 4, {"KEYS": f"k{number}"}) for number in range(STORED)]
-        )
+        producer.send_many([Message("orders", b"%d" % number, keys=f"k{number}") for number in range(STORED)])
     right = _parts(root)
     for name in ("consumequeue/orders/1", "index"):
         with min((root / name).iterdir()).open("r+b") as file:  # so that old is told from new

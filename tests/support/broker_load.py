@@ -202,7 +202,7 @@ class BrokerLoad:
 
 
 def _message(body: bytes, number: int) -> Message:
-    return Message(TOPIC, body, properties={"TAGS": f"tag-{number % 3}", "KEYS": f"n{number}"})
+    return Message(TOPIC, body, tags=f"tag-{number % 3}", keys=f"n{number}")
 
 
 def _close(consumer: Consumer) -> None:

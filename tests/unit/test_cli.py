@@ -182,6 +182,18 @@ def test_every_command_has_help_with_examples(run: Callable[..., Result], name: 
     assert f"dledger {name}" in shown.output
 
 
+@pytest.mark.parametrize("word", sorted(cli.ELSEWHERE))
+def test_other_tools_words_lead_to_ours(run: Callable[..., Result], word: str) -> None:
+    """``put``, as etcd says: the command that does it is named, and exists."""
+    shown = run(word, "x")
+    ours = re.search(r"see `dledger ([a-z]+)", shown.stderr)
+
+    assert shown.exit_code == 2
+    assert ours is not None
+    assert ours[1] in cli.COMMANDS
+    assert word not in cli.COMMANDS
+
+
 @pytest.mark.parametrize("bootstrap", ["", "host", "host:", "host:99999", "host:1,,:2"])
 def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bootstrap: str) -> None:
     """Exit code 2 and an example of a good one."""
@@ -427,6 +439,11 @@ def test_get_beyond_the_end_fails_and_says_where_the_end_is(filled: FakeClient, 
         (("-n", "1"), b"vier\n"),
         (("--from", "4"), b"vier\n"),
         (("--from", "9"), b""),
+        (("-n", "1", "--from", "1"), b"one\n"),
+        (("-n", "2", "--from", "2"), b"two\n\xff\x1b[31m\n"),
+        (("-n", "0", "--from", "1"), b""),
+        (("-n", "9", "--from", "3"), b"\xff\x1b[31m\nvier\n"),
+        (("-n", "2", "--from", "0", "--all"), b"(NOOP of term 1)\none\n"),
         (("-f", "-n", "1"), b"vier\n"),
         (("-f", "--from", "3"), b"\xff\x1b[31m\nvier\n"),
         (("-f", "--from", "0"), b"one\ntwo\n\xff\x1b[31m\nvier\n"),
@@ -444,6 +461,22 @@ def test_tail_prints_the_end(
     assert (shown.exit_code, shown.stdout_bytes) == (0, expected)
 
 
+def test_tail_refuses_a_number_of_entries_where_there_is_no_end(filled: FakeClient, run: Callable[..., Result]) -> None:
+    """Of two options that contradict each other, none is ignored silently."""
+    shown = run("tail", "-f", "-n", "1", "--from", "2")
+
+    assert (shown.exit_code, shown.stdout_bytes) == (2, b"")
+    assert "error: -f has no end" in shown.stderr
+
+
+def test_one_entry_is_one_entry(client: FakeClient, run: Callable[..., Result]) -> None:
+    """The command line speaks as people do; a carriage return before the line's end is no part of the entry."""
+    shown = run("append", "-", stdin=b"one\r\n")
+
+    assert shown.output.startswith("appended 1 entry, index ")
+    assert " to " not in shown.output
+
+
 # --- status and transfer ---------------------------------------------------------------------------------------------
 
 
@@ -453,7 +486,7 @@ def group_of_three(client: FakeClient) -> FakeClient:
     client.members = {
         NodeId("n1"): status_of("n1", role=Role.LEADER, pending_entries=2),
         NodeId("n0"): status_of("n0", end=4, disk_full=True, voter=False, flush_mode="async"),
-        NodeId("n2"): UnavailableError("nobody answers"),
+        NodeId("n2"): UnavailableError("c2:2 is unreachable: connection refused"),
     }
     return client
 
@@ -467,7 +500,7 @@ def test_status_is_a_plain_table_in_a_pipe(group_of_three: FakeClient, run: Call
         ["node", "role", "term", "begin", "end", "committed", "flushed", "lag", "clients", "notes"],
         ["n0", "FOLLOWER", "3", "0", "4", "4", "4", "5", "c0:2", "DISK FULL, not voting yet, flush async"],
         ["n1", "LEADER", "3", "0", "9", "9", "9", "0", "c1:2", "2 pending"],
-        ["n2", "unreachable", "c2:2"],
+        ["n2", "unreachable", "c2:2", "connection", "refused"],
     ]
 
 
@@ -507,7 +540,11 @@ def test_status_as_json_holds_everything(group_of_three: FakeClient, run: Callab
     assert document["leader"] == "n1"
     assert [node["reachable"] for node in document["nodes"]] == [True, True, False]
     assert document["nodes"][1]["members"][0]["client_address"] == "c0:2"
-    assert document["nodes"][2] == {"reachable": False, "node_id": "n2", "error": "nobody answers"}
+    assert document["nodes"][2] == {
+        "reachable": False,
+        "node_id": "n2",
+        "error": "c2:2 is unreachable: connection refused",
+    }
 
 
 def test_status_fails_without_a_leader_and_counts_only_the_newest_one(

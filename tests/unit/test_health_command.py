@@ -46,6 +46,19 @@ def test_nobody_is_not_healthy() -> None:
     assert address in result.output
 
 
+def test_several_servers_are_asked_and_one_that_is_not_healthy_decides() -> None:
+    """The addresses of ``dledger status`` do; every server has its line."""
+    gone = f"127.0.0.1:{free_ports(1)[0]}"
+    with fake_group(1) as group:
+        good = CliRunner().invoke(main, ["health", ",".join(group.addresses * 2)])
+        result = CliRunner().invoke(main, ["health", f"{gone},{group.addresses[0]}"])
+
+    assert (good.exit_code, good.output) == (0, f"{group.addresses[0]}: serving\n" * 2)
+    assert result.exit_code == 1
+    assert result.stdout == f"{group.addresses[0]}: serving\n"
+    assert result.stderr == f"error: {gone}: connection refused\n"
+
+
 def test_a_service_that_is_not_there_is_not_healthy() -> None:
     """A typing error must not look like health."""
     with fake_group(1) as group:

@@ -332,10 +332,11 @@ class LogService:
             raise EmptyBatchError("an append needs at least one entry")
         largest = max(map(len, request.bodies))
         if largest > self._body_bytes_max:
+            store = self._config.store
+            setting = "max_entry_bytes" if store.entry_bytes_limit == store.max_entry_bytes else "segment_bytes"
             raise EntryTooLargeError(
-                f"an entry of {largest} bytes is too large: the limit is {self._body_bytes_max} bytes "
-                f"(max_entry_bytes={self._config.store.max_entry_bytes}, less {ENTRY_HEADER_BYTES} for the "
-                "header)"
+                f"an entry of {largest} bytes is too large: the limit is {self._body_bytes_max} bytes, because of "
+                f"{setting}={getattr(store, setting)}"
             )
 
     def _note_waiting(self) -> None:

@@ -34,7 +34,7 @@ def send(admin: Admin, level: int, *bodies: bytes) -> None:
     """One after the other, so that they wait in this order."""
     with Producer([admin.status().address], timeout_s=20) as producer:
         for body in bodies:
-            producer.send(Message("T", body, properties={"DELAY": str(level)}))
+            producer.send(Message("T", body, delay_level=level))
 
 
 def waiting(admin: Admin, level: int) -> int:

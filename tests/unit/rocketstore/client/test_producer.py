@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from rocketstore.client.errors import (
     PartlySentError,
     SendOutcomeUnknownError,
 )
-from rocketstore.client.outgoing import queue_of_key
+from rocketstore.client.outgoing import INSTEAD, queue_of_key
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus
 from tests.support.fake_broker import Break, FakeBrokers, Garbage, Refusal
@@ -58,14 +59,31 @@ def test_a_receipt_says_where_the_message_is(producer: Producer, brokers: FakeBr
     assert len(receipt.message_id) == 32
 
 
-def test_a_unique_key_of_ones_own_is_kept(producer: Producer, brokers: FakeBrokers) -> None:
-    """And the caller's message is left as it was."""
-    message = Message("orders", b"x", properties={"UNIQ_KEY": "MINE"})
+def test_a_message_that_is_sent_is_left_as_it_was(producer: Producer, brokers: FakeBrokers) -> None:
+    """So sending it again sends another one, with a unique key of its own."""
     plain = order()
 
-    assert producer.send(message).unique_key == "MINE"
-    producer.send(plain)
+    assert producer.send(plain).unique_key != producer.send(plain).unique_key
     assert plain.properties == {}
+
+
+def test_what_arguments_say_is_what_a_consumer_sees(producer: Producer, brokers: FakeBrokers) -> None:
+    """Beside the application's own properties."""
+    producer.send(Message("orders", b"x", properties={"a": "b"}, tags="new", keys=["k1", "k2"]), queue_id=0)
+
+    (stored,) = brokers.queues["orders", 0].messages
+    assert (stored.tags, stored.keys, stored.properties["a"]) == ("new", ["k1", "k2"], "b")
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_what_means_something_to_the_store_is_no_raw_property(producer: Producer, name: str) -> None:
+    """The error names what to do instead; nothing is sent, alone or with others."""
+    raw = Message("orders", b"x", properties={"a": "b", name: "true"})
+
+    with pytest.raises(MessageRefusedError, match=re.escape(INSTEAD[name])):
+        producer.send(raw)
+    with pytest.raises(MessageRefusedError, match=name):
+        producer.send_many([order(), raw])
 
 
 def test_queues_take_turns(producer: Producer, brokers: FakeBrokers) -> None:

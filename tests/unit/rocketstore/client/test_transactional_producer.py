@@ -94,7 +94,7 @@ def test_a_message_is_delivered_if_its_transaction_succeeds(broker: RemotingHarn
         return COMMIT
 
     with producer(broker) as sender:
-        receipt = sender.send_in_transaction(Message("T", b"one", properties={"KEYS": "k"}), execute, queue_id=2)
+        receipt = sender.send_in_transaction(Message("T", b"one", keys="k"), execute, queue_id=2)
         assert (receipt.state, receipt.end, receipt.problem) == (COMMIT, TransactionEnd.ENDED, None)
     ((prepared, before),) = seen
     assert (before, prepared.checks, prepared.message.body) == ([], 0, b"one")
@@ -171,7 +171,10 @@ def test_what_cannot_be_prepared_is_not_executed(broker: RemotingHarness) -> Non
         with pytest.raises(MessageRefusedError, match="reserved"):
             sender.send_in_transaction(Message(HALF_TOPIC, b"one"), execute)
         with pytest.raises(MessageRefusedError, match="without delay"):
-            sender.send_in_transaction(Message("T", b"one", properties={"DELAY": "1"}), execute)
+            sender.send_in_transaction(Message("T", b"one", delay_level=1), execute)
+        for name in ("TRAN_MSG", "PGROUP", "UNIQ_KEY"):
+            with pytest.raises(MessageRefusedError, match=f"{name} means something"):
+                sender.send_in_transaction(Message("T", b"one", properties={name: "x"}), execute)
         assert not sender._under_way, "checks of it would never be answered here"
     with pytest.raises(UnavailableError, match="closed"):
         sender.send_in_transaction(Message("T", b"one"), execute)
@@ -495,7 +498,7 @@ def test_a_failure_of_the_master_is_no_end() -> None:
 
 def test_replaced_messages_keep_their_fields(broker: RemotingHarness) -> None:
     """The message that was given is not changed."""
-    given = Message("T", b"one", properties={"TAGS": "A"}, flag=3)
+    given = Message("T", b"one", tags="A", flag=3)
     before = replace(given, properties=dict(given.properties))
     with producer(broker) as sender:
         sender.send_in_transaction(given, saying(COMMIT))

@@ -159,7 +159,7 @@ def test_append_fails_with_the_nodes_error(service: Service) -> None:
     ("bodies", "group", "kind", "reason", "code"),
     [
         ((), "default", EmptyBatchError, "at least one entry", 420),
-        ((b"x" * 1000,), "default", EntryTooLargeError, "max_entry_bytes=1024, less 48", 411),
+        ((b"x" * 1000,), "default", EntryTooLargeError, "because of max_entry_bytes=1024", 411),
         ((b"x",), "other", IdentityError, "serves group 'default', not 'other'", 400),
     ],
 )

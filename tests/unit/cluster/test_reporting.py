@@ -1,0 +1,47 @@
+"""``cluster.reporting``: every error is a sentence in one style."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "error"),
+    [
+        (["--nix"], "Usage: dledger [OPTIONS]", "error: No such option '--nix'."),
+        (["nix"], "Usage: dledger [OPTIONS]", "error: No such command 'nix'."),
+        (["status", "--nix"], "Usage: dledger status", "error: No such option '--nix'."),
+        (["topic", "lst"], "Usage: dledger topic", "error: No such command 'lst'. Did you mean 'list'?"),
+        (["topic", "route"], "Usage: dledger topic route", "error: Missing argument 'NAME'."),
+        (["append"], "Usage: dledger append", "error: give either texts, or - for standard input, or --file"),
+    ],
+)
+def test_wrong_usage_is_an_error_like_any_other(words: list[str], usage: str, error: str) -> None:
+    """With how to use the command above it, and exit code 2."""
+    result = CliRunner().invoke(main, words, prog_name="dledger")
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(usage)
+    assert result.stderr.splitlines()[-1].startswith(error)
+
+
+def test_a_failure_that_click_reports_is_an_error_like_any_other() -> None:
+    """``Error:`` and ``error:`` of one program would look like two."""
+    result = CliRunner().invoke(main, ["get", "0", "-b", "127.0.0.1:1", "--timeout", "0.1"], prog_name="dledger")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("words", [[], ["topic"]])
+def test_a_group_of_commands_alone_shows_its_help(words: list[str]) -> None:
+    """Nothing is wrong with asking what there is."""
+    result = CliRunner().invoke(main, words, prog_name="dledger")
+
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+    assert "error:" not in result.output
