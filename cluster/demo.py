@@ -136,7 +136,12 @@ def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_P
         yield _Page()
         return
     if keep:
-        kept = KeptConsole(group)
+        try:
+            kept = KeptConsole(group)
+        except LocalGroupError as error:
+            out.print(f"No page to watch it in a browser: {_escaped(str(error))}\n")
+            yield _Page()
+            return
         try:
             out.print(f"Watch it in a browser: {kept.url}\n")
             yield _Page(kept.url, kept)
@@ -337,7 +342,8 @@ def _prove(out: Console, group: LocalGroup, statuses: Mapping[NodeId, NodeStatus
     if len(set(digests.values())) != 1:
         problems.append(f"the log files differ: {digests}")
     out.print()
-    terminal.print_table(("node", "role", "term", "lines", "log bytes", "SHA-256 of them"), rows, {"LEADER": "green"})
+    columns = ("node", "role", "term", "lines", "log bytes", "SHA-256 of them")
+    terminal.print_table(columns, rows, {"LEADER": "green"}, least=("SHA-256 of them", "term", "log bytes"))
     out.print()
     return problems
 

@@ -474,6 +474,14 @@ def test_who_went_on_without_its_successor_does_not_fit_even_if_its_end_looks_al
     master_log.shutdown()
 
 
+def test_a_slave_keeps_its_masters_number(replication: Replication, tmp_path: Path) -> None:
+    """On disk, before it has anything of its log: by it an old master is known, and the next one counts on."""
+    master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
+    replication.slave(slave_log, replication.master(master_log, epoch=3)[1])
+    caught_up(slave_log, master_log)
+    assert replication.epoch("slave").now == 3
+
+
 def test_an_outdated_master_learns_it_from_a_slave(replication: Replication, tmp_path: Path) -> None:
     """Of its successor's: somebody must stop it."""
     master_log, told = filled(tmp_path / "m", 3), list[str]()
