@@ -106,6 +106,7 @@ def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyP
         ("message", "send", "-t", "orders", "x", "--file", "pyproject.toml"),
         ("message", "send", "-t", "orders", "x", "--queue", "1", "--key", "k"),
         ("message", "send", "-t", "orders", "x", "--property", "novalue"),
+        ("message", "send", "-t", "orders", "x", "--property", "TAGS=new"),
         ("message", "send", "-t", "orders", "x", "--delay-level", "19"),
         ("message", "print", "-t", "orders", "--offset", "3"),
         ("message", "consume", "-t", "orders", "--from", "yesterday"),

@@ -7,6 +7,7 @@ import pytest
 
 from dledger_spark.errors import SchemaError
 from dledger_spark.source.sink_rows import RowError, bodies_of, row_format, rows_of
+from rocketstore.client.outgoing import check_properties
 
 HEADERS = "array<struct<key:string,value:binary>>"
 
@@ -40,6 +41,7 @@ def test_columns_become_the_message() -> None:
     assert first.message.properties == {"TAGS": "a", "x": "y", "KEYS": "k"}
     assert (second.message.topic, second.message.body, second.queue_id) == ("t2", b"two", None)
     assert second.message.properties == {}
+    check_properties(first.message)  # a producer takes it: copied messages keep what they had
 
 
 def test_kafka_names_are_understood() -> None:
