@@ -52,7 +52,7 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
     out = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
-        raise click.UsageError(f"the text has {len(lines)} lines: the demo needs at least {4 * BATCH_LINES}")
+        raise click.UsageError(f"the text is too short ({len(lines):,} of at least {4 * BATCH_LINES} lines)")
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     problems = ["the demo did not finish"]
     try:

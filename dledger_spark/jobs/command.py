@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,11 +75,13 @@ def job_command(
             conf: tuple[str, ...],
             as_json: bool,
             html: Path | None,
+            debug: bool,
             *args: P.args,
             **typed: P.kwargs,
         ) -> None:
-            options = parse(*args, **typed)
-            report = run_job(run, options, JobFrame(master, assigned(conf, "--conf"), as_json, html, name))
+            with _traces(debug):
+                options = parse(*args, **typed)
+                report = run_job(run, options, JobFrame(master, assigned(conf, "--conf"), as_json, html, name))
             click.get_current_context().exit(report.exit_code)
 
         command: Callable[..., None] = whole
@@ -111,7 +114,19 @@ _FRAME_OPTIONS = (
         metavar="FILE",
         help="Also write the report as a page with charts to one file.",
     ),
+    click.option("--debug", is_flag=True, help="Show where in Python and Spark an error came from."),
 )
+
+
+@contextmanager
+def _traces(shown: bool) -> Iterator[None]:
+    """Print an error's stack trace, if ``shown``, above its sentence."""
+    try:
+        yield
+    except DLedgerError:
+        if shown:
+            traceback.print_exc()
+        raise
 
 
 def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options, frame: JobFrame) -> JobReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from dledger.client import DLedgerClient
 
 FORMAT = "dledger"
 
@@ -121,7 +124,7 @@ def source_options(command: Callable[Concatenate[LogSource, P], Result]) -> Call
 
     @functools.wraps(command)
     def with_source(*args: P.args, **typed: P.kwargs) -> Result:
-        return command(_log_source(typed), *args, **typed)
+        return command(_checked_source(typed), *args, **typed)
 
     return _with_options(with_source, _OPTIONS)
 
@@ -136,7 +139,7 @@ def source_or_parquet_options(
         parquet = typed.pop("parquet")
         given = click.get_current_context().get_parameter_source
         if parquet is None:
-            return command(_log_source(typed), *args, **typed)
+            return command(_checked_source(typed), *args, **typed)
         for name, what in (("path", "DIR"), ("bootstrap", "--bootstrap"), ("from_index", "--from-index")):
             if typed[name] is not None and given(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"--parquet replaces the log: leave out {what}")
@@ -154,6 +157,44 @@ def _with_options(command: Callable[..., Result], options: Sequence[Callable[...
     for one in reversed(options):
         command = one(command)
     return command
+
+
+def _checked_source(typed: dict[str, Any]) -> LogSource:  # Any: what click made of each option
+    source = _log_source(typed)
+    master = click.get_current_context().params.get("master") or ""
+    check(source, dialled=not master.startswith("sc://") and not os.environ.get("SPARK_REMOTE"))
+    return source
+
+
+def check(source: LogSource, *, dialled: bool = True) -> None:
+    """Look for the log before Spark starts, which takes half a minute.
+
+    ``dialled``: a running group is asked, too, which with Spark Connect only the server may be able to reach. Raises
+    ``OptionError`` for options that make no sense or name another group, ``LogDirectoryError`` for a directory without
+    a log, and the client's ``DLedgerError`` for a group that does not answer.
+    """
+    from dledger_spark.directory.files import find
+    from dledger_spark.options import ReadOptions
+
+    options = ReadOptions.parse(source.options())
+    if source.path is not None:
+        find(Path(source.path))
+    elif dialled:
+        from dledger.client import DLedgerClient
+
+        client = DLedgerClient(options.servers, group=options.group, security=options.security.client())
+        with closing(client):  # not one to be shared: Spark starts processes later
+            _ask(client, options.group)
+
+
+def _ask(client: DLedgerClient, group: str) -> None:
+    from dledger.errors import IdentityError
+    from dledger_spark.errors import OptionError
+
+    try:
+        client.metadata()
+    except IdentityError as error:
+        raise OptionError(f"option --group {group}: {error}") from error
 
 
 def _log_source(typed: dict[str, Any]) -> LogSource:  # Any: what click made of each option

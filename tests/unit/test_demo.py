@@ -158,7 +158,7 @@ def test_a_short_text_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "short"
     file.write_text("one line\n")
 
-    with pytest.raises(click.UsageError, match="the text has 1 lines"):
+    with pytest.raises(click.UsageError, match=r"too short \(1 of at least 200 lines\)"):
         demo.run(file, keep=False)
 
 

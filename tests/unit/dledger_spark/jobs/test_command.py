@@ -20,8 +20,9 @@ from click.testing import CliRunner
 
 from cluster.cli import main as dledger
 from dledger.contexts import changing, contexts_path
-from dledger.errors import ConfigError
-from dledger_spark.jobs import JOBS, command, stats
+from dledger.errors import ConfigError, UnavailableError
+from dledger_spark.errors import LogDirectoryError, OptionError
+from dledger_spark.jobs import JOBS, command, source, stats
 from dledger_spark.jobs.command import PROGRESS_BAR, JobFrame, job_command, job_session, require_spark, run_standalone
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.report import JobReport
@@ -29,6 +30,7 @@ from dledger_spark.jobs.source import LogSource, source_options
 from dledger_spark.jobs.spark_errors import reason
 from dledger_spark.session import START_DEFAULTS
 from tests.docs.documents import ROOT
+from tests.support.fake_group import fake_group
 from tests.unit.dledger_spark.jobs.reports import REPORT
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[JobFrame]:
 
     monkeypatch.setattr(command, "job_session", no_session)
     monkeypatch.setattr(command, "spark_errors_in_a_sentence", no_errors)
+    monkeypatch.setattr(source, "check", lambda *_arguments, **_options: None)
     return seen
 
 
@@ -123,6 +126,7 @@ def test_progress_is_shown_on_a_terminal_unless_the_user_says_otherwise(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a default, so that a setting of the user's wins; whatever else is usual stays."""
+    (tmp_path / "commitlog").mkdir()
     opened: list[tuple[Any, Mapping[str, str]]] = []
 
     def open_nothing(_master: str | None, _app: str, conf: Mapping[str, str], defaults: Mapping[str, str]) -> None:
@@ -216,6 +220,59 @@ def test_a_directory_wins_over_the_environments_group(frames: list[JobFrame], tm
     CliRunner(env={"DLEDGER_BOOTSTRAP": "h:1"}).invoke(_sample(REPORT, sources), [str(tmp_path)])
 
     assert sources[0].options() == {"path": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (["-b", "127.0.0.1:1", "--option", "fetchTimeoutMs=100"], UnavailableError, "127.0.0.1:1 is unreachable"),
+        (["-b", "nonsense"], OptionError, "invalid address 'nonsense'"),
+        (["."], LogDirectoryError, "holds no log"),
+        ([".", "--option", "foo=1"], OptionError, "option foo is unknown"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], error: type[Exception], said: str
+) -> None:
+    """Spark takes half a minute to start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "open_session", lambda *_: pytest.fail("Spark was started"))
+
+    result = CliRunner().invoke(_sample(REPORT), words)
+
+    assert isinstance(result.exception, error)
+    assert said in str(result.exception)
+
+
+def test_another_groups_name_is_refused_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer names the right one."""
+    monkeypatch.setattr(command, "open_session", lambda *_: pytest.fail("Spark was started"))
+    with fake_group(1) as group:
+        result = CliRunner().invoke(_sample(REPORT), ["-b", group.addresses[0], "-g", "wrong"])
+
+    assert isinstance(result.exception, OptionError)
+    assert "option --group wrong: this node serves group " in str(result.exception)
+
+
+@pytest.mark.parametrize("words", [["--master", "sc://h"], []])
+def test_only_the_server_of_spark_connect_must_reach_the_group(
+    frames: list[JobFrame], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """This machine may be outside."""
+    seen: list[bool] = []
+    monkeypatch.setattr(source, "check", lambda _source, *, dialled: seen.append(dialled))
+    CliRunner(env={"SPARK_REMOTE": ""}).invoke(_sample(REPORT), ["-b", "h:1", *words])
+    CliRunner(env={"SPARK_REMOTE": "sc://h"}).invoke(_sample(REPORT), ["-b", "h:1"])
+
+    assert seen == [not words, False]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_stack_trace_is_shown_when_it_is_asked_for(debug: bool) -> None:
+    """Otherwise the sentence is all there is."""
+    result = CliRunner().invoke(_sample(REPORT), ["-b", "nonsense", *(["--debug"] if debug else [])])
+
+    assert ("Traceback" in result.stderr) == debug
 
 
 def test_a_job_reads_the_group_of_a_context_with_its_certificates(

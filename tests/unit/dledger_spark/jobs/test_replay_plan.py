@@ -180,6 +180,7 @@ def test_the_target_is_the_group_that_is_read_unless_it_is_said(monkeypatch: pyt
     """And security is the environment's."""
     seen: list[ReplayOptions] = []
     monkeypatch.setattr("dledger_spark.jobs.command.run_job", _remembered(seen))
+    monkeypatch.setattr("dledger_spark.jobs.source.check", lambda *_arguments, **_options: None)
 
     CliRunner(env={"DLEDGER_ACCESS_KEY": "me", "DLEDGER_SECRET_KEY": "s"}).invoke(
         replay.command, ["-b", "h:1", "-g", "g", "-t", "a", "--to-topic", "b", "--to-option", "batchBytes=1k"]
