@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.local.brokers import LocalBrokers
-from rocketstore.client import ClusterAdmin, ClusterConsumer, ClusterProducer, Message, TopicInfo
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client import ClusterAdmin, ClusterConsumer, ClusterProducer, Message, NotFoundError, TopicInfo
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.groups import BrokerGroup
 from rocketstore.nameserver.server import NameServer

@@ -13,8 +13,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from dledger.errors import DLedgerError
-from rocketstore.client import Admin, Consumer, Message, Producer, TopicInfo
+from rocketstore.client import Admin, Consumer, DLedgerError, Message, Producer, TopicInfo
 
 
 def produce(addresses: list[str], topic: str, count: int) -> set[str]:

@@ -95,7 +95,8 @@ Examples:
   dledger message send -t lines --file access.log
 
 A message is acknowledged when the master has stored it (in a group: a majority). Exit code 3 means that some messages
-have an unknown outcome: they may be stored or not. Nothing is ever sent twice."""
+have an unknown outcome: they may be stored or not. What is sent again
+meanwhile is stored once."""
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option("-t", "--topic", required=True)
