@@ -108,12 +108,16 @@ def condition_lines(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> list
 
 def _rendered(rows: Sequence[Sequence[str]], conditions: Sequence[str]) -> RenderableType:
     """For a terminal: notes and conditions below the table, where lines are long enough for them."""
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.text import Text
 
+    columns, shown, gone = terminal.fitting(
+        _COLUMNS[:-1], [row[:-1] for row in rows], Console().width, ("flushed", "begin", "clients", "committed", "term")
+    )
     notes = [Text(f"{row[0]}: {row[-1]}", style="bold yellow") for row in rows if row[-1]]
     wrong = [Text(line, style="bold red") for line in conditions]
-    return Group(terminal.table(_COLUMNS[:-1], [row[:-1] for row in rows], _STYLES), *notes, *wrong)
+    left_out = [Text(f"(no room for: {', '.join(gone)})")] if gone else []
+    return Group(terminal.table(columns, shown, _STYLES), *notes, *wrong, *left_out)
 
 
 def find_leader(answers: Mapping[NodeId, NodeStatus | DLedgerError]) -> NodeStatus | None:

@@ -78,6 +78,18 @@ class RecoveryReport:
     doubt: str = ""
     """Why the member may have forgotten statements, as far as this opening found out; empty if it found nothing."""
 
+    def __str__(self) -> str:
+        entry = "the log is empty" if self.last_index < 0 else f"the last entry is {self.last_index}"
+        more = [
+            f"verified {self.verified_entries} from {self.verified_from}" if self.verified_entries else "",
+            "" if self.cut_at is None else f"cut at position {self.cut_at} ({self.cut_reason})",
+            "" if self.index_rewritten_from is None else f"index rewritten from {self.index_rewritten_from}",
+            f"removed {', '.join(map(str, self.removed))}" if self.removed else "",
+            f"in doubt: {self.doubt}" if self.doubt else "",
+        ]
+        stop = "a clean stop" if self.clean_stop else "no clean stop"
+        return f"recovered in {self.duration_ms} ms after {stop}: {'; '.join((entry, *filter(None, more)))}"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -533,6 +533,22 @@ def test_status_is_a_rich_table_on_a_terminal(
     assert "…" not in shown
 
 
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_status_keeps_within_the_terminals_width(
+    group_of_three: FakeClient, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Columns that do not fit are named below; those that are shown are whole."""
+    on_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(width))
+
+    table, _, rest = run("status").output.partition("n0: DISK FULL")
+
+    assert max(len(line) for line in table.splitlines()) <= width
+    assert "…" not in table
+    assert all(word in table for word in ("node", "role", "end", "lag", "unreachable"))
+    assert ("no room for: flushed" in rest) == (width < 70)
+
+
 def test_status_as_json_holds_everything(group_of_three: FakeClient, run: Callable[..., Result]) -> None:
     """One document; unreachable nodes are in it."""
     document = json.loads(run("status", "--json").output)

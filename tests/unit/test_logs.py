@@ -81,6 +81,30 @@ def test_a_recovery_is_one_line_with_all_that_was_found(log: Begin) -> None:
     assert line["removed"] == ["/data/old"]
 
 
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (RecoveryReport(False, -1, 0, 0, duration_ms=3), "recovered in 3 ms after no clean stop: the log is empty"),
+        (
+            RecoveryReport(True, 41, 30, 12, duration_ms=7),
+            "recovered in 7 ms after a clean stop: the last entry is 41; verified 12 from 30",
+        ),
+        (
+            RecoveryReport(False, 41, 0, 0, 99, "bad CRC", 40, (Path("/a"), Path("/b")), 7, "its disk was copied"),
+            "recovered in 7 ms after no clean stop: the last entry is 41; cut at position 99 (bad CRC); index "
+            "rewritten from 40; removed /a, /b; in doubt: its disk was copied",
+        ),
+    ],
+)
+def test_a_recovery_is_a_sentence(log: Begin, report: RecoveryReport, told: str) -> None:
+    """Whoever reads a log need not read Python."""
+    stream = log("info", "text")
+
+    NodeLines(N0).recovered(report)
+
+    assert stream.getvalue().rstrip().endswith(f"n0: {told}")
+
+
 def test_who_was_refused_what_is_a_line_of_fields(log: Begin) -> None:
     """An audit line is searched by its fields; repeats are told with their number."""
     stream = log("info", "json")
