@@ -179,7 +179,7 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_exits_with_0(tmp_path: Path
         assert code == 0, group.logs(leader)
         assert successor != leader
         assert after.index > result.index
-        assert "clean_stop=True" in group.logs(leader)
+        assert "after a clean stop" in group.logs(leader)
 
 
 def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> None:
