@@ -28,6 +28,7 @@ SMALL_LOG: Final = "same restart of a tenth of the log"
 STRUCT_LOOP: Final = "a loop with struct, into lists, into a batch"
 PARQUET: Final = "Spark's own scan of the same rows in Parquet (snappy)"
 WITH_BODIES: Final = "the same with bodies"
+BARE_PYTHON: Final = "an interpreter that does nothing"
 ONE_CORE: Final = "the same on one core"
 SMALL_SPLITS: Final = "the same with splits of 32 MiB"
 
@@ -135,6 +136,9 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "metrics_scrape": (at_most(20, "ms"),),
     "metrics_overhead_pipelined": (at_most(1.1, baseline=UNMEASURED),),
     "metrics_overhead_single": (at_most(1.1, baseline=UNMEASURED),),
+    # A whole command, in processor time.
+    "cli_help": (at_most(0.1, "s"),),
+    "cli_status": (at_most(0.25, "s"),),
     # The idle web console of three nodes.
     "console_idle_no_page": (at_most(2, "% of a core"),),
     "console_idle_one_page": (at_most(2, "% of a core"),),

@@ -8,6 +8,7 @@ from benchmarks.registry import Scenario
 from benchmarks.scenarios import (
     appends,
     brokers,
+    commands,
     console,
     crowds,
     failover,
@@ -28,6 +29,7 @@ from benchmarks.scenarios import (
 ALL: Final[tuple[Scenario, ...]] = (
     resources.IDLE,
     resources.PENDING,
+    commands.SCENARIO,
     console.IDLE,
     appends.SYNC,
     appends.ASYNC,
