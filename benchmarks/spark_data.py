@@ -19,13 +19,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dledger.clock import Clock
-from dledger.config import MIB, StoreConfig
+from dledger.config import StoreConfig
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHAIN_CRC_END, CHAIN_CRC_OFFSET, HEADERS, UNITS, blank_head, segment_name
 from dledger.store.fs import FileSystem
 from dledger.types import LogIndex, NodeId
+from dledger.values import MIB
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import HEAD_V4, PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, encode_record
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.config import MIB, StoreConfig
+from dledger.config import StoreConfig
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId, Term
+from dledger.values import MIB
 
 BODY_BYTES: Final = 1024
 RECORD_BYTES: Final = BODY_BYTES + ENTRY_HEADER_BYTES

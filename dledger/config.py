@@ -6,7 +6,6 @@ that is wrong with it at once. Reading conf files and the environment is ``dledg
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,10 +16,15 @@ from dledger.errors import ConfigError
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.limits import Bytes, BytesOrZero, Millis, Percent, Port, Positive, Range, Unit, out_of_range
 from dledger.types import NodeId
-from dledger.values import address_text, host_of, parse_address, split, without_brackets
+from dledger.values import (
+    CLIENT_PORT_OFFSET,
+    MIB,
+    address_text,
+    parse_address,
+    plaintext_problems,
+    split,
+)
 
-MIB: Final = 1 << 20
-CLIENT_PORT_OFFSET: Final = 10_000
 _DEFAULT_NODE: Final = NodeId("n0")
 
 
@@ -250,35 +254,6 @@ class SecurityConfig:
             ("tls_key_path", self.tls_key_path),
             ("tls_trust_cert_path", self.tls_trust_cert_path),
         )
-
-
-def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> list[str]:
-    """Problems of plaintext at these addresses (``host:port`` or hosts): none if all are on this machine."""
-    remote = [one for one in dict.fromkeys(addresses) if not is_loopback(one)]
-    if not remote:
-        return []
-    return [
-        f"plaintext is for loopback addresses, and {', '.join(remote)} {'is' if len(remote) == 1 else 'are'} "
-        f"not: {use_tls} (`dledger certs` creates the files), or {insist} to accept the risk"
-    ]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether a host, or the host of ``host:port``, is certainly this machine and visible from nowhere else.
-
-    Of names only ``localhost``: many machines ask a name server for names ending in ``.localhost``.
-    """
-    kind, _, path = address.partition(":")
-    if kind in ("unix", "unix-abstract") and path:
-        return not path.isdigit()  # otherwise a host of that name
-    has_port = address.count(":") == 1 or (address.startswith("[") and not address.endswith("]"))
-    host = host_of(address) if has_port else without_brackets(address)
-    if host.removesuffix(".").lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

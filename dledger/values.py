@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
@@ -22,6 +23,9 @@ _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 _PORT_MAX: Final = 65535
+MIB: Final = 1 << 20
+CLIENT_PORT_OFFSET: Final = 10_000
+"""From a node's peer port to its client port, unless it is configured."""
 
 
 def parse_size(text: str) -> int:
@@ -128,3 +132,32 @@ def _is_ipv6(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> list[str]:
+    """Problems of plaintext at these addresses (``host:port`` or hosts): none if all are on this machine."""
+    remote = [one for one in dict.fromkeys(addresses) if not is_loopback(one)]
+    if not remote:
+        return []
+    return [
+        f"plaintext is for loopback addresses, and {', '.join(remote)} {'is' if len(remote) == 1 else 'are'} "
+        f"not: {use_tls} (`dledger certs` creates the files), or {insist} to accept the risk"
+    ]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a host, or the host of ``host:port``, is certainly this machine and visible from nowhere else.
+
+    Of names only ``localhost``: many machines ask a name server for names ending in ``.localhost``.
+    """
+    kind, _, path = address.partition(":")
+    if kind in ("unix", "unix-abstract") and path:
+        return not path.isdigit()  # otherwise a host of that name
+    has_port = address.count(":") == 1 or (address.startswith("[") and not address.endswith("]"))
+    host = host_of(address) if has_port else without_brackets(address)
+    if host.removesuffix(".").lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

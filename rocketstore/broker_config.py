@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from dledger.config import CLIENT_PORT_OFFSET, AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, is_loopback
+from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError
 from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
-from dledger.values import address_text, parse_address, parse_addresses
+from dledger.values import CLIENT_PORT_OFFSET, address_text, is_loopback, parse_address, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
 from rocketstore.types import BrokerRole, TlsServerMode

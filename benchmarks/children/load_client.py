@@ -19,11 +19,11 @@ import grpc
 from cluster.local.tls import client_security
 from dledger.client import Appender, AppendFuture, ClientSecurity, DLedgerClient
 from dledger.client.appender import ENTRY_OVERHEAD_BYTES
-from dledger.config import MIB
 from dledger.errors import DLedgerError
 from dledger.rpc import options
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.clients.codec import Append
+from dledger.values import MIB
 
 
 class Pipeline:

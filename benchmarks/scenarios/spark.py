@@ -16,8 +16,8 @@ from benchmarks.processes import PythonChild
 from benchmarks.registry import Scenario
 from benchmarks.spark_data import LogSpec, WrittenLog, cached_log
 from benchmarks.targets import ONE_CORE, PARQUET, SMALL_SPLITS, STRUCT_LOOP, WITH_BODIES
-from dledger.config import MIB
 from dledger.store.format import HEADER
+from dledger.values import MIB
 from rocketstore.message.record import HEAD_V4
 
 CHILD: Final = "benchmarks.children.spark_scan"

@@ -17,9 +17,9 @@ from benchmarks.figures import Figure
 from benchmarks.registry import Scenario
 from benchmarks.store_access import BODY_BYTES, RECORD_BYTES, TERM, open_store
 from benchmarks.targets import BARE_LOOP
-from dledger.config import MIB
 from dledger.store.format import HEADER
 from dledger.types import EntryRun, LogIndex
+from dledger.values import MIB
 
 BATCH_ENTRIES: Final = 256
 RUN_BYTES: Final = MIB

@@ -14,9 +14,8 @@ from cluster import logs, process
 from cluster.broker_target import BrokerTarget, precede
 from cluster.connection import GroupTarget, group_options
 from dledger import flag_values
-from dledger.config import is_loopback
 from dledger.contexts import ContextOption
-from dledger.values import parse_address
+from dledger.values import is_loopback, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"

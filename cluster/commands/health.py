@@ -144,7 +144,7 @@ def own_server(environ: Mapping[str, str]) -> OwnServer:
         config, _warnings = load_broker_settings(file, environ, {})
     except ConfigError:
         from dledger import settings
-        from dledger.config import CLIENT_PORT_OFFSET
+        from dledger.values import CLIENT_PORT_OFFSET
 
         node = settings.load(file, environ, {}).config  # no broker's settings: a node's, or neither's
         port = node.client_port if node.client_port is not None else node.self_member.port + CLIENT_PORT_OFFSET

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cluster.local.group import LEADER_TIMEOUT_S, LocalGroup, wait_until
-from dledger.config import CLIENT_PORT_OFFSET
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
+from dledger.values import CLIENT_PORT_OFFSET
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -20,9 +20,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-from dledger.config import is_loopback
 from dledger.errors import ConfigError, DLedgerError
-from dledger.values import address_text
+from dledger.values import address_text, is_loopback
 
 _log = logging.getLogger(__name__)
 

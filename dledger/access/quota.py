@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.config import MIB
 from dledger.errors import PendingFullError
+from dledger.values import MIB
 
 CONNECTION_SHARE_PERCENT: Final = 50
 """The share of each limit for one connection; or the owner's share, if that is less."""

@@ -30,7 +30,6 @@ from dledger.client.shared import (
     rpc_failure,
     split,
 )
-from dledger.config import MIB
 from dledger.errors import (
     DLedgerError,
     EmptyBatchError,
@@ -50,6 +49,7 @@ from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import Window
 from dledger.types import Entry, LogIndex, NodeId
+from dledger.values import MIB
 
 _T = TypeVar("_T")
 

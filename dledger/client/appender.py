@@ -8,7 +8,6 @@ from typing import Final
 
 from dledger.client.appends import INFLIGHT_REQUESTS_MAX, RULES
 from dledger.client.shared import AppendResult
-from dledger.config import MIB
 from dledger.records import record
 from dledger.sending.aio import AsyncLinks, AsyncSender
 from dledger.sending.aio_futures import AsyncSentItem, AsyncSentMany
@@ -17,6 +16,7 @@ from dledger.sending.futures import SentItem, SentMany
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.threads import Links, Sender
 from dledger.sending.window import Window, WindowOptions
+from dledger.values import MIB
 
 ENTRY_OVERHEAD_BYTES: Final = ITEM_OVERHEAD_BYTES
 AppendFuture = SentItem[AppendResult]

@@ -8,7 +8,6 @@ from typing import Final, overload
 import grpc
 
 from dledger.client.shared import AppendResult, is_retried, results_of, rpc_failure
-from dledger.config import MIB
 from dledger.errors import DLedgerError, EntryTooLargeError, InvalidRequestError
 from dledger.records import record
 from dledger.rpc import options
@@ -17,6 +16,7 @@ from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
 from dledger.sending.stream import Wire
 from dledger.sending.window import WindowOptions
 from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
+from dledger.values import MIB
 
 AppendBatch = OutgoingBatch[None, AppendResult]
 INFLIGHT_REQUESTS_MAX: Final = 32

@@ -29,7 +29,6 @@ from dledger.client.shared import (
     rpc_failure,
     split,
 )
-from dledger.config import MIB
 from dledger.errors import (
     DLedgerError,
     EmptyBatchError,
@@ -49,6 +48,7 @@ from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
 from dledger.sending.window import Window
 from dledger.types import Entry, LogIndex, NodeId
+from dledger.values import MIB
 
 _T = TypeVar("_T")
 

@@ -14,12 +14,11 @@ import grpc
 
 from dledger.access.signing import Signer
 from dledger.client.signing import SigningInterceptor, async_interceptors
-from dledger.config import plaintext_problems
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
 from dledger.rpc import options, tls
+from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.tls import TlsFiles
-from dledger.rpc.tls_keeper import FileWatch
-from dledger.values import parse_address
+from dledger.values import parse_address, plaintext_problems
 
 __all__ = ["ChannelMaker", "ClientSecurity", "TlsFiles"]
 

@@ -10,7 +10,6 @@ import grpc
 import tenacity
 
 from dledger.client.signing import is_challenge
-from dledger.config import CLIENT_PORT_OFFSET, MIB
 from dledger.errors import (
     AccessDeniedError,
     DLedgerError,
@@ -30,6 +29,7 @@ from dledger.records import record
 from dledger.rpc import tls
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, StoredRun, Term
+from dledger.values import CLIENT_PORT_OFFSET, MIB
 
 REQUEST_BYTES_MAX: Final = MIB
 """The limit for the bodies in one request of ``append_many`` (at least one entry)."""

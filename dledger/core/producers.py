@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.config import MIB, ReplicationConfig, ServerConfig
+from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core.ports import Log
 from dledger.core.producer_names import account_of, is_made_up, stream_batch
 from dledger.core.producer_payload import (
@@ -61,6 +61,7 @@ from dledger.errors import (
 )
 from dledger.records import record
 from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, ProducerBatch, StoredRun
+from dledger.values import MIB
 
 RUNS_KEPT: Final = 32
 """Runs per producer that the leader remembers, to answer where repeated entries are."""

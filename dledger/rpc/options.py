@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from dledger.config import MIB, ConnectionLimits, ServerConfig
 from dledger.errors import ConfigError
-from dledger.values import address_text
+from dledger.values import MIB, address_text
+
+if TYPE_CHECKING:  # clients, which start often, need no server's settings
+    from dledger.config import ConnectionLimits, ServerConfig
 
 RAFT_SERVICE: Final = "dledger.v1.RaftService"
 LOG_SERVICE: Final = "dledger.v1.LogService"

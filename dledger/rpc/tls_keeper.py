@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 import grpc
@@ -21,6 +19,7 @@ import grpc
 from dledger.config import ClientAuth, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError, DLedgerError
 from dledger.rpc import tls
+from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.tls import TlsFiles, TlsMaterial
 
 _LOG = logging.getLogger(__name__)
@@ -28,39 +27,6 @@ _LOG = logging.getLogger(__name__)
 EXPIRES_SOON: Final = timedelta(days=14)
 _SETTLING_S: Final = 2.0
 """How long after a change mismatched files are tolerated before they are logged."""
-
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-class FileWatch:
-    """Detects whether files have changed since they were last read."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self._seen: _Stamp = ()
-
-    def changed(self) -> bool:
-        """Whether they have since the last call, which the first call affirms."""
-        before, self._seen = self._seen, tuple(map(_stamp, self._paths))
-        return before != self._seen
-
-    def again(self) -> None:
-        """Report them as changed next time, too."""
-        self._seen = ()
-
-    @property
-    def age_s(self) -> float:
-        """How long ago the youngest file was written, by the wall clock."""
-        written = [one[1] for one in self._seen if one is not None]
-        return abs(time.time() - max(written) / 1e9) if written else 0.0
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True, slots=True)

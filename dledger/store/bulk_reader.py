@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 from crc32c import crc32c
 
-from dledger.config import MIB
 from dledger.errors import (
     CorruptLogError,
     IndexBeforeBeginError,
@@ -27,6 +26,7 @@ from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.reader import LogReader
 from dledger.types import BlockDigest, EntryRun, LogChunk, LogIndex, LogPlace, LogRange, Magic, Position
+from dledger.values import MIB
 
 _COLD: Final = sys.maxsize
 """Everything that begins below this is read with ``pread``."""

@@ -11,7 +11,6 @@ from typing import Final, NoReturn, TypeVar
 import numpy as np
 from crc32c import crc32c
 
-from dledger.config import MIB
 from dledger.errors import (
     CorruptLogError,
     IndexBeforeBeginError,
@@ -26,6 +25,7 @@ from dledger.store.log_files import LogFiles, SuspectEntryError
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import UnreadableError
 from dledger.types import Entry, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
+from dledger.values import MIB
 
 _Result = TypeVar("_Result")
 

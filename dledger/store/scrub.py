@@ -13,7 +13,6 @@ from typing import Final
 
 from crc32c import crc32c
 
-from dledger.config import MIB
 from dledger.errors import CorruptLogError
 from dledger.layout import BLANK_MAGIC
 from dledger.store.checkpoint import REPAIR_ADVICE, Mark
@@ -32,6 +31,7 @@ from dledger.store.format import (
 from dledger.store.log_files import LogFiles
 from dledger.store.log_state import LogState
 from dledger.store.mmap_file import MappedFile, UnreadableError
+from dledger.values import MIB
 
 STEP_BYTES: Final = MIB
 

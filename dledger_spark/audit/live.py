@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from dledger.client.sync import DLedgerClient
 from dledger.conditions import ConditionKind
-from dledger.config import MIB
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name
 from dledger.types import NodeId
+from dledger.values import MIB
 from dledger_spark.audit.blocks import Coverage, ReplicaDigest, Stretch, block_bounds, coverage, split
 from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
 from dledger_spark.errors import PipelineError

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from dledger.config import MIB
+from dledger.values import MIB
 from dledger_spark.decode.checksums import chain_after
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.decoder import decode_columns, looks_at_checksums

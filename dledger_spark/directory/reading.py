@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from dledger.config import MIB
 from dledger.layout import MIN_BLANK_BYTES
+from dledger.values import MIB
 from dledger_spark.decode import DecodeContext, WalkEnd, batch_bytes_for, batches, positions_of, walk
 from dledger_spark.decode.decoder import looks_at_checksums
 from dledger_spark.decode.layout import Bytes, Ints

@@ -19,10 +19,10 @@ from typing import Final
 
 from crc32c import crc32c
 
-from dledger.config import MIB
 from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.format import HEADER, EntryHeader, is_magic
 from dledger.types import Magic
+from dledger.values import MIB
 from dledger_spark.decode import RecordWalk, WalkEnd, walk
 from dledger_spark.decode.layout import Ints
 from dledger_spark.directory.files import LogSegment

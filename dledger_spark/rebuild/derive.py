@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dledger.config import MIB
+from dledger.values import MIB
 from dledger_spark.decode.context import DecodeContext
 from dledger_spark.decode.layout import Ints, Mask
 from dledger_spark.decode.records import Records, rows_of

@@ -20,10 +20,10 @@ import grpc
 
 from dledger.access.quota import Quota
 from dledger.conditions import Conditions
-from dledger.config import MIB
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.options import limit_metadata
+from dledger.values import MIB
 from rocketstore.broker.codec import ResultEncoder, SendCall
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess

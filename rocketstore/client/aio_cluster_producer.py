@@ -14,9 +14,9 @@ from typing import Final, Self, TypeVar
 from dledger.client.aio_channels import Answer
 from dledger.client.discovery import Directory
 from dledger.client.security import ClientSecurity
-from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError, TlsError, UnavailableError
 from dledger.sending.batch import call
+from dledger.values import MIB
 from rocketstore.client.aio_producer import BODY_BYTES_MAX, AsyncMessageSender, AsyncProducer
 from rocketstore.client.aio_routes import AsyncRoutes
 from rocketstore.client.aio_sends import AsyncSendFuture

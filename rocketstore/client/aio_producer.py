@@ -18,12 +18,12 @@ from dledger.client.aio_channels import Answer
 from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
-from dledger.config import MIB
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.aio_futures import wait_for_batch
 from dledger.sending.aio_stream import AsyncStream
 from dledger.sending.batch import call
+from dledger.values import MIB
 from rocketstore.client.aio_connection import AsyncBrokerConnection
 from rocketstore.client.aio_sends import AsyncSendFuture, AsyncSendManyFuture
 from rocketstore.client.aio_topic_cache import AsyncTopicCache

@@ -14,9 +14,9 @@ from typing import Final, Self, TypeVar
 from dledger.client.channels import Answer
 from dledger.client.discovery import Directory
 from dledger.client.security import ClientSecurity
-from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError, TlsError, UnavailableError
 from dledger.sending.batch import call
+from dledger.values import MIB
 from rocketstore.client.errors import NotFoundError, PartlySentError, is_retried, is_retried_read, receipts_of_all
 from rocketstore.client.producer import BODY_BYTES_MAX, MessageSender, Producer
 from rocketstore.client.receipts import SendReceipt

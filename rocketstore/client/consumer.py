@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal, TypedDict, Unpack
 from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
-from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
+from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher

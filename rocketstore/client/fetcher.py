@@ -15,8 +15,8 @@ import grpc
 
 from dledger.backoff import Backoff
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
-from dledger.config import MIB
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, NotFoundError, OffsetOutOfRangeError, failure_of, is_retried_read
 from rocketstore.client.methods import parse_answer

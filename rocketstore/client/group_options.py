@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from dledger.config import MIB
 from dledger.errors import ConfigError
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
+from dledger.values import MIB
 from rocketstore.client.consumer import Start
 
 

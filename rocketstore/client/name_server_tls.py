@@ -6,9 +6,9 @@ import ssl
 from collections.abc import Sequence
 
 from dledger.client.security import ClientSecurity, TlsFiles
-from dledger.config import plaintext_problems
 from dledger.errors import ConfigError
 from dledger.rpc import tls
+from dledger.values import plaintext_problems
 
 
 def context_maker(addresses: Sequence[str], security: ClientSecurity) -> ContextMaker | None:

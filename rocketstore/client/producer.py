@@ -18,12 +18,12 @@ from dledger.client.channels import Answer
 from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
-from dledger.config import MIB
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.sending.batch import call
 from dledger.sending.futures import wait_for_batch
 from dledger.sending.stream import Stream
 from dledger.sending.threads import Links, OnAnswer, OnEnd, Sender
+from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import MessageRefusedError, NotFoundError, receipts_of_all
 from rocketstore.client.methods import PRODUCER

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, overload
 
 import grpc
 
-from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError
 from dledger.limits import AboveZero, Bytes, Positive, Range, out_of_range
 from dledger.records import record
@@ -17,6 +16,7 @@ from dledger.sending.futures import NO_OUTCOME, SentItem, SentMany
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.stream import Wire
 from dledger.sending.window import Window, WindowOptions
+from dledger.values import MIB
 from rocketstore.client.errors import (
     BadAnswerError,
     MessageRefusedError,

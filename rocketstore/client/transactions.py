@@ -15,9 +15,9 @@ from typing import Final
 from dledger.client.discovery import Directory
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
-from dledger.config import MIB
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
 from dledger.records import record
+from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, is_retried_read
 from rocketstore.client.memberships import BrokerStreams, new_client_id

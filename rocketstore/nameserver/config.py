@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from dledger.access.addresses import AddressPattern, parse_patterns
-from dledger.config import MIB, SecurityConfig
+from dledger.config import SecurityConfig
 from dledger.limits import Port, Range, Unit, out_of_range
+from dledger.values import MIB
 from rocketstore.nameserver.tables import TableLimits
 from rocketstore.types import TlsServerMode
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import rocketstore.client
 from cluster.cli import main
 from cluster.local.brokers import LocalBrokers
-from dledger.config import MIB
+from dledger.values import MIB
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, lines, table_below
 from tests.support.waiting import wait_until

@@ -13,9 +13,10 @@ import pytest
 
 from cluster.local.group import free_ports
 from dledger.client import DLedgerClient
-from dledger.config import CLIENT_PORT_OFFSET, Member, ServerConfig, StoreConfig
+from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.server import DLedgerServer
 from dledger.types import NodeId
+from dledger.values import CLIENT_PORT_OFFSET
 from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message

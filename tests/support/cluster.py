@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from dledger.config import MIB, ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
+from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.invariants import LastCheck, check
 from dledger.core.member_state import Follower, Leader, MemberRun
 from dledger.core.messages import (
@@ -28,6 +28,7 @@ from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.types import AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
+from dledger.values import MIB
 from tests.support.disk_log import DiskLog
 
 N0, N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(5))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dledger.config import MIB
 from dledger.errors import CorruptLogError
 from dledger.types import LogIndex, Term
+from dledger.values import MIB
 from tests.sim.sim_log import SimLog
 
 

@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-from dledger.config import MIB
 from dledger.core.ports import AppendHook, BatchHook
 from dledger.errors import (
     IndexBeforeBeginError,
@@ -38,6 +37,7 @@ from dledger.types import (
     Position,
     Term,
 )
+from dledger.values import MIB
 
 
 class MemoryStore:

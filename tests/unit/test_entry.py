@@ -145,5 +145,5 @@ def test_asking_for_the_status_loads_no_server_and_no_broker() -> None:
         one
         for one in loaded
         if one.startswith(("numpy", "rich", "pyspark", "rocketstore", "dledger.store", "dledger.rpc.peers"))
-        or one in {"dledger.core.messages", "dledger.client.aio", "dledger.server"}
+        or one in {"dledger.config", "dledger.core.messages", "dledger.client.aio", "dledger.server"}
     ]

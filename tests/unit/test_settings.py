@@ -20,12 +20,12 @@ from dledger.config import (
     SecurityConfig,
     ServerConfig,
     StoreConfig,
-    is_loopback,
 )
 from dledger.errors import ConfigError
 from dledger.java_families import UNUSED
 from dledger.java_names import ALIASES
 from dledger.types import NodeId
+from dledger.values import is_loopback
 
 ROCKETMQ_CONF = """\
 brokerClusterName=RaftCluster

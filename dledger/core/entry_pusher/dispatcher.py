@@ -16,7 +16,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Final
 
-from dledger.config import MIB, FlushMode, ReplicationConfig
+from dledger.config import FlushMode, ReplicationConfig
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import (
     LoadRun,
@@ -32,6 +32,7 @@ from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.records import record
 from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
+from dledger.values import MIB
 
 RECENT_BYTES: Final = 32 * MIB
 """Entries further behind the end probably have to be read from the disk."""

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from dledger.config import MIB
 from dledger.errors import DLedgerError, EarlierRequestFailedError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.calls import Call
 from dledger.types import AppendedBatch
+from dledger.values import MIB
 
 REQUESTS_PENDING_MAX: Final = 1024
 """The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.config import MIB
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients.codec import SUCCESS, raise_failure, status_of
 from dledger.rpc.fields import index, parse
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, LogRange, Position
+from dledger.values import MIB
 
 BLOCK_BYTES_DEFAULT: Final = 4 * MIB
 PLACES_MAX: Final = 4096

@@ -14,11 +14,12 @@ from contextlib import ExitStack, aclosing, contextmanager
 from typing import Final, NamedTuple, TypeVar
 
 from dledger.access.quota import Quota, TooManyWaitsError
-from dledger.config import MIB, ServerConfig
+from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import BulkLog
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
+from dledger.values import MIB
 
 BULK_THREADS_MAX: Final = 2
 CHUNK_BYTES_DEFAULT: Final = MIB

@@ -20,7 +20,7 @@ from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.permissions import Permission
 from dledger.access.quota import Limits, Quotas
 from dledger.conditions import Conditions
-from dledger.config import MIB, ServerConfig
+from dledger.config import ServerConfig
 from dledger.core.producer_names import own_name
 from dledger.errors import (
     AppendsNotServedError,
@@ -49,6 +49,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.connections import Connection, Connections
 from dledger.rpc.ports import LogNode, RoleEvent
 from dledger.types import Entry, LogIndex
+from dledger.values import MIB
 
 READ_THREADS_MAX: Final = 4
 READ_BYTES_DEFAULT: Final = MIB

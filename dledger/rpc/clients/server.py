@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
-from dledger.config import CLIENT_PORT_OFFSET, ServerConfig
+from dledger.config import ServerConfig
 from dledger.errors import ConfigError, InvariantError
 from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
@@ -21,7 +21,7 @@ from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.ports import LogNode
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.values import address_text
+from dledger.values import CLIENT_PORT_OFFSET, address_text
 
 
 class ClientServer:

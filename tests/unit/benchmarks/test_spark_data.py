@@ -6,10 +6,11 @@ from pathlib import Path
 
 from benchmarks.spark_data import LogSpec, cached_log, write_log
 from dledger.clock import Clock
-from dledger.config import MIB, StoreConfig
+from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import problems
 from dledger.types import LogIndex, NodeId
+from dledger.values import MIB
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits, read_split
 from rocketstore.message.record import decode_record

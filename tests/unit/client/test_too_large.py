@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.client import AsyncDLedgerClient, DLedgerClient
-from dledger.config import MIB, ServerConfig
+from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, EntryTooLargeError
 from dledger.rpc import options
+from dledger.values import MIB
 from tests.support.fake_group import FakeGroup, fake_group
 
 LIMIT = options.request_bytes_max(ServerConfig())

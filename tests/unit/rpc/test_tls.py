@@ -24,9 +24,10 @@ from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, DLedgerError, TlsError, UnavailableError
 from dledger.rpc import options, tls
+from dledger.rpc.file_watch import FileWatch
 from dledger.rpc.peers import codec, push_frames, push_server
 from dledger.rpc.peers.transport import GrpcTransport
-from dledger.rpc.tls_keeper import FileWatch, TlsKeeper
+from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.certificates import expire, files, reissue

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.local.brokers import LocalBrokers
-from dledger.config import CLIENT_PORT_OFFSET
 from dledger.types import NodeId
+from dledger.values import CLIENT_PORT_OFFSET
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import FlushDiskType
 

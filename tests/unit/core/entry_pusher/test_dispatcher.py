@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import MIB
 from dledger.core.entry_pusher import DispatcherState
 from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import EntryId, LogIndex, Role, Standing, Term
+from dledger.values import MIB
 from tests.support.cluster import N1
 from tests.support.solo import Solo, load_runs
 

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from dledger.config import MIB, ConnectionLimits
+from dledger.config import ConnectionLimits
+from dledger.values import MIB
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.pb import broker_pb2 as pb

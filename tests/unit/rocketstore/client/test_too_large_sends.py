@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from dledger.config import MIB
 from dledger.errors import DLedgerError
+from dledger.values import MIB
 from rocketstore.client import AsyncProducer, Producer
 from rocketstore.client.errors import MessageRefusedError
 from rocketstore.message.message import Message

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.config import MIB
 from dledger.errors import DLedgerError
 from dledger.types import ProducerBatch
+from dledger.values import MIB
 from rocketstore.commit_log import numbered
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog

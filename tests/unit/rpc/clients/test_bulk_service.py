@@ -15,7 +15,7 @@ import pytest
 
 from dledger.access.control import AccessControl
 from dledger.clock import Clock
-from dledger.config import MIB, AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
+from dledger.config import AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
 from dledger.errors import (
     ConfigError,
     CorruptLogError,
@@ -31,6 +31,7 @@ from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, RateLimit
 from dledger.rpc.clients.server import ClientServer
 from dledger.store.format import decode_entry
 from dledger.types import BlockDigest, LogChunk, LogIndex, LogPlace, Position
+from dledger.values import MIB
 from tests.support.fake_node import FakeNode
 from tests.support.signed_calls import SignedCalls
 from tests.support.waiting import wait_until

@@ -13,12 +13,13 @@ import pytest
 
 from dledger.access.quota import TooManyWaitsError
 from dledger.client import DLedgerClient
-from dledger.config import MIB, ConnectionLimits, ServerConfig
+from dledger.config import ConnectionLimits, ServerConfig
 from dledger.rpc import options
 from dledger.rpc.clients import codec, connections
 from dledger.rpc.clients.connections import Place, links_to, surplus
 from dledger.rpc.clients.server import ClientServer
 from dledger.types import LogIndex
+from dledger.values import MIB
 from tests.support.fake_node import FakeNode
 from tests.support.http2 import DATA, Http2Link, call_frames
 from tests.support.waiting import wait_until
