@@ -181,7 +181,9 @@ _REASONS: Final = (
 
 
 def reason_of(details: str) -> str:
-    """Why a connection failed, in few words; gRPC's own where there are none."""
+    """Why a connection failed, in few words; gRPC's own where there are none, or where TLS may be the reason."""
+    if tls.is_silent_refusal(details):  # looked into by ``ChannelMaker.diagnose``
+        return details
     return next((reason for part, reason in _REASONS if part in details), details)
 
 

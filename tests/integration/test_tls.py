@@ -141,22 +141,24 @@ def test_commands_are_told_what_they_need(secured: Group) -> None:
         "DLEDGER_TLS_KEY": str(here / "client.key"),
     }
 
-    plain = dledger("append", "x", environ=environ)
-    sealed = dledger("append", "x", environ=with_tls)
-    own = dledger("health", secured.addresses[0], environ=with_tls)
+    plain = dledger("append", "x", "--timeout", "30", environ=environ)
+    sealed = dledger(
+        "append", "-", "--timeout", "30", environ=with_tls, stdin="x\n"
+    )  # sent again should the leader change meanwhile
+    own = dledger("health", secured.addresses[0], "--timeout", "30", environ=with_tls)
     half = dledger("status", "--tls-cert", str(here / "client.crt"), environ=environ)
 
-    assert plain.returncode == 1
+    assert plain.returncode == 1, plain.stderr
     assert "--tls-ca" in plain.stderr
     assert sealed.returncode == 0, sealed.stderr
     assert own.returncode == 0, own.stderr
-    assert half.returncode == 2
+    assert half.returncode == 2, half.stderr
     assert "--tls-ca" in half.stderr
 
 
-def dledger(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def dledger(*words: str, environ: dict[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cluster.entry", *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environ, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------
