@@ -53,6 +53,8 @@ class BrokerAccess:
             "QueryById": self._readable_records,
             "ListTopics": self._usable_topics,
             "ListGroups": self._usable_groups,
+            "TopicRanges": self._readable_ranges,
+            "GroupOffsets": self._members_offsets,
         }
         # Every account may ask who leads, query its own producers, and be a member of a producer group: a member is
         # asked only about messages of topics to which it may send.
@@ -204,3 +206,21 @@ class BrokerAccess:
             return answer
         groups = [one for one in parse(pb.ListGroupsResponse, answer).groups if caller.account.group(one)]
         return pb.ListGroupsResponse(groups=groups).SerializeToString()
+
+    def _readable_ranges(self, caller: Caller, answer: bytes) -> bytes:
+        if caller.account.admin:
+            return answer
+        found = parse(pb.TopicRangesResponse, answer)
+        topics = [
+            one
+            for one in found.topics
+            if one.topic not in NO_SEND_TOPICS and caller.may(ResourceKind.TOPIC, one.topic, SUB)
+        ]
+        return pb.TopicRangesResponse(topics=topics, covered=found.covered).SerializeToString()
+
+    def _members_offsets(self, caller: Caller, answer: bytes) -> bytes:
+        if caller.account.admin:
+            return answer
+        found = parse(pb.GroupOffsetsResponse, answer)
+        groups = [one for one in found.groups if caller.may(ResourceKind.GROUP, one.group, SUB)]
+        return pb.GroupOffsetsResponse(groups=groups, covered=found.covered).SerializeToString()

@@ -15,6 +15,7 @@ from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import NotFoundRefusalError, NotStoredError
+from rocketstore.broker.surveys import Surveys
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic
@@ -65,6 +66,7 @@ class AdminService:
         self._positions = positions
         self._leader_address = leader_address
         self._delayed = DelayedMessages(config, store, state, readers)
+        self._surveys = Surveys(store, state, topics, readers)
 
     def adopt(self, config: BrokerConfig) -> None:
         """Continue with changed settings."""
@@ -76,10 +78,12 @@ class AdminService:
             "QueryById": _of_anybody(self._query_by_id),
             "QueryByKey": _of_anybody(self._query_by_key),
             "QueueRange": _of_anybody(self._queue_range),
+            "TopicRanges": _of_anybody(self._surveys.topic_ranges),
             "OffsetByTime": _of_anybody(self._offset_by_time),
             "CommitOffsets": self._commit_offsets,
             "CommitPosition": self._commit_position,
             "FetchOffsets": _of_anybody(self._fetch_offsets),
+            "GroupOffsets": _of_anybody(self._surveys.group_offsets),
             "PutTopic": _of_anybody(self._put_topic),
             "DeleteTopic": _of_anybody(self._delete_topic),
             "DeleteGroup": _of_anybody(self._delete_group),
@@ -131,13 +135,8 @@ class AdminService:
     async def _queue_range(self, data: bytes) -> bytes:
         wire = parse(pb.QueueRequest, data)
         self._topics.check_readable(wire.topic, wire.queue_id)
-        return await self._readers.run(self._range_of, wire.topic, wire.queue_id)
-
-    def _range_of(self, topic: str, queue_id: int) -> bytes:
-        low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
-        high = max(self._store.max_offset(topic, queue_id), low)
-        last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > low else -1
-        return pb.QueueRangeResponse(min_offset=low, max_offset=high, last_update_ms=last_update_ms).SerializeToString()
+        found = await self._readers.run(self._surveys.range_of, wire.topic, wire.queue_id)
+        return found.SerializeToString()
 
     async def _offset_by_time(self, data: bytes) -> bytes:
         wire = parse(pb.OffsetByTimeRequest, data)

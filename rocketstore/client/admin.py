@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Final, Literal
 
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses
 from dledger.client.security import ClientSecurity
@@ -21,6 +21,7 @@ from rocketstore.client.methods import (
     DELETE_GROUP,
     DELETE_TOPIC,
     FETCH_OFFSETS,
+    GROUP_OFFSETS,
     LIST_GROUPS,
     LIST_TOPICS,
     OFFSET_BY_TIME,
@@ -31,6 +32,7 @@ from rocketstore.client.methods import (
     QUEUE_RANGE,
     SEND_BACK,
     STATUS,
+    TOPIC_RANGES,
     is_master,
     report_of_broker,
 )
@@ -40,6 +42,9 @@ from rocketstore.client.topics import TopicInfo, topic_of
 from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
+
+SURVEYED_AT_ONCE: Final = 1024
+"""Topics or groups named in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,21 @@ class Admin:
         answer = self._connection.ask_reader(QUEUE_RANGE, request, self._connection.deadline())
         return QueueRange(queue_id, answer.min_offset, answer.max_offset, answer.last_update_ms)
 
+    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+        """The queues of many topics, without topics that do not exist or that this account may not read."""
+        found: dict[str, list[QueueRange]] = {}
+        covered = 0
+        while covered < len(topics):
+            request = pb.TopicRangesRequest(topics=topics[covered : covered + SURVEYED_AT_ONCE])
+            answer = self._connection.ask_reader(TOPIC_RANGES, request, self._connection.deadline())
+            covered += _progress(answer.covered, len(request.topics))
+            for one in answer.topics:
+                found[one.topic] = [
+                    QueueRange(queue, it.min_offset, it.max_offset, it.last_update_ms)
+                    for queue, it in enumerate(one.queues)
+                ]
+        return found
+
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def message_by_id(self, message_id: str) -> Message:
@@ -281,6 +301,18 @@ class Admin:
         request = pb.FetchOffsetsRequest(group=group, topic=topic)
         answer = self._connection.ask_reader(FETCH_OFFSETS, request, self._connection.deadline())
         return {(one.topic or topic, one.queue_id): one.offset for one in answer.offsets}
+
+    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
+        """The committed offsets of many groups, without groups that do not exist or are not this account's."""
+        found: dict[str, dict[tuple[str, int], int]] = {}
+        covered = 0
+        while covered < len(groups):
+            request = pb.GroupOffsetsRequest(groups=groups[covered : covered + SURVEYED_AT_ONCE])
+            answer = self._connection.ask_reader(GROUP_OFFSETS, request, self._connection.deadline())
+            covered += _progress(answer.covered, len(request.groups))
+            for one in answer.groups:
+                found[one.group] = {(it.topic, it.queue_id): it.offset for it in one.offsets}
+        return found
 
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if unknown."""
@@ -377,3 +409,10 @@ def _status_of(address: str, status: pb.StatusResponse) -> BrokerStatus:
         is_master=is_master(status),
         conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in status.conditions),
     )
+
+
+def _progress(covered: int, asked: int) -> int:
+    """How many names an answer covers. Raises ``BadAnswerError`` for a broker that would be asked for ever."""
+    if not 0 < covered <= asked:
+        raise BadAnswerError(f"a broker answered for {covered} of {asked} names")
+    return covered

@@ -207,6 +207,28 @@ class QueueRangeResponse(_message.Message):
     last_update_ms: int
     def __init__(self, min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., last_update_ms: _Optional[int] = ...) -> None: ...
 
+class TopicRangesRequest(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TopicRange(_message.Message):
+    __slots__ = ("topic", "queues")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queues: _containers.RepeatedCompositeFieldContainer[QueueRangeResponse]
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[QueueRangeResponse, _Mapping]]] = ...) -> None: ...
+
+class TopicRangesResponse(_message.Message):
+    __slots__ = ("topics", "covered")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRange]
+    covered: int
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicRange, _Mapping]]] = ..., covered: _Optional[int] = ...) -> None: ...
+
 class ConsumerOffset(_message.Message):
     __slots__ = ("topic", "queue_id", "offset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +286,28 @@ class FetchOffsetsResponse(_message.Message):
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedCompositeFieldContainer[ConsumerOffset]
     def __init__(self, offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ...) -> None: ...
+
+class GroupOffsetsRequest(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GroupOffsets(_message.Message):
+    __slots__ = ("group", "offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offsets: _containers.RepeatedCompositeFieldContainer[ConsumerOffset]
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[ConsumerOffset, _Mapping]]] = ...) -> None: ...
+
+class GroupOffsetsResponse(_message.Message):
+    __slots__ = ("groups", "covered")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupOffsets]
+    covered: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupOffsets, _Mapping]]] = ..., covered: _Optional[int] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "read_queues", "write_queues", "permission")

@@ -94,6 +94,8 @@ class FakeBrokers:
         self.remembers_places = True
         """Whether what is stored already is answered with its place."""
         self.term = 1
+        self.covered = 1
+        """How many names an answer about many topics or groups claims to cover; it has the first one only."""
         self.auto_create = 0
         """How many queues a topic gets when a message comes for it; 0: unknown topics are refused."""
         self.nodes = [FakeBroker(self, f"n{number}", port) for number, port in enumerate(free_ports(count))]
@@ -228,10 +230,12 @@ class FakeBroker:
             "QueryById": (pb.QueryByIdRequest, self._query_by_id),
             "QueryByKey": (pb.QueryByKeyRequest, self._query_by_key),
             "QueueRange": (pb.QueueRequest, self._queue_range),
+            "TopicRanges": (pb.TopicRangesRequest, self._topic_ranges),
             "OffsetByTime": (pb.OffsetByTimeRequest, self._offset_by_time),
             "CommitOffsets": (pb.CommitOffsetsRequest, self._commit_offsets),
             "CommitPosition": (pb.CommitPositionRequest, self._commit_position),
             "FetchOffsets": (pb.FetchOffsetsRequest, self._fetch_offsets),
+            "GroupOffsets": (pb.GroupOffsetsRequest, self._group_offsets),
             "PutTopic": (pb.PutTopicRequest, self._put_topic),
             "DeleteTopic": (pb.DeleteTopicRequest, self._delete_topic),
             "DeleteGroup": (pb.DeleteGroupRequest, self._delete_group),
@@ -447,6 +451,16 @@ class FakeBroker:
         last = queue.messages[-1].store_timestamp if queue.messages else -1
         return pb.QueueRangeResponse(min_offset=queue.base, max_offset=queue.end, last_update_ms=last)
 
+    def _topic_ranges(self, request: pb.TopicRangesRequest, context: grpc.ServicerContext) -> pb.TopicRangesResponse:
+        """One name after the other, to see that clients ask for the rest."""
+        name = request.topics[0]
+        topic = self.group.topics.get(name)
+        queues = range(max(topic.read_queues, topic.write_queues) if topic else 0)
+        ranges = [self._queue_range(pb.QueueRequest(topic=name, queue_id=one), context) for one in queues]
+        return pb.TopicRangesResponse(
+            topics=[pb.TopicRange(topic=name, queues=ranges)] if topic else [], covered=self.group.covered
+        )
+
     def _offset_by_time(self, request: pb.OffsetByTimeRequest, context: grpc.ServicerContext) -> pb.OffsetResponse:
         queue = self.group.queues.get((request.topic, request.queue_id), FakeQueue())
         stored = (place for place, one in enumerate(queue.messages) if one.store_timestamp >= request.timestamp_ms)
@@ -484,6 +498,14 @@ class FakeBroker:
                 for (group, topic, queue_id), offset in self.group.offsets.items()
                 if group == request.group and request.topic in ("", topic)
             ]
+        )
+
+    def _group_offsets(self, request: pb.GroupOffsetsRequest, context: grpc.ServicerContext) -> pb.GroupOffsetsResponse:
+        """One name after the other, too."""
+        name = request.groups[0]
+        offsets = self._fetch_offsets(pb.FetchOffsetsRequest(group=name), context).offsets
+        return pb.GroupOffsetsResponse(
+            groups=[pb.GroupOffsets(group=name, offsets=offsets)], covered=self.group.covered
         )
 
     def _put_topic(self, request: pb.PutTopicRequest, context: grpc.ServicerContext) -> pb.PutTopicResponse:

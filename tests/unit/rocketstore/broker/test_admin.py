@@ -210,6 +210,8 @@ def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) ->
         "QueryById",
         "QueryByKey",
         "QueueRange",
+        "TopicRanges",
+        "GroupOffsets",
         "CommitOffsets",
         "PutTopic",
         "DeleteTopic",

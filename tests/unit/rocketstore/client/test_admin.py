@@ -202,3 +202,36 @@ def test_records_that_are_none(admin: Admin, brokers: FakeBrokers) -> None:
         admin.messages_by_key("orders", "k")
     with pytest.raises(BadAnswerError):
         admin.topics()
+
+
+def test_many_topics_ranges_are_asked_for_until_all_are_covered(admin: Admin, brokers: FakeBrokers) -> None:
+    """The broker here covers one name per answer; a topic that is gone is left out."""
+    admin.put_topic(TopicInfo("a", 1, 1))
+    admin.put_topic(TopicInfo("b", 2, 2))
+    brokers.put(Message("b", b"x", 1, store_timestamp=1_700_000_000_000))
+
+    found = admin.topic_ranges(["a", "gone", "b"])
+
+    assert list(found) == ["a", "b"]
+    assert found["b"] == admin.queue_ranges("b")
+    assert (found["b"][1].queue_id, found["b"][1].max_offset) == (1, 1)
+
+
+def test_many_groups_offsets_are_asked_for_until_all_are_covered(admin: Admin) -> None:
+    """By topic and queue, as for one group."""
+    admin.set_offsets("g", "orders", {0: 3, 1: 4})
+    admin.set_offsets("h", "orders", {1: 5})
+
+    assert admin.group_offsets(["h", "g"]) == {
+        "h": {("orders", 1): 5},
+        "g": {("orders", 0): 3, ("orders", 1): 4},
+    }
+
+
+@pytest.mark.parametrize("covered", [0, -1, 3])
+def test_a_broker_that_covers_nothing_is_not_asked_for_ever(admin: Admin, brokers: FakeBrokers, covered: int) -> None:
+    """Nor believed when it covers more than it was asked for."""
+    brokers.covered = covered
+
+    with pytest.raises(BadAnswerError, match=f"answered for {covered} of 2 names"):
+        admin.topic_ranges(["a", "b"])
