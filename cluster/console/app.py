@@ -19,12 +19,15 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from cluster.console.browse import PAGE_MAX, safe_text
+from cluster.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
 from cluster.console.desk import Desk, TooManyDesksError
+from cluster.console.fleet_topics import SORTS as FLEET_TOPIC_SORTS
 from cluster.console.guard import ConsoleGuard, ConsoleRules, same
 from cluster.console.history import TEXT_MAX
 from cluster.console.inputs import BadInputError, Fields
+from cluster.console.listing import Wanted
 from cluster.console.overview import ForeignGroupError, Overview
 from cluster.console.rate import RateBound
 from cluster.console.sampler import wall_ms
@@ -89,6 +92,8 @@ class Console:
                 get("/api/session", self._session),
                 get("/api/state", self._state),
                 get("/api/events", self._events),
+                get("/api/topics", self._topics),
+                get("/api/groups", self._groups),
                 get("/api/topic", self._topic_anywhere),
                 get("/api/group", self._lookup(self._group)),
                 get("/api/messages", self._lookup(self._messages)),
@@ -193,6 +198,23 @@ class Console:
         except _NO_DESK as error:
             return _refused(error)
         return StreamingResponse(streams.messages(queue), media_type="text/event-stream")
+
+    # --- lists, of what is known already ------------------------------------------------------------------------------
+
+    async def _topics(self, request: Request) -> Response:
+        try:
+            found = self._what(request)
+            if isinstance(found, Overview):
+                return JSONResponse(found.topics.topics(Wanted.of(request.query_params, FLEET_TOPIC_SORTS)))
+            return JSONResponse(found.catalog.topics(Wanted.of(request.query_params, TOPIC_SORTS)))
+        except _NO_DESK as error:
+            return _refused(error)
+
+    async def _groups(self, request: Request) -> Response:
+        try:
+            return JSONResponse(self._desk(request).catalog.groups(Wanted.of(request.query_params, GROUP_SORTS)))
+        except _NO_DESK as error:
+            return _refused(error)
 
     # --- looking things up -------------------------------------------------------------------------------------------
 

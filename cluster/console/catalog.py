@@ -1,53 +1,80 @@
-"""Topics and consumer groups of the brokers, refreshed every few seconds while a page is open.
+"""Topics and consumer groups of the brokers, looked at every few seconds while a page is open.
 
-A round costs one request per queue, so it has a budget: if there are more queues, each round covers some of them in
-turn, and each topic records when it was refreshed.
+What a round may cost is limited: all names are listed, but only for some of them figures are asked. Those that pages
+show come first, the others in turn.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from cluster.console.listing import LIST_MAX, SortedBy, Turns, Wanted, list_page
 from cluster.console.sampler import JOIN_TIMEOUT_S, wall_ms
 from dledger.errors import DLedgerError
-from rocketstore.client.errors import NotFoundError
-from rocketstore.message.checks import NO_SEND_TOPICS
+from rocketstore.message.checks import is_internal
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, QueueRange, TopicInfo
 
 INTERVAL_S: Final = 3.0
-ROUND_REQUESTS_MAX: Final = 64
-TOPICS_MAX: Final = 500
-GROUPS_MAX: Final = 500
+FILL_INTERVAL_S: Final = 1.0
+"""While there are some of which no figures are known yet."""
+NAMES_PER_S: Final = 500
+"""Names are listed as often as that is one list of so many per second: rarely, if there are very many."""
+ROUND_QUEUES: Final = 512
+"""Queues looked at in one round for the list of topics, and as many for the lag of groups."""
+ROUND_GROUPS: Final = 64
+SHOWN_S: Final = 10.0
+"""How long what a page asked for counts as shown."""
+_SHOWN_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One topic; ``messages`` and the fields after it are None until it was refreshed."""
+    """One topic; ``messages``, ``end`` and ``newest_ms`` are None until it was looked at."""
 
     name: str
     write_queues: int
     read_queues: int
     permission: int
-    system: bool
+    internal: bool
     messages: int | None = None
     end: int | None = None
     newest_ms: int | None = None
-    seen_ms: int = 0
+    seen_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One consumer group: its topics, and its total lag."""
+    """One consumer group; ``topics`` and ``lag``, its total, are None until it was looked at."""
 
     name: str
-    topics: tuple[str, ...]
-    lag: int | None
-    seen_ms: int
+    topics: tuple[str, ...] | None = None
+    lag: int | None = None
+    seen_ms: int = field(default=0, compare=False)
+
+    @property
+    def internal(self) -> bool:
+        """None is."""
+        return False
+
+
+TOPIC_SORTS: Final[Mapping[str, SortedBy[TopicRow]]] = {
+    "name": lambda row: row.name,
+    "queues": lambda row: row.write_queues,
+    "messages": lambda row: row.messages,
+    "newest": lambda row: row.newest_ms,
+    "permission": lambda row: row.permission,
+}
+GROUP_SORTS: Final[Mapping[str, SortedBy[GroupRow]]] = {
+    "name": lambda row: row.name,
+    "topics": lambda row: None if row.topics is None else len(row.topics),
+    "lag": lambda row: row.lag,
+}
 
 
 class Catalog:
@@ -58,20 +85,29 @@ class Catalog:
         admin: Admin,
         applies: Callable[[], bool],
         on_change: Callable[[], None] = lambda: None,
-        interval_s: float = INTERVAL_S,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = admin
         self._applies = applies
-        self._interval_s = interval_s
+        self._clock_s = clock_s
         self._changed = threading.Condition()  # guards the fields below
         self._watched = False
         self._stopping = False
         self._nudged = False
         self._topics: dict[str, TopicRow] = {}
         self._groups: dict[str, GroupRow] = {}
-        self._totals = {"topics": 0, "groups": 0}
+        self._left_out = {"topics": 0, "groups": 0}
+        self._shown_topics: dict[str, float] = {}
+        self._shown_groups: dict[str, float] = {}
         self._error = ""
         self._loaded = False
+        self._version = 0
+        self._seen_ms = 0
+        # Used by the catalog's thread only.
+        self._list_at_s = 0.0
+        self._topic_turns = Turns(lambda name: _queues(self._topics[name]))
+        self._group_turns = Turns()
+        self._late_groups: list[str] = []
         self._thread = threading.Thread(target=self._run, name="dledger-console-catalog", daemon=True)
         self._on_change = on_change
 
@@ -100,16 +136,57 @@ class Catalog:
             self._nudged = True
             self._changed.notify_all()
 
-    def snapshot(self) -> dict[str, object]:
-        """The last results."""
+    # --- what pages are told -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, object]:
+        """Whether there are lists, of how many, and how old they are; ``version`` grows with every change of them."""
         with self._changed:
             return {
                 "loaded": self._loaded,
                 "error": self._error,
-                "totals": dict(self._totals),
-                "topics": [asdict(self._topics[name]) for name in sorted(self._topics)],
-                "groups": [asdict(self._groups[name]) for name in sorted(self._groups)],
+                "seen_ms": self._seen_ms,
+                "version": self._version,
+                "totals": {
+                    "topics": len(self._topics) + self._left_out["topics"],
+                    "groups": len(self._groups) + self._left_out["groups"],
+                },
             }
+
+    def topics(self, wanted: Wanted) -> dict[str, object]:
+        """A page of the topics."""
+        with self._changed:
+            rows, about = tuple(self._topics.values()), self._about("topics", self._topics.values())
+        listed = list_page(rows, wanted, TOPIC_SORTS)
+        self._note(self._shown_topics, [one.name for one in listed.rows])
+        return {**about, **listed.told()}
+
+    def groups(self, wanted: Wanted) -> dict[str, object]:
+        """A page of the groups."""
+        with self._changed:
+            rows, about = tuple(self._groups.values()), self._about("groups", self._groups.values())
+        listed = list_page(rows, wanted, GROUP_SORTS)
+        self._note(self._shown_groups, [one.name for one in listed.rows])
+        return {**about, **listed.told()}
+
+    def _about(self, kind: str, rows: Iterable[TopicRow | GroupRow]) -> dict[str, object]:
+        """What a list of one kind says of itself: ``unseen`` have no figures yet, ``left_out`` are not in it."""
+        return {
+            "loaded": self._loaded,
+            "version": self._version,
+            "unseen": sum(one.seen_ms == 0 for one in rows),
+            "left_out": self._left_out[kind],
+        }
+
+    def _note(self, shown: dict[str, float], names: Iterable[str]) -> None:
+        now = self._clock_s()
+        with self._changed:
+            for name in names:
+                shown.pop(name, None)
+                shown[name] = now
+            for name in tuple(shown)[: max(0, len(shown) - _SHOWN_MAX)]:
+                del shown[name]
+
+    # --- the catalog's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -117,106 +194,155 @@ class Catalog:
                 self._changed.wait_for(lambda: self._watched or self._stopping)
                 if self._stopping:
                     return
+                if self._nudged:
+                    self._nudged, self._list_at_s = False, 0.0
             if self._applies():
                 self.look()
             with self._changed:
-                pause_s = self._interval_s if self._loaded else 0.5
-                self._changed.wait_for(lambda: self._stopping or self._nudged, pause_s)
-                self._nudged = False
+                self._changed.wait_for(lambda: self._stopping or self._nudged, self._pause_s())
+
+    def _pause_s(self) -> float:
+        if not self._loaded:
+            return 0.5
+        unseen = any(one.seen_ms == 0 for rows in (self._topics, self._groups) for one in rows.values())
+        return FILL_INTERVAL_S if unseen and not self._error else INTERVAL_S
 
     def look(self) -> None:
         """Run one round."""
-        before = self.snapshot()
         try:
-            self._look()
-            error = ""
+            if self._clock_s() >= self._list_at_s:
+                self._look_at_names()
+                self._list_at_s = self._clock_s() + max(INTERVAL_S - FILL_INTERVAL_S, len(self._topics) / NAMES_PER_S)
+            self._look_at_figures()
         except DLedgerError as failure:
-            error = str(failure)
+            if not self._stopping:
+                self._tell(error=str(failure))
+        else:
+            self._tell(error="")
+
+    def _tell(self, *, error: str, changed: bool = False) -> None:
         with self._changed:
+            if not error:
+                self._seen_ms = wall_ms()
+            if not changed and error == self._error:
+                return
             self._error = error
-            self._loaded = self._loaded or not error
-        if not self._stopping and _without_times(self.snapshot()) != _without_times(before):
-            self._on_change()
+            self._version += 1
+        self._on_change()
 
-    def _look(self) -> None:
-        found = self._admin.topics()
-        topics = found[:TOPICS_MAX]
-        rows: dict[str, TopicRow] = {}
-        ranges: dict[str, list[QueueRange]] = {}
-        budget = ROUND_REQUESTS_MAX
-        for topic in sorted(topics, key=self._when_seen):
-            row = self._topics.get(topic.name)
-            system = topic.name in NO_SEND_TOPICS
-            queues = max(topic.read_queues, topic.write_queues)
-            if not system and (queues <= budget or budget == ROUND_REQUESTS_MAX):
-                budget -= min(queues, budget)
-                try:
-                    looked = [
-                        self._admin.queue_range(topic.name, one) for one in range(min(queues, ROUND_REQUESTS_MAX))
-                    ]
-                except NotFoundError:  # deleted in the meantime
-                    continue
-                ranges[topic.name] = looked
-                rows[topic.name] = _topic_row(topic, looked)
-            else:
-                rows[topic.name] = TopicRow(
-                    topic.name,
-                    topic.write_queues,
-                    topic.read_queues,
-                    topic.permission,
-                    system,
-                    *((row.messages, row.end, row.newest_ms, row.seen_ms) if row else ()),
-                )
-        names = self._admin.groups()
-        groups = self._look_at_groups(names[:GROUPS_MAX], ranges)
+    def _look_at_names(self) -> None:
+        found, names = self._admin.topics(), self._admin.groups()
+        topics = {one.name: _topic_row(one, self._topics.get(one.name)) for one in found[:LIST_MAX]}
+        groups = {name: self._groups.get(name) or GroupRow(name) for name in names[:LIST_MAX]}
+        left_out = {"topics": len(found) - len(topics), "groups": len(names) - len(groups)}
         with self._changed:
-            self._topics, self._groups = rows, groups
-            self._totals = {"topics": len(found), "groups": len(names)}
+            changed = not self._loaded or (topics, groups, left_out) != (self._topics, self._groups, self._left_out)
+            self._topics, self._groups, self._left_out, self._loaded = topics, groups, left_out, True
+        self._topic_turns.renew(topics)
+        self._group_turns.renew(groups)
+        if changed:
+            self._tell(error="", changed=True)
 
-    def _look_at_groups(self, names: list[str], ranges: dict[str, list[QueueRange]]) -> dict[str, GroupRow]:
-        found: dict[str, GroupRow] = {}
-        oldest = sorted(names, key=lambda name: self._groups[name].seen_ms if name in self._groups else 0)
-        looked_at = set(oldest[:ROUND_REQUESTS_MAX])
-        for name in names:
-            old = self._groups.get(name)
-            if name not in looked_at and old is not None:
-                found[name] = old
+    def _look_at_figures(self) -> None:
+        topics, groups = self._due()
+        offsets = self._admin.group_offsets(groups)
+        more, self._late_groups = self._topics_of(groups, offsets, topics)
+        ranges = self._admin.topic_ranges([*topics, *more])
+        now_ms = wall_ms()
+        fresh_topics = {
+            name: _looked_at(self._topics[name], ranges.get(name), now_ms)
+            for name in (*topics, *more)
+            if name in self._topics
+        }
+        fresh_groups = {
+            name: _group_row(self._groups[name], offsets.get(name, {}), ranges, self._topics.keys(), now_ms)
+            for name in groups
+            if name not in self._late_groups
+        }
+        changed = any(self._topics[name] != row for name, row in fresh_topics.items())
+        changed |= any(self._groups[name] != row for name, row in fresh_groups.items())
+        with self._changed:
+            self._topics, self._groups = self._topics | fresh_topics, self._groups | fresh_groups
+        if changed:
+            self._tell(error="", changed=True)
+
+    def _due(self) -> tuple[list[str], list[str]]:
+        """The topics and groups whose figures this round looks at."""
+        since = self._clock_s() - SHOWN_S
+        with self._changed:
+            for shown in (self._shown_topics, self._shown_groups):
+                for name in [name for name, at in shown.items() if at < since]:
+                    del shown[name]
+            topics = [name for name in self._shown_topics if name in self._topics]
+            groups = [name for name in self._shown_groups if name in self._groups]
+            topics.sort(key=lambda name: self._topics[name].seen_ms)
+            groups.sort(key=lambda name: self._groups[name].seen_ms)
+        groups = [*self._late_groups, *groups]
+        return self._topic_turns.take(topics, ROUND_QUEUES), self._group_turns.take(groups, ROUND_GROUPS)
+
+    def _topics_of(
+        self, groups: list[str], offsets: Mapping[str, Mapping[tuple[str, int], int]], looked_at: list[str]
+    ) -> tuple[list[str], list[str]]:
+        """Topics needed for the lag of these groups as far as the budget goes, and the groups that must wait.
+
+        The first group has its topics, whatever they cost.
+        """
+        more: dict[str, None] = {}
+        late: list[str] = []
+        have = set(looked_at)
+        budget = ROUND_QUEUES
+        for place, group in enumerate(groups):
+            topics = {topic for topic, _ in offsets.get(group, {}) if topic in self._topics} - have - more.keys()
+            cost = sum(_queues(self._topics[one]) for one in topics)
+            if cost > budget and place > 0:
+                late.append(group)
                 continue
-            committed = self._admin.offsets(name)
-            topics = tuple(sorted({topic for topic, _ in committed}))
-            if all(topic in ranges for topic in topics):
-                lag = sum(
-                    max(one.max_offset - max(committed.get((topic, one.queue_id), -1), one.min_offset, 0), 0)
-                    for topic in topics
-                    for one in ranges[topic]
-                )
-                found[name] = GroupRow(name, topics, lag, wall_ms())
-            else:
-                found[name] = GroupRow(name, topics, old.lag if old else None, wall_ms())
-        return found
-
-    def _when_seen(self, topic: TopicInfo) -> int:
-        row = self._topics.get(topic.name)
-        return row.seen_ms if row is not None else 0
+            budget -= cost
+            more |= dict.fromkeys(sorted(topics))
+        return list(more), late
 
 
-def _topic_row(topic: TopicInfo, ranges: list[QueueRange]) -> TopicRow:
-    return TopicRow(
-        topic.name,
-        topic.write_queues,
-        topic.read_queues,
-        topic.permission,
-        system=False,
+def _queues(row: TopicRow) -> int:
+    return max(row.read_queues, row.write_queues, 1)
+
+
+def _topic_row(topic: TopicInfo, old: TopicRow | None) -> TopicRow:
+    """With the figures of the last time."""
+    queues = topic.write_queues, topic.read_queues, topic.permission
+    if old is None:
+        return TopicRow(topic.name, *queues, is_internal(topic.name))
+    if (old.write_queues, old.read_queues, old.permission) == queues:
+        return old
+    return replace(old, write_queues=topic.write_queues, read_queues=topic.read_queues, permission=topic.permission)
+
+
+def _looked_at(row: TopicRow, ranges: list[QueueRange] | None, now_ms: int) -> TopicRow:
+    """``ranges`` None: it was deleted in the meantime, or may not be read."""
+    if ranges is None:
+        return replace(row, messages=None, end=None, newest_ms=None, seen_ms=now_ms)
+    return replace(
+        row,
         messages=sum(max(one.max_offset - max(one.min_offset, 0), 0) for one in ranges),
         end=sum(max(one.max_offset, 0) for one in ranges),
         newest_ms=max((one.last_update_ms for one in ranges), default=-1),
-        seen_ms=wall_ms(),
+        seen_ms=now_ms,
     )
 
 
-def _without_times(snapshot: dict[str, object]) -> list[object]:
-    rows: list[object] = [snapshot["loaded"], snapshot["error"], snapshot["totals"]]
-    for name in ("topics", "groups"):
-        some = snapshot[name]
-        rows += [{key: value for key, value in row.items() if key != "seen_ms"} for row in some]  # type: ignore[attr-defined]  # a list of dicts, as just made
-    return rows
+def _group_row(
+    row: GroupRow,
+    offsets: Mapping[tuple[str, int], int],
+    ranges: Mapping[str, list[QueueRange]],
+    there: Collection[str],
+    now_ms: int,
+) -> GroupRow:
+    """The lag is unknown if a topic that is ``there`` may not be read."""
+    topics = tuple(sorted({topic for topic, _ in offsets}))
+    if any(topic not in ranges and topic in there for topic in topics):
+        return GroupRow(row.name, topics, None, now_ms)
+    lag = sum(
+        max(one.max_offset - max(offsets.get((topic, one.queue_id), -1), one.min_offset, 0), 0)
+        for topic in topics
+        for one in ranges.get(topic, ())
+    )
+    return GroupRow(row.name, topics, lag, now_ms)

@@ -65,7 +65,7 @@ class Desk:
         self.streams: Final = Streams(
             lambda: self.present(self.history.snapshot(wall_ms())),
             lambda after: self.present(self.history.update(after, wall_ms())),
-            self.catalog.snapshot,
+            self.catalog.state,
             self._watch,
         )
 
@@ -89,7 +89,7 @@ class Desk:
 
     def state(self) -> dict[str, object]:
         """Everything, for scripts."""
-        return {**self.present(self.history.snapshot(wall_ms())), "catalog": self.catalog.snapshot()}
+        return {**self.present(self.history.snapshot(wall_ms())), "catalog": self.catalog.state()}
 
     def present(self, state: dict[str, object]) -> dict[str, object]:
         """The history's state with the processes under control."""

@@ -1,27 +1,30 @@
 """The topics of all groups of brokers, as name servers tell them, and one topic's queues as the brokers tell them.
 
-A round costs one request to a name server per topic, so it has a budget: with more topics, each round looks at some of
-them in turn. Everything is on the console's event loop.
+A round costs one request to a name server per topic, so it has a budget: with more topics, each round looks at those
+that pages show and at some of the others in turn. Everything is on the console's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.console.browse import QUEUES_MAX, safe_text
-from cluster.console.catalog import INTERVAL_S, ROUND_REQUESTS_MAX, TOPICS_MAX
+from cluster.console.catalog import FILL_INTERVAL_S, INTERVAL_S, NAMES_PER_S, SHOWN_S
 from cluster.console.fleet import NAME_CHARS_MAX, Fleet
 from cluster.console.history import TEXT_MAX
+from cluster.console.listing import LIST_MAX, SortedBy, Turns, Wanted, list_page
 from cluster.console.sampler import wall_ms
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import body_of, sign
-from rocketstore.message.checks import NO_SEND_TOPICS
+from rocketstore.message.checks import is_internal
 from rocketstore.nameserver.aio_lookups import AsyncNameServers
 from rocketstore.nameserver.groups import TopicShare, shares_of
 from rocketstore.nameserver.tables import MASTER_ID
@@ -37,8 +40,7 @@ from rocketstore.remoting.headers import TopicHeader, write_header
 TIMEOUT_S: Final = 2.0
 SHARES_MAX: Final = 240
 """Groups shown of one topic."""
-_INTERNAL: Final = NO_SEND_TOPICS | {"TBW102", "BenchmarkTest", "OFFSET_MOVED_EVENT"}
-_INTERNAL_PREFIXES: Final = ("%RETRY%", "rmq_sys_", "RMQ_SYS_", "SCHEDULE_TOPIC_")
+ROUND_REQUESTS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,21 @@ class FleetTopicRow:
     """One topic. ``shares``, None until it was looked at: group, read queues, write queues, permission of each."""
 
     name: str
-    system: bool
+    internal: bool
     shares: tuple[tuple[str, int, int, int], ...] | None = None
-    seen_ms: int = 0
+    seen_ms: int = field(default=0, compare=False)
+
+    @property
+    def queues(self) -> int | None:
+        """For writing, in all groups."""
+        return None if self.shares is None else sum(write for _, _, write, _ in self.shares)
+
+
+SORTS: Final[Mapping[str, SortedBy[FleetTopicRow]]] = {
+    "name": lambda row: row.name,
+    "groups": lambda row: None if row.shares is None else len(row.shares),
+    "queues": lambda row: row.queues,
+}
 
 
 class FleetTopics:
@@ -61,18 +75,23 @@ class FleetTopics:
         frames: RemotingClient,
         security: ClientSecurity,
         on_change: Callable[[], None],
-        interval_s: float = INTERVAL_S,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._frames = frames
         self._security = security
         self._names = AsyncNameServers(name_servers, frames, timeout_s=TIMEOUT_S)
         self._on_change = on_change
-        self._interval_s = interval_s
+        self._clock_s = clock_s
         self._rows: dict[str, FleetTopicRow] = {}
-        self._total = 0
+        self._turns = Turns()
+        self._list_at_s = 0.0
+        self._shown: dict[str, float] = {}
+        self._left_out = 0
         self._error = ""
         self._loaded = False
+        self._version = 0
+        self._seen_ms = 0
         self._watched = asyncio.Event()
 
     def watch(self, *, watched: bool) -> None:
@@ -82,46 +101,84 @@ class FleetTopics:
         else:
             self._watched.clear()
 
-    def snapshot(self) -> dict[str, object]:
-        """The last results."""
-        rows = [asdict(self._rows[name]) for name in sorted(self._rows)]
-        return {"loaded": self._loaded, "error": self._error, "total": self._total, "topics": rows}
+    def state(self) -> dict[str, object]:
+        """Whether there is a list, of how many, how old, and how many topics each group has as far as is known."""
+        counts = Counter(name for row in self._rows.values() if not row.internal for name, *_ in row.shares or ())
+        return {
+            "loaded": self._loaded,
+            "error": self._error,
+            "seen_ms": self._seen_ms,
+            "version": self._version,
+            "totals": {"topics": len(self._rows) + self._left_out},
+            "unseen": self._unseen(),
+            "counts": dict(counts),
+        }
+
+    def topics(self, wanted: Wanted) -> dict[str, object]:
+        """A page of the topics."""
+        listed = list_page(self._rows.values(), wanted, SORTS)
+        now = self._clock_s()
+        self._shown = {name: at for name, at in self._shown.items() if at > now - SHOWN_S}
+        self._shown |= {one.name: now for one in listed.rows}
+        about = {"loaded": self._loaded, "version": self._version, "left_out": self._left_out}
+        return {**about, "unseen": self._unseen(), **listed.told()}
+
+    def _unseen(self) -> int:
+        return sum(one.seen_ms == 0 for one in self._rows.values())
 
     async def run(self) -> None:
         """Look every few seconds, while a page is open, until cancelled."""
         while True:
             await self._watched.wait()
             await self.look()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(FILL_INTERVAL_S if self._unseen() and not self._error else INTERVAL_S)
 
     async def look(self) -> None:
         """Run one round."""
-        before = self._told()
         try:
             await self._look()
         except (DLedgerError, TooManyCallsError) as failure:
-            self._error = safe_text(str(failure))[:TEXT_MAX]
+            self._tell(error=safe_text(str(failure))[:TEXT_MAX])
         else:
-            self._error, self._loaded = "", True
-        if self._told() != before:
+            self._tell(error="")
+
+    def _tell(self, *, error: str, changed: bool = False) -> None:
+        if not error:
+            self._seen_ms = wall_ms()
+        if changed or error != self._error:
+            self._error = error
+            self._version += 1
             self._on_change()
 
-    def _told(self) -> list[object]:
-        rows = [(one.name, one.shares) for one in self._rows.values()]
-        return [self._loaded, self._error, self._total, sorted(rows, key=lambda one: one[0])]
-
     async def _look(self) -> None:
+        if self._clock_s() >= self._list_at_s:
+            await self._look_at_names()
+            self._list_at_s = self._clock_s() + max(INTERVAL_S - FILL_INTERVAL_S, len(self._rows) / NAMES_PER_S)
+        await self._look_at_shares()
+
+    async def _look_at_names(self) -> None:
         found = sorted({name for name in await self._names.topics() if len(name) <= NAME_CHARS_MAX})
-        self._total = len(found)
         places = self._fleet.names()
-        fresh = {
-            name: self._rows.get(name) or FleetTopicRow(name, _is_internal(name, places)) for name in found[:TOPICS_MAX]
-        }
-        self._rows = fresh
-        for row in sorted(fresh.values(), key=lambda one: one.seen_ms)[:ROUND_REQUESTS_MAX]:
-            route = await self._names.route(row.name, refresh=True)
-            if route is not None:  # otherwise it was deleted meanwhile
-                fresh[row.name] = FleetTopicRow(row.name, row.system, _shares(route), wall_ms())
+        rows = {name: self._rows.get(name) or _row(name, places) for name in found[:LIST_MAX]}
+        left_out = len(found) - len(rows)
+        changed = not self._loaded or (rows.keys(), left_out) != (self._rows.keys(), self._left_out)
+        self._rows, self._left_out, self._loaded = rows, left_out, True
+        self._turns.renew(rows)
+        if changed:
+            self._tell(error="", changed=True)
+
+    async def _look_at_shares(self) -> None:
+        rows = self._rows
+        shown = sorted((name for name in self._shown if name in rows), key=lambda name: rows[name].seen_ms)
+        changed = False
+        for name in self._turns.take(shown, ROUND_REQUESTS):
+            route = await self._names.route(name, refresh=True)
+            shares = () if route is None else _shares(route)  # none: it was deleted meanwhile
+            row = FleetTopicRow(name, rows[name].internal, shares, wall_ms())
+            changed |= row != rows[name]
+            rows[name] = row
+        if changed:
+            self._tell(error="", changed=True)
 
     # --- one topic ---------------------------------------------------------------------------------------------------
 
@@ -177,6 +234,6 @@ def _shares(route: TopicRouteData) -> tuple[tuple[str, int, int, int], ...]:
     return tuple((one.group.name, one.read_queues, one.write_queues, one.permission) for one in found)
 
 
-def _is_internal(name: str, places: frozenset[str]) -> bool:
-    """Whether no application sends to it: a broker's own, or one of those named after a cluster or a broker."""
-    return name in _INTERNAL or name in places or name.startswith(_INTERNAL_PREFIXES) or name.endswith("_REPLY_TOPIC")
+def _row(name: str, places: frozenset[str]) -> FleetTopicRow:
+    """Topics named after a cluster or a broker are RocketMQ's own."""
+    return FleetTopicRow(name, is_internal(name) or name in places)

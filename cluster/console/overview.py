@@ -43,7 +43,7 @@ class Overview:
         self.streams: Final = Streams(
             lambda: self.fleet.snapshot(wall_ms()),
             lambda after: self.fleet.update(after, wall_ms()),
-            lambda: self.topics.snapshot(),
+            lambda: self.topics.state(),
             self._watch,
         )
         self.topics: Final = FleetTopics(
@@ -78,7 +78,7 @@ class Overview:
 
     def state(self) -> dict[str, object]:
         """Everything, for scripts."""
-        return {**self.fleet.snapshot(wall_ms()), "catalog": self.topics.snapshot()}
+        return {**self.fleet.snapshot(wall_ms()), "catalog": self.topics.state()}
 
     def _watch(self, watched: bool) -> None:
         self.watcher.watch(watched=watched)

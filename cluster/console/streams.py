@@ -146,10 +146,8 @@ class Streams:
                 _replace(queue)
 
     def _on_hurry(self, catalog: bool) -> None:
-        if catalog:
-            self._catalog_is_new = True  # sent with the next tick
-        else:
-            self._urgent.set()
+        self._catalog_is_new |= catalog
+        self._urgent.set()
 
 
 def _put(queue: asyncio.Queue[bytes | None], message: bytes | None) -> bool:

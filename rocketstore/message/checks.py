@@ -46,6 +46,8 @@ NO_SEND_TOPICS: Final = HIDDEN_TOPICS | {
     "OFFSET_MOVED_EVENT",
 }
 """Topics that only the broker itself may write. All but the hidden ones are from RocketMQ's list."""
+_NOBODY_SENDS: Final = NO_SEND_TOPICS | {"TBW102", "BenchmarkTest"}
+_NOBODY_SENDS_PREFIXES: Final = ("%RETRY%", "rmq_sys_", "RMQ_SYS_", "SCHEDULE_TOPIC_")
 _IP_BYTES: Final = (IPV4_BYTES, IPV6_BYTES)
 _TOPIC: Final = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_BYTES_MAX}}}")
 _NUMBERS: Final = HEAD_V4.struct(
@@ -93,6 +95,11 @@ def check_client_topic(topic: str) -> str:
     if topic in NO_SEND_TOPICS:
         return f"the topic {topic} is reserved for the broker"
     return check_topic(topic)
+
+
+def is_internal(topic: str) -> bool:
+    """Whether no application sends to this topic: it is the broker's own, a group's retries, or answers to requests."""
+    return topic in _NOBODY_SENDS or topic.startswith(_NOBODY_SENDS_PREFIXES) or topic.endswith("_REPLY_TOPIC")
 
 
 def check_keys(message: Message, keys_max: int) -> str:

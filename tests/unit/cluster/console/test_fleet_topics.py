@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
-from cluster.console.catalog import ROUND_REQUESTS_MAX, TOPICS_MAX
+import pytest
+
+from cluster.console import fleet_topics
+from cluster.console.catalog import INTERVAL_S
 from cluster.console.fleet import Fleet
-from cluster.console.fleet_topics import FleetTopics
+from cluster.console.fleet_topics import ROUND_REQUESTS, FleetTopics
+from cluster.console.listing import Wanted
 from dledger.client.security import ClientSecurity
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicList, TopicRouteData
 from rocketstore.remoting.client import RemotingClient, UnreachableError
@@ -40,32 +45,66 @@ class NameServerFrames(RemotingClient):
 
 def watching(frames: NameServerFrames) -> tuple[FleetTopics, list[None]]:
     changes: list[None] = []
-    topics = FleetTopics(Fleet([SERVER]), [SERVER], frames, ClientSecurity(), lambda: changes.append(None))
+    clock = itertools.count(step=INTERVAL_S)  # each look is a round later
+    topics = FleetTopics(
+        Fleet([SERVER]), [SERVER], frames, ClientSecurity(), lambda: changes.append(None), lambda: next(clock)
+    )
     return topics, changes
 
 
+def listed(topics: FleetTopics, **wanted: Any) -> dict[str, Any]:  # noqa: ANN401  # by name
+    found: dict[str, Any] = topics.topics(Wanted(**{"internal": True, **wanted}))
+    return found
+
+
 def rows(topics: FleetTopics) -> dict[str, Any]:
-    found: Any = topics.snapshot()["topics"]
-    return {one["name"]: one for one in found}
+    return {one["name"]: one for one in listed(topics)["rows"]}
 
 
 def test_a_round_has_a_budget_and_all_have_their_turn() -> None:
-    """Each is asked for once before any is asked for again; a list that is cut says of how many."""
-    names = [f"topic-{number:04}" for number in range(TOPICS_MAX + 7)]
+    """Each is asked for once before any is asked for again; how many each group has is known then."""
+    names = [f"topic-{number:04}" for number in range(3 * ROUND_REQUESTS)]
     frames = NameServerFrames(*names)
 
     async def look() -> FleetTopics:
         topics, _ = watching(frames)
-        for rounds in range(1, -(-TOPICS_MAX // ROUND_REQUESTS_MAX) + 1):
+        for rounds in range(1, 4):
             await topics.look()
-            assert len(frames.asked) == rounds * ROUND_REQUESTS_MAX
+            assert len(frames.asked) == rounds * ROUND_REQUESTS
+            assert topics.state()["unseen"] == (3 - rounds) * ROUND_REQUESTS
+            assert topics.state()["counts"] == {"g": rounds * ROUND_REQUESTS}
         return topics
 
     topics = asyncio.run(look())
-    assert set(frames.asked) == set(names[:TOPICS_MAX])
-    assert len(rows(topics)) == TOPICS_MAX
-    assert topics.snapshot()["total"] == TOPICS_MAX + 7
+    assert set(frames.asked) == set(names)
+    assert topics.state()["totals"] == {"topics": len(names)}
     assert rows(topics)["topic-0000"]["shares"] == (("g", 4, 4, 6),)
+
+
+def test_what_a_page_shows_is_asked_for_first() -> None:
+    """And what it shows is sorted and found here."""
+    frames = NameServerFrames(*(f"topic-{number:04}" for number in range(10 * ROUND_REQUESTS)))
+
+    async def look() -> list[str]:
+        topics, _ = watching(frames)
+        await topics.look()
+        found = listed(topics, search="TOPIC-03", sort="queues", descending=True)
+        assert found["matching"] == 20
+        frames.asked.clear()
+        await topics.look()
+        return [one["name"] for one in found["rows"]]
+
+    shown = asyncio.run(look())
+    assert frames.asked[: ROUND_REQUESTS // 2] == shown[: ROUND_REQUESTS // 2]
+
+
+def test_a_list_that_is_too_long_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes what is kept for all."""
+    monkeypatch.setattr(fleet_topics, "LIST_MAX", 2)
+    topics, _ = watching(NameServerFrames("a", "b", "c"))
+    asyncio.run(topics.look())
+
+    assert (listed(topics)["left_out"], topics.state()["totals"]) == (1, {"topics": 3})
 
 
 def test_a_name_server_that_falls_silent_leaves_what_it_said() -> None:
@@ -82,9 +121,9 @@ def test_a_name_server_that_falls_silent_leaves_what_it_said() -> None:
         return topics, changes
 
     topics, changes = asyncio.run(look())
-    assert "Connection refused" in str(topics.snapshot()["error"])
-    assert {name: one["system"] for name, one in rows(topics).items()} == {"orders": False, "%RETRY%billing": True}
-    assert len(changes) == 2
+    assert "Connection refused" in str(topics.state()["error"])
+    assert {name: one["internal"] for name, one in rows(topics).items()} == {"orders": False, "%RETRY%billing": True}
+    assert len(changes) == 3  # names, where they are, silence
 
 
 def test_a_topic_that_was_deleted_goes() -> None:
