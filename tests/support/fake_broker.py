@@ -94,8 +94,8 @@ class FakeBrokers:
         self.remembers_places = True
         """Whether what is stored already is answered with its place."""
         self.term = 1
-        self.covered = 1
-        """How many names an answer about many topics or groups claims to cover; it has the first one only."""
+        self.covered: int | None = None
+        """How many names an answer about many topics or groups claims to cover; None: all of them."""
         self.auto_create = 0
         """How many queues a topic gets when a message comes for it; 0: unknown topics are refused."""
         self.nodes = [FakeBroker(self, f"n{number}", port) for number, port in enumerate(free_ports(count))]
@@ -452,14 +452,14 @@ class FakeBroker:
         return pb.QueueRangeResponse(min_offset=queue.base, max_offset=queue.end, last_update_ms=last)
 
     def _topic_ranges(self, request: pb.TopicRangesRequest, context: grpc.ServicerContext) -> pb.TopicRangesResponse:
-        """One name after the other, to see that clients ask for the rest."""
-        name = request.topics[0]
-        topic = self.group.topics.get(name)
-        queues = range(max(topic.read_queues, topic.write_queues) if topic else 0)
-        ranges = [self._queue_range(pb.QueueRequest(topic=name, queue_id=one), context) for one in queues]
-        return pb.TopicRangesResponse(
-            topics=[pb.TopicRange(topic=name, queues=ranges)] if topic else [], covered=self.group.covered
-        )
+        covered = len(request.topics) if self.group.covered is None else self.group.covered
+        answer = pb.TopicRangesResponse(covered=covered)
+        for name in request.topics[: max(covered, 0)]:
+            if (topic := self.group.topics.get(name)) is not None:
+                queues = range(max(topic.read_queues, topic.write_queues))
+                ranges = [self._queue_range(pb.QueueRequest(topic=name, queue_id=one), context) for one in queues]
+                answer.topics.append(pb.TopicRange(topic=name, queues=ranges))
+        return answer
 
     def _offset_by_time(self, request: pb.OffsetByTimeRequest, context: grpc.ServicerContext) -> pb.OffsetResponse:
         queue = self.group.queues.get((request.topic, request.queue_id), FakeQueue())
@@ -501,12 +501,12 @@ class FakeBroker:
         )
 
     def _group_offsets(self, request: pb.GroupOffsetsRequest, context: grpc.ServicerContext) -> pb.GroupOffsetsResponse:
-        """One name after the other, too."""
-        name = request.groups[0]
-        offsets = self._fetch_offsets(pb.FetchOffsetsRequest(group=name), context).offsets
-        return pb.GroupOffsetsResponse(
-            groups=[pb.GroupOffsets(group=name, offsets=offsets)], covered=self.group.covered
-        )
+        covered = len(request.groups) if self.group.covered is None else self.group.covered
+        answer = pb.GroupOffsetsResponse(covered=covered)
+        for name in request.groups[: max(covered, 0)]:
+            offsets = self._fetch_offsets(pb.FetchOffsetsRequest(group=name), context).offsets
+            answer.groups.append(pb.GroupOffsets(group=name, offsets=offsets))
+        return answer
 
     def _put_topic(self, request: pb.PutTopicRequest, context: grpc.ServicerContext) -> pb.PutTopicResponse:
         self._needs_master(context)

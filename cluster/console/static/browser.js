@@ -3,7 +3,6 @@
 import { $, h, text } from "./dom.js";
 import * as format from "./format.js";
 import { ask } from "./stream.js";
-import { state } from "./store.js";
 import { plain } from "./table.js";
 
 const PAGE = 20;
@@ -63,11 +62,7 @@ export function browse(topic, queue) {
 }
 
 /** Topics to choose from. */
-export function offerTopics() {
-  const topics = state.catalog.topics.filter((row) => !row.system).map((row) => row.name);
-  const key = topics.join("\n");
-  if (form.offered === key) return;
-  form.offered = key;
+export function offerTopics(topics) {
   form.names.replaceChildren(...topics.map((name) => h("option", { value: name })));
   if (form.topic.value === "" && topics.length > 0) form.topic.value = topics[0];
 }

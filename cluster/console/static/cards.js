@@ -11,7 +11,6 @@ const WORDS = { silent: "no answer", missing: "missing", unknown: "asking…" };
 
 const cards = new Map(); // group → its elements
 const sections = new Map(); // cluster → its elements
-let topicCounts = new Map();
 
 export function start() {
   $("filter").addEventListener("input", filter);
@@ -50,14 +49,13 @@ export function render(everything) {
 
 /** How many topics each group has, as far as they have been looked at. */
 export function renderTopicCounts() {
-  topicCounts = new Map();
-  for (const topic of fleet.topics.topics) {
-    for (const [name] of topic.system ? [] : topic.shares ?? []) topicCounts.set(name, (topicCounts.get(name) ?? 0) + 1);
-  }
   for (const [name, card] of cards) text(card.topics, topicsOf(name));
 }
 
-const topicsOf = (name) => (fleet.topics.loaded ? format.count(topicCounts.get(name) ?? 0) : "–");
+function topicsOf(name) {
+  const { loaded, counts, unseen } = fleet.topics;
+  return loaded ? `${format.count(counts[name] ?? 0)}${unseen ? " or more" : ""}` : "–";
+}
 
 function keepAt(list, element, place) {
   if (list.children[place] !== element) list.insertBefore(element, list.children[place] ?? null);

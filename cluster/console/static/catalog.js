@@ -1,72 +1,81 @@
-// Topics and consumer groups: totals that the server keeps fresh, details when a row is opened.
+// Topics and consumer groups: lists that the console keeps fresh, details when a row is opened.
 
 import * as changes from "./changes.js";
 import { $, h } from "./dom.js";
 import * as format from "./format.js";
+import { List } from "./list.js";
 import { ask } from "./stream.js";
 import { state } from "./store.js";
-import { plain, Table } from "./table.js";
+import { plain } from "./table.js";
 
 const REFRESH_MS = 3000;
 const PERMISSIONS = { 6: "read, write", 4: "read", 2: "write", 0: "none" };
 
-let browse = () => {};
-let showSystem = false;
-const parts = {};
+const SEARCH_MS = 200;
 
-/** `onBrowse(topic, queue, offset)`: somebody wants to see messages. */
-export function start(onBrowse) {
+let browse = () => {};
+let offer = () => {};
+let offered = -1;
+let typing = 0;
+const lists = {};
+
+/** `onBrowse(topic, queue)`: somebody wants to see messages. `onOffer(names)`: topics to choose from, when they change. */
+export function start(onBrowse, onOffer) {
   browse = onBrowse;
-  parts.topics = new Table(
-    [
-      { name: "Topic", value: (row) => row.name, cell: (row) => topicCell(row) },
-      { name: "Queues", value: (row) => row.write_queues, number: true, cell: (row) => (row.write_queues === row.read_queues ? String(row.write_queues) : `${row.write_queues} w, ${row.read_queues} r`) },
-      { name: "Messages", value: (row) => row.messages, number: true, cell: (row) => format.count(row.messages) },
-      { name: "Newest", value: (row) => row.newest_ms, kind: "time", cell: (row) => (row.newest_ms > 0 ? format.moment(row.newest_ms).slice(0, 19) : "–") },
-      { name: "Permission", value: (row) => row.permission, cell: (row) => PERMISSIONS[row.permission & 6] ?? String(row.permission) },
+  offer = onOffer;
+  lists.topics = new List({
+    panel: "panel-topics", path: "/api/topics", things: "topics", order: { sort: "name", descending: false },
+    internal: "Show internal topics", none: "No topics yet. Create one: dledger topic create orders", command: "dledger topic list",
+    columns: [
+      { name: "Topic", sort: "name", cell: (row) => topicCell(row) },
+      { name: "Queues", sort: "queues", number: true, cell: (row) => (row.write_queues === row.read_queues ? String(row.write_queues) : `${row.write_queues} w, ${row.read_queues} r`) },
+      { name: "Messages", sort: "messages", number: true, cell: (row) => format.count(row.messages) },
+      { name: "Newest", sort: "newest", kind: "time", cell: (row) => (row.newest_ms > 0 ? format.moment(row.newest_ms).slice(0, 19) : "–") },
+      { name: "Permission", sort: "permission", cell: (row) => PERMISSIONS[row.permission & 6] ?? String(row.permission) },
     ],
-    (row) => row.name, 0,
-  );
-  parts.groups = new Table(
-    [
-      { name: "Consumer group", value: (row) => row.name, cell: (row) => parts.groups.expander(row.name, row.name, (place) => fillGroup(place, row.name)) },
-      { name: "Topics", value: (row) => row.topics.length, cell: (row) => format.names(row.topics) },
-      { name: "Lag", value: (row) => row.lag, number: true, cell: (row) => lagCell(row.lag) },
+  });
+  lists.groups = new List({
+    panel: "panel-groups", path: "/api/groups", things: "groups", order: { sort: "lag", descending: true },
+    none: "No consumer group has committed an offset yet.", command: "dledger consumer progress",
+    columns: [
+      { name: "Consumer group", sort: "name", cell: (row) => lists.groups.table.expander(row.name, row.name, (place) => fillGroup(place, row.name)) },
+      { name: "Topics", sort: "topics", cell: (row) => (row.topics === null ? "–" : format.names(row.topics)) },
+      { name: "Lag", sort: "lag", number: true, cell: (row) => lagCell(row.lag) },
     ],
-    (row) => row.name, 2, true,
-  );
-  parts.topicsSay = h("p", { class: "empty", role: "status" }, "Loading topics…");
-  parts.groupsSay = h("p", { class: "empty", role: "status" }, "Loading groups…");
-  const system = h("input", { type: "checkbox", onchange: () => { showSystem = system.checked; render(); } });
-  $("panel-topics").append(parts.topics.element, parts.topicsSay, h("p", {}, h("label", { class: "toggle" }, system, "Show internal topics")));
-  $("panel-groups").append(parts.groups.element, parts.groupsSay);
+  });
+  document.addEventListener("input", ({ target }) => {
+    if (target.getAttribute?.("list") !== "topic-names") return;
+    clearTimeout(typing);
+    typing = setTimeout(() => offerTopics(target.value.trim()), SEARCH_MS);
+  });
   setInterval(refreshOpen, REFRESH_MS);
 }
 
+/** The console says something new of its lists. */
 export function render() {
-  const { loaded, error, totals, topics, groups } = state.catalog;
-  const shown = topics.filter((row) => showSystem || !row.system);
-  parts.topics.render(shown);
-  parts.groups.render(groups);
-  say(parts.topicsSay, parts.topics, shown.length, loaded, error, "No topics yet. Create one: dledger topic create orders", cut(topics.length, totals.topics, "topics", "dledger topic list"));
-  say(parts.groupsSay, parts.groups, groups.length, loaded, error, "No consumer group has committed an offset yet.", cut(groups.length, totals.groups, "groups", "dledger consumer progress"));
+  for (const list of Object.values(lists)) list.renew(state.catalog);
+  if (state.catalog.loaded && state.catalog.totals.topics !== offered) {
+    offered = state.catalog.totals.topics;
+    offerTopics("");
+  }
 }
 
-/** What is missing from a list that is too long for a page. */
-function cut(shown, total, things, command) {
-  return shown < total ? `The first ${format.count(shown)} of ${format.count(total)} ${things}, including internal ones. To see all: ${command}` : "";
-}
+export const showTopics = () => lists.topics.show();
+export const showGroups = () => lists.groups.show();
 
-function say(place, table, count, loaded, error, none, missing) {
-  const words = error && !count ? error : !loaded ? "Loading…" : count ? missing : none;
-  place.hidden = words === "";
-  place.className = error && !count ? "empty bad" : "empty";
-  if (place.textContent !== words) place.textContent = words;
-  table.element.hidden = count === 0;
+/** Fields for a topic's name offer those that have what is typed in theirs. */
+async function offerTopics(search) {
+  let found;
+  try {
+    found = await ask("/api/topics", { search });
+  } catch {
+    return; // it is a help only
+  }
+  offer(found.rows.map((row) => row.name));
 }
 
 function topicCell(row) {
-  return parts.topics.expander(row.name, row.name, (place) => fillTopic(place, row.name));
+  return lists.topics.table.expander(row.name, row.name, (place) => fillTopic(place, row.name));
 }
 
 function lagCell(lag) {
@@ -81,8 +90,8 @@ function close(table, name) {
 /** Look again at what is open, while it can be seen. */
 function refreshOpen() {
   if (document.hidden || state.connection !== "live" || document.querySelector("dialog[open]") !== null) return;
-  if (!$("panel-topics").hidden) for (const [name, place] of parts.topics.open) fillTopic(place, name);
-  if (!$("panel-groups").hidden) for (const [name, place] of parts.groups.open) fillGroup(place, name);
+  if (!$("panel-topics").hidden) for (const [name, place] of lists.topics.table.open) fillTopic(place, name);
+  if (!$("panel-groups").hidden) for (const [name, place] of lists.groups.table.open) fillGroup(place, name);
 }
 
 async function fill(place, path, name, make) {
@@ -107,7 +116,7 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
   ]);
   const table = plain(columns, rows);
   if (found.all_queues > found.queues.length) table.append(h("p", { class: "quiet" }, `The first ${found.queues.length} of ${found.all_queues} queues.`));
-  return h("div", {}, changes.topicTools(found, () => close(parts.topics, name)), table);
+  return h("div", {}, changes.topicTools(found, () => close(lists.topics.table, name)), table);
 });
 
 function progress(committed, queue) {
@@ -120,5 +129,5 @@ const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
     [["Topic"], ["Queue", true], ["Committed", true], ["End", true], ["Lag", true]],
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
   );
-  return h("div", {}, changes.groupTools(found, () => close(parts.groups, name)), table);
+  return h("div", {}, changes.groupTools(found, () => close(lists.groups.table, name)), table);
 });

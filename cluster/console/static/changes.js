@@ -21,7 +21,7 @@ const tool = (words, label, work, danger = false) =>
 export function start() {
   bars.topics = h("p", { class: "tools", hidden: true }, tool("New topic…", "Create a topic", newTopic));
   bars.messages = h("p", { class: "tools", hidden: true }, tool("Send a message…", "Send a message", () => sendMessage("")));
-  $("panel-topics").prepend(bars.topics);
+  document.querySelector("#panel-topics .list-tools").append(bars.topics);
   $("panel-messages").prepend(bars.messages);
 }
 

@@ -11,7 +11,7 @@ export const fleet = {
   leftOut: 0,
   groups: new Map(), // by name, in the server's order
   changed: new Set(), // names of groups to draw anew
-  topics: { loaded: false, error: "", total: 0, topics: [] },
+  topics: { loaded: false, error: "", seen_ms: 0, version: -1, totals: { topics: 0 }, unseen: 0, counts: {} },
 };
 
 export function takeSnapshot(message) {

@@ -82,12 +82,12 @@ lanes.start((action, node, button) => actions.perform(action, node, button));
 catalog.start((topic, queue) => {
   tabs.show("tab-messages");
   browser.browse(topic, queue);
-});
+}, browser.offerTopics);
 browser.start();
 changes.start();
 clients.start();
 letters.start();
-const shown = { "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
+const shown = { "tab-topics": catalog.showTopics, "tab-groups": catalog.showGroups, "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
 tabs.start((id) => shown[id]?.());
 theme.start(drawAll);
 for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);
@@ -110,7 +110,6 @@ connect({
   catalog: (message) => {
     state.catalog = message;
     catalog.render();
-    browser.offerTopics();
   },
 });
 

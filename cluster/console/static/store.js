@@ -14,7 +14,7 @@ export const state = {
   changes: new Map(), // node → [[at, state, term], …], oldest first
   events: [],
   points: [],
-  catalog: { loaded: false, error: "", totals: { topics: 0, groups: 0 }, topics: [], groups: [] },
+  catalog: { loaded: false, error: "", seen_ms: 0, version: -1, totals: { topics: 0, groups: 0 } },
   number: 0,
   skewMs: 0, // what to add to this machine's clock to get the console's
   heardMs: 0,

@@ -1,15 +1,15 @@
-// A table that sorts by its heads and whose rows open.
+// A table whose heads ask for another order, and whose rows open.
 
 import { h } from "./dom.js";
 
 /**
- * `columns`: [{name, value(row) to sort by, cell(row) (text or element), number}], `key(row)` names a row for as long as
- * it is there. `inner(row)` makes what is shown below a row that is open; `opened` is called with each.
+ * `columns`: [{name, sort (the field that it sorts by, if it does), cell(row) (text or element), number}]. Rows have
+ * names. `order`: {sort, descending}, which a head changes before it calls `reorder`.
  */
 export class Table {
-  constructor(columns, key, sortedBy, descending = false) {
-    Object.assign(this, { columns, key, sortedBy, descending, rows: [], open: new Map() });
-    this.heads = columns.map((column, place) => this.makeHead(column, place));
+  constructor(columns, order, reorder) {
+    Object.assign(this, { columns, order, reorder, rows: [], open: new Map() });
+    this.heads = columns.map((column) => this.makeHead(column));
     this.body = h("tbody");
     this.element = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, this.heads)), this.body));
     this.markHeads();
@@ -31,38 +31,39 @@ export class Table {
     this.render(this.rows);
   }
 
-  makeHead(column, place) {
+  makeHead(column) {
     const head = h("th", { scope: "col", class: column.number ? "number" : null });
-    if (column.value === undefined) head.append(column.name);
-    else head.append(h("button", { type: "button", onclick: () => this.sortBy(place) }, column.name));
+    if (column.sort === undefined) head.append(column.name);
+    else head.append(h("button", { type: "button", onclick: () => this.sortBy(column) }, column.name));
     return head;
   }
 
-  sortBy(place) {
-    this.descending = this.sortedBy === place ? !this.descending : Boolean(this.columns[place].number);
-    this.sortedBy = place;
+  sortBy(column) {
+    this.order.descending = this.order.sort === column.sort ? !this.order.descending : Boolean(column.number);
+    this.order.sort = column.sort;
     this.markHeads();
-    this.redraw();
+    this.reorder();
   }
 
   markHeads() {
     this.heads.forEach((head, place) => {
-      if (this.columns[place].value === undefined) return;
-      head.setAttribute("aria-sort", place !== this.sortedBy ? "none" : this.descending ? "descending" : "ascending");
+      const { sort } = this.columns[place];
+      if (sort === undefined) return;
+      head.setAttribute("aria-sort", sort !== this.order.sort ? "none" : this.order.descending ? "descending" : "ascending");
     });
   }
 
-  /** Show these rows. A focused button stays focused; open rows stay open. */
+  /** Show these rows. A focused button stays focused; rows that are open stay so while they are there. */
   render(rows) {
     this.rows = rows;
     this.waiting = Boolean(this.held);
     if (this.held) return;
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
-    const value = this.columns[this.sortedBy].value;
-    const sorted = [...rows].sort((one, other) => compare(value(one), value(other)) * (this.descending ? -1 : 1));
+    const there = new Set(rows.map((row) => row.name));
+    for (const name of [...this.open.keys()]) if (!there.has(name)) this.open.delete(name);
     const lines = [];
-    for (const row of sorted) {
-      const name = this.key(row);
+    for (const row of rows) {
+      const { name } = row;
       lines.push(
         h("tr", { "data-row": name }, this.columns.map((column) => h("td", { class: column.number ? "number" : column.kind }, column.cell(row)))),
       );
@@ -88,13 +89,6 @@ export class Table {
       },
     }, label);
   }
-}
-
-function compare(one, other) {
-  if (one === other) return 0;
-  if (one === null || one === undefined) return -1;
-  if (other === null || other === undefined) return 1;
-  return one < other ? -1 : 1;
 }
 
 /** A small table that does not sort. `columns`: [[name, isNumber], …]; cells are text or elements. */

@@ -1,49 +1,38 @@
 // The topics of all groups: in which groups each is, and when a row is opened, every queue there.
 
-import { $, h } from "./dom.js";
+import { h } from "./dom.js";
 import { fleet, groupUrl } from "./fleet.js";
 import * as format from "./format.js";
+import { List } from "./list.js";
 import { ask } from "./stream.js";
 import { state } from "./store.js";
-import { plain, Table } from "./table.js";
+import { plain } from "./table.js";
 
 const REFRESH_MS = 3000;
 const PLACES_SHOWN = 6;
 const PERMISSIONS = { 6: "read, write", 4: "read", 2: "write", 0: "none" };
 
-const parts = {};
-let showSystem = false;
+let list;
 
 export function start() {
-  parts.table = new Table(
-    [
-      { name: "Topic", value: (row) => row.name, cell: (row) => parts.table.expander(row.name, row.name, (place) => fill(place, row.name)) },
-      { name: "Groups", value: (row) => row.shares?.length ?? null, number: true, cell: (row) => format.count(row.shares?.length) },
-      { name: "Queues", value: queuesOf, number: true, cell: (row) => format.count(queuesOf(row)) },
+  list = new List({
+    panel: "topics", path: "/api/topics", things: "topics", order: { sort: "name", descending: false },
+    internal: "Show internal topics", none: "No topics yet. Create one: dledger topic create orders", command: "dledger topic list",
+    columns: [
+      { name: "Topic", sort: "name", cell: (row) => list.table.expander(row.name, row.name, (place) => fill(place, row.name)) },
+      { name: "Groups", sort: "groups", number: true, cell: (row) => format.count(row.shares?.length) },
+      { name: "Queues", sort: "queues", number: true, cell: (row) => format.count(queuesOf(row)) },
       { name: "Where", kind: "places", cell: placesOf },
     ],
-    (row) => row.name, 0,
-  );
-  parts.say = h("p", { class: "empty", role: "status" }, "Loading topics…");
-  const system = h("input", { type: "checkbox", onchange: () => { showSystem = system.checked; render(); } });
-  $("topics").append(parts.table.element, parts.say, h("p", {}, h("label", { class: "toggle" }, system, "Show internal topics")));
+  });
   setInterval(() => {
     if (document.hidden || state.connection !== "live") return;
-    for (const [name, place] of parts.table.open) fill(place, name);
+    for (const [name, place] of list.table.open) fill(place, name);
   }, REFRESH_MS);
 }
 
 export function render() {
-  const { loaded, error, total, topics } = fleet.topics;
-  const shown = topics.filter((row) => showSystem || !row.system);
-  parts.table.render(shown);
-  parts.table.element.hidden = shown.length === 0;
-  const cut = topics.length < total ? `The first ${format.count(topics.length)} of ${format.count(total)} topics, including internal ones. To see all: dledger topic list` : "";
-  const none = "No topics yet. Create one: dledger topic create orders";
-  const words = error ? (shown.length ? `As last seen: ${error}` : error) : !loaded ? "Loading topics…" : shown.length ? cut : none;
-  parts.say.hidden = words === "";
-  parts.say.className = error ? "empty bad" : "empty";
-  if (parts.say.textContent !== words) parts.say.textContent = words;
+  list.renew(fleet.topics);
 }
 
 const queuesOf = (row) => row.shares?.reduce((sum, [, , write]) => sum + write, 0) ?? null;

@@ -18,6 +18,7 @@ from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SE
 from cluster.console.server import ConsoleServer, ListenAddress
 from dledger.errors import ConfigError
 from dledger.types import LogIndex
+from rocketstore.message.message import Message
 from tests.support.fake_broker import FakeBrokers
 from tests.support.fake_group import FakeGroup
 from tests.support.waiting import wait_until
@@ -464,15 +465,86 @@ def test_queries_that_make_no_sense_are_refused(shared_console: ConsoleServer, q
     assert request(f"{shared_console.url}api/{query}").status == 400
 
 
-def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, broker: FakeBrokers) -> None:
-    """No log service there: the broker's own word is enough."""
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def listed(console: ConsoleServer, query: str) -> dict[str, Any]:
+    return request(f"{console.url}api/{query}").json()
+
+
+def test_a_page_is_told_how_many_there_are_and_asks_for_those_it_shows(
+    make_console: MakeConsole, broker: FakeBrokers
+) -> None:
+    """However many there are, an event has no list, and an answer no more than a page."""
+    for number in range(60):
+        broker.add_topic(f"topic-{number:02}", 1)
+        broker.offsets[f"group-{number:02}", f"topic-{number:02}", 0] = 0
+    broker.put(Message("topic-42", b"x", 0))
     console = make_console(broker.addresses)
 
     with stream(f"{console.url}api/events") as events:
         for name, told in events:
             if name == "catalog" and told["loaded"]:
                 break
-        assert [one["name"] for one in told["topics"]] == ["orders"]  # type: ignore[attr-defined]  # JSON
+        assert told.keys() == {"loaded", "error", "seen_ms", "version", "totals"}
+        assert told["totals"] == {"topics": 61, "groups": 60}
+        wait_until(lambda: listed(console, "topics")["unseen"] == 0, "all were looked at")
+        wait_until(lambda: listed(console, "groups")["unseen"] == 0, "groups, too")
+
+    first = listed(console, "topics")
+    assert [one["name"] for one in first["rows"]][:2] == ["orders", "topic-00"]
+    assert (len(first["rows"]), first["total"], first["pages"]) == (25, 61, 3)
+    assert listed(console, "topics?sort=messages&descending=true")["rows"][0]["name"] == "topic-42"
+    found = listed(console, "topics?search=TOPIC-4&page=9")
+    assert (len(found["rows"]), found["matching"], found["page"]) == (10, 10, 0)
+    assert listed(console, "groups?sort=lag&descending=true")["rows"][0] == {
+        "name": "group-42",
+        "topics": ["topic-42"],
+        "lag": 1,
+        "seen_ms": listed(console, "groups?search=group-42")["rows"][0]["seen_ms"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("topics?sort=lag", "sort must be one of name, queues, messages, newest, permission"),
+        ("groups?sort=messages", "sort must be one of name, topics, lag"),
+        ("topics?page=-1", "page must be a whole number from 0 to 2,000"),
+        ("groups?descending=1", "descending must be true or false"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(shared_console: ConsoleServer, query: str, words: str) -> None:
+    """With what is possible."""
+    answer = request(f"{shared_console.url}api/{query}")
+
+    assert answer.status == 400
+    assert words in str(answer.json()["error"])
+
+
+def test_lists_are_told_while_no_broker_answers(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """Also while every lookup waits: they need no broker."""
+    console = make_console(broker.addresses)
+    with stream(f"{console.url}api/events") as events:
+        for name, told in events:
+            if name == "catalog" and told["loaded"]:
+                break
+        broker.stop()
+        for name, told in events:
+            if name == "catalog" and told["error"]:
+                break
+        assert told["loaded"]
+        assert told["seen_ms"]
+
+    assert [one["name"] for one in listed(console, "topics")["rows"]] == ["orders"]
+
+
+def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """No log service there: the broker's own word is enough."""
+    console = make_console(broker.addresses)
+
+    with stream(f"{console.url}api/events"):
+        wait_until(lambda: [one["name"] for one in listed(console, "topics")["rows"]] == ["orders"], "its topic")
     assert state(console)["group"]["kind"] == "broker"
 
 

@@ -204,8 +204,12 @@ def test_records_that_are_none(admin: Admin, brokers: FakeBrokers) -> None:
         admin.topics()
 
 
-def test_many_topics_ranges_are_asked_for_until_all_are_covered(admin: Admin, brokers: FakeBrokers) -> None:
-    """The broker here covers one name per answer; a topic that is gone is left out."""
+@pytest.mark.parametrize("covered", [None, 1])
+def test_many_topics_ranges_are_asked_for_until_all_are_covered(
+    admin: Admin, brokers: FakeBrokers, covered: int | None
+) -> None:
+    """However few an answer covers; a topic that is gone is left out."""
+    brokers.covered = covered
     admin.put_topic(TopicInfo("a", 1, 1))
     admin.put_topic(TopicInfo("b", 2, 2))
     brokers.put(Message("b", b"x", 1, store_timestamp=1_700_000_000_000))
@@ -217,8 +221,12 @@ def test_many_topics_ranges_are_asked_for_until_all_are_covered(admin: Admin, br
     assert (found["b"][1].queue_id, found["b"][1].max_offset) == (1, 1)
 
 
-def test_many_groups_offsets_are_asked_for_until_all_are_covered(admin: Admin) -> None:
+@pytest.mark.parametrize("covered", [None, 1])
+def test_many_groups_offsets_are_asked_for_until_all_are_covered(
+    admin: Admin, brokers: FakeBrokers, covered: int | None
+) -> None:
     """By topic and queue, as for one group."""
+    brokers.covered = covered
     admin.set_offsets("g", "orders", {0: 3, 1: 4})
     admin.set_offsets("h", "orders", {1: 5})
 
