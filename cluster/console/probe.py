@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cluster.console.facts import BrokerFacts, NodeFacts, broker_facts_of, facts_of_node, facts_of_plain_broker
+from cluster.console.facts import (
+    BrokerFacts,
+    NodeFacts,
+    NodeState,
+    broker_facts_of,
+    facts_of_node,
+    facts_of_plain_broker,
+)
 from dledger.errors import DLedgerError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -15,7 +22,9 @@ if TYPE_CHECKING:
     from dledger.client import DLedgerClient
     from rocketstore.client import Admin
 
-BROKER_TIMEOUT_S = 1.0
+BROKER_TIMEOUT_S: Final = 1.0
+BROKER_INTERVAL_S: Final = 2.0
+"""How often a broker that has a log is asked for its own figures, which are over ten seconds anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,15 @@ class Answer:
     facts: NodeFacts
     broker: BrokerFacts | None
     latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A broker's own figures, the role and term in which it told them, and when it was asked."""
+
+    facts: BrokerFacts | None
+    role: tuple[NodeState, int]
+    asked_s: float
 
 
 class GroupProbe:
@@ -38,6 +56,7 @@ class GroupProbe:
         self._admin: Admin = brokers.admin()
         self._connected: set[str] = set()  # set.add and discard are atomic
         self._no_broker: set[str] = set()
+        self._broker_facts: dict[str, _Known] = {}  # so is setting an item
         self._plain: set[str] = set()
 
     def ask(self, address: str, timeout_s: float) -> Answer:
@@ -54,10 +73,12 @@ class GroupProbe:
             return self._ask_plain(address)
         except DLedgerError:
             self._no_broker.discard(address)  # another server may be there after a restart
+            self._broker_facts.pop(address, None)
             self._connected.discard(address)
             raise
         latency_ms = self._latency_ms(address, started)
-        return Answer(facts_of_node(status), self._ask_broker(address), latency_ms)
+        facts = facts_of_node(status)
+        return Answer(facts, self._ask_broker(address, facts), latency_ms)
 
     def _latency_ms(self, address: str, started: float) -> float:
         if address not in self._connected:
@@ -70,16 +91,23 @@ class GroupProbe:
         self._client.close()
         self._admin.close()
 
-    def _ask_broker(self, address: str) -> BrokerFacts | None:
+    def _ask_broker(self, address: str, facts: NodeFacts) -> BrokerFacts | None:
+        """Its own figures: now and then, and as soon as its role in the group has changed."""
         if address in self._no_broker:
             return None
+        known = self._broker_facts.get(address)
+        role = facts.state, facts.term
+        if known is not None and known.role == role and time.monotonic() - known.asked_s < BROKER_INTERVAL_S:
+            return known.facts
+        asked_s, told = time.monotonic(), None
         try:
-            return broker_facts_of(self._admin.status(address))
+            told = broker_facts_of(self._admin.status(address))
         except InvalidRequestError:
             self._no_broker.add(address)
         except DLedgerError:  # it is starting or stopping: the log service's status is enough
             return None
-        return None
+        self._broker_facts[address] = _Known(told, role, asked_s)
+        return told
 
     def _ask_plain(self, address: str) -> Answer:
         started = time.perf_counter()

@@ -23,7 +23,7 @@ JOIN_TIMEOUT_S: Final = 5.0
 class SamplePace:
     """How often a node is polled, and how long it may take to respond."""
 
-    watched_s: float = 0.5
+    watched_s: float = 1.0
     unwatched_s: float = 2.0
     unsettled_s: float = 0.15
     """While a page is open and there is no leader, or was none a moment ago."""

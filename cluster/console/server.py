@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import uvicorn
 
 from cluster.console.app import Console
-from cluster.console.connections import CONNECTIONS_MAX, PatientForAWhile
+from cluster.console.connections import CONNECTIONS_MAX, CalmServer, PatientForAWhile
 from cluster.console.control import ClusterControl
 from cluster.console.desk import Desk
 from cluster.console.guard import ConsoleRules
@@ -66,7 +66,7 @@ class ConsoleServer:
             self._shown = Desk(target, brokers, control, pace)
         self._console = Console(self._shown, rules or ConsoleRules(), version("dledger"), self._fail)
         self._socket: socket.socket | None = None
-        self._uvicorn: uvicorn.Server | None = None
+        self._uvicorn: CalmServer | None = None
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._stopping = threading.Lock()
@@ -126,7 +126,7 @@ class ConsoleServer:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
             raise ConfigError([f"cannot use the console's certificate and key: {error}"]) from error
-        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn = CalmServer(config)
         self._thread = threading.Thread(
             target=self._serve, args=(self._uvicorn, self._socket), name="dledger-console-http", daemon=True
         )
@@ -141,7 +141,7 @@ class ConsoleServer:
         """Close all streams, then the server, then the sampler. Idempotent."""
         with self._stopping:
             if self._uvicorn is not None and self._thread is not None and self._thread.is_alive():
-                self._uvicorn.should_exit = True
+                self._uvicorn.end()
                 self._shown.hang_up()
                 self._thread.join(STOP_TIMEOUT_S)
             if isinstance(self._shown, Desk):
@@ -160,9 +160,9 @@ class ConsoleServer:
         """End the server: a page that is no longer kept up to date must not look as if it were."""
         self.fatal = failure
         if self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+            self._uvicorn.end()
 
-    def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
+    def _serve(self, server: CalmServer, listening: socket.socket) -> None:
         ended_by_us = False
         try:
             server.run(sockets=[listening])

@@ -14,7 +14,7 @@ from typing import Final
 
 STREAMS_MAX: Final = 32
 QUEUE_MAX: Final = 64
-TICK_S: Final = 0.5
+TICK_S: Final = 1.0
 COALESCE_S: Final = 0.03
 """How long an urgent change waits for others, to be sent together."""
 
@@ -30,7 +30,7 @@ def event(name: str, value: object) -> bytes:
 
 
 class Streams:
-    """Sends changes to pages every half second, and important ones at once."""
+    """Sends what changes to pages every second, and what is important at once."""
 
     def __init__(
         self,

@@ -142,9 +142,11 @@ def test_a_row_stays_open_while_it_is_there(page: Page, lists: ConsoleServer) ->
 
 def test_lists_can_be_used_by_keyboard(page: Page, lists: ConsoleServer) -> None:
     """The search, the heads, the pages; the focus stays where it was when the page turns."""
-    cells = "[...document.querySelectorAll('#panel-topics td:nth-child(3)')]"
-    unknown = f"return {cells}.some((one) => one.textContent === '–')"
-    page.wait(lambda: not page.js(unknown), "the figures of all that is shown: rows that change are drawn anew")
+    figures = "return [...document.querySelectorAll('#panel-topics td:nth-child(3)')].map((one) => one.textContent)"
+    page.wait(
+        lambda: page.js(figures) == ["3", *["0"] * (PAGE_ROWS - 1)],
+        "the figures of all that is shown: rows that change are drawn anew",
+    )
     page.js("document.querySelector('#panel-topics input.find').focus()")
     for _ in range(80):
         page.press(Keys.TAB)
