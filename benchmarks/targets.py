@@ -141,7 +141,10 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "cli_status": (at_most(0.25, "s"),),
     # The idle web console of three nodes.
     "console_idle_no_page": (at_most(2, "% of a core"),),
-    "console_idle_one_page": (at_most(2, "% of a core"),),
+    "console_idle_one_page": (at_most(1, "% of a core"),),
+    "console_page_1000_topics": (at_most(1, "% of a core"),),
+    # From the request for the page to the first rows of its list.
+    "console_first_list_10000": (at_most(1, "s"),),
     # TLS may cost a quarter of the plaintext throughput, in one run.
     "tls_append_pipelined": (at_least(0.75, baseline=PLAINTEXT),),
     "tls_broker_send": (at_least(0.75, baseline=PLAINTEXT),),

@@ -31,6 +31,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     resources.PENDING,
     commands.SCENARIO,
     console.IDLE,
+    console.MANY,
     appends.SYNC,
     appends.ASYNC,
     metrics.SCRAPE,

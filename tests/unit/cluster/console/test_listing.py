@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from cluster.console import listing
 from cluster.console.inputs import BadInputError
-from cluster.console.listing import PAGE_ROWS, PAGES_MAX, SEARCH_CHARACTERS_MAX, Turns, Wanted, list_page
+from cluster.console.listing import PAGES_MAX, SEARCH_CHARACTERS_MAX, Turns, Wanted, list_page
 
 SORTS = {"name": lambda row: row.name, "size": lambda row: row.size}
 
@@ -25,7 +27,7 @@ class File:
 
 FILES = some.lists(
     some.builds(File, some.text("abAB%_-é", max_size=5), some.none() | some.integers(-2, 2), some.booleans()),
-    max_size=3 * PAGE_ROWS,
+    max_size=10,
     unique_by=lambda one: one.name,
 )
 WANTED = some.builds(
@@ -41,6 +43,14 @@ def names(rows: list[File], **wanted: object) -> list[str]:
     return [one.name for one in list_page(rows, Wanted(**wanted), SORTS).rows]  # type: ignore[arg-type]  # by name
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_rows() -> Iterator[None]:
+    """Pages of three rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "PAGE_ROWS", 3)
+        yield
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -48,7 +58,7 @@ def names(rows: list[File], **wanted: object) -> list[str]:
 def test_the_pages_together_are_what_was_wanted_each_once(rows: list[File], wanted: Wanted) -> None:
     """No page has more rows than one page; none of the rows is missing, or there twice."""
     pages = []
-    for number in range(-(-len(rows) // PAGE_ROWS) or 1):
+    for number in range(-(-len(rows) // 3) or 1):
         one = list_page(rows, Wanted(wanted.search, wanted.sort, wanted.descending, number, wanted.internal), SORTS)
         if one.page == number:
             pages.append(one)
@@ -56,7 +66,7 @@ def test_the_pages_together_are_what_was_wanted_each_once(rows: list[File], want
     found = [row for page in pages for row in page.rows]
     there = [one for one in rows if wanted.internal or not one.internal]
     matching = {one.name for one in there if wanted.search.strip().casefold() in one.name.casefold()}
-    assert all(len(page.rows) <= PAGE_ROWS for page in pages)
+    assert all(len(page.rows) <= 3 for page in pages)
     assert len(found) == len(matching) == pages[0].matching
     assert {row.name for row in found} == matching
     assert pages[0].total == len(there)
@@ -67,7 +77,7 @@ def test_what_is_unknown_comes_last_whichever_way(rows: list[File], descending: 
     """Names decide among equals, always from A to Z."""
     wanted = Wanted(sort="size", descending=descending, internal=True)
     found: list[File] = []
-    for page in range(-(-len(rows) // PAGE_ROWS)):
+    for page in range(-(-len(rows) // 3)):
         found += list_page(rows, Wanted("", "size", descending, page, True), SORTS).rows  # type: ignore[arg-type]
 
     known = [one for one in found if one.size is not None]
@@ -86,16 +96,16 @@ def test_names_sort_as_people_read_them() -> None:
 
 def test_a_page_beyond_the_end_is_the_last_one() -> None:
     """The list became shorter meanwhile; the answer says which page it is."""
-    rows = [File(f"{number:03}") for number in range(PAGE_ROWS + 1)]
+    rows = [File(f"{number}") for number in range(4)]
 
     beyond = list_page(rows, Wanted(page=7), SORTS)
-    assert (beyond.page, [one.name for one in beyond.rows]) == (1, [f"{PAGE_ROWS:03}"])
-    assert list_page(rows[:PAGE_ROWS], Wanted(page=1), SORTS).page == 0
+    assert (beyond.page, [one.name for one in beyond.rows]) == (1, ["3"])
+    assert list_page(rows[:3], Wanted(page=1), SORTS).page == 0
     assert list_page([], Wanted(page=1), SORTS).told() == {
         "rows": [],
         "page": 0,
         "pages": 0,
-        "page_rows": PAGE_ROWS,
+        "page_rows": 3,
         "matching": 0,
         "total": 0,
     }
