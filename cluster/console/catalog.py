@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.listing import LIST_MAX, SortedBy, Turns, Wanted, list_page
+from cluster.console.listing import LIST_MAX, SortedBy, LookOrder, Wanted, list_page
 from cluster.console.sampler import JOIN_TIMEOUT_S, wall_ms
 from dledger.errors import DLedgerError
 from rocketstore.message.checks import is_internal
@@ -105,8 +105,8 @@ class Catalog:
         self._seen_ms = 0
         # Used by the catalog's thread only.
         self._list_at_s = 0.0
-        self._topic_turns = Turns(lambda name: _queues(self._topics[name]))
-        self._group_turns = Turns()
+        self._topic_order = LookOrder(lambda name: _queues(self._topics[name]))
+        self._group_order = LookOrder()
         self._late_groups: list[str] = []
         self._thread = threading.Thread(target=self._run, name="dledger-console-catalog", daemon=True)
         self._on_change = on_change
@@ -238,8 +238,8 @@ class Catalog:
         with self._changed:
             changed = not self._loaded or (topics, groups, left_out) != (self._topics, self._groups, self._left_out)
             self._topics, self._groups, self._left_out, self._loaded = topics, groups, left_out, True
-        self._topic_turns.renew(topics)
-        self._group_turns.renew(groups)
+        self._topic_order.renew(topics)
+        self._group_order.renew(groups)
         if changed:
             self._tell(error="", changed=True)
 
@@ -278,7 +278,7 @@ class Catalog:
             topics.sort(key=lambda name: self._topics[name].seen_ms)
             groups.sort(key=lambda name: self._groups[name].seen_ms)
         groups = [*self._late_groups, *groups]
-        return self._topic_turns.take(topics, ROUND_QUEUES), self._group_turns.take(groups, ROUND_GROUPS)
+        return self._topic_order.take(topics, ROUND_QUEUES), self._group_order.take(groups, ROUND_GROUPS)
 
     def _topics_of(
         self, groups: list[str], offsets: Mapping[str, Mapping[tuple[str, int], int]], looked_at: list[str]

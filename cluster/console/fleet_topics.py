@@ -17,7 +17,7 @@ from cluster.console.browse import QUEUES_MAX, safe_text
 from cluster.console.catalog import FILL_INTERVAL_S, INTERVAL_S, NAMES_PER_S, SHOWN_S
 from cluster.console.fleet import NAME_CHARS_MAX, Fleet
 from cluster.console.history import TEXT_MAX
-from cluster.console.listing import LIST_MAX, SortedBy, Turns, Wanted, list_page
+from cluster.console.listing import LIST_MAX, SortedBy, LookOrder, Wanted, list_page
 from cluster.console.sampler import wall_ms
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
@@ -84,7 +84,7 @@ class FleetTopics:
         self._on_change = on_change
         self._clock_s = clock_s
         self._rows: dict[str, FleetTopicRow] = {}
-        self._turns = Turns()
+        self._order = LookOrder()
         self._list_at_s = 0.0
         self._shown: dict[str, float] = {}
         self._left_out = 0
@@ -163,7 +163,7 @@ class FleetTopics:
         left_out = len(found) - len(rows)
         changed = not self._loaded or (rows.keys(), left_out) != (self._rows.keys(), self._left_out)
         self._rows, self._left_out, self._loaded = rows, left_out, True
-        self._turns.renew(rows)
+        self._order.renew(rows)
         if changed:
             self._tell(error="", changed=True)
 
@@ -171,7 +171,7 @@ class FleetTopics:
         rows = self._rows
         shown = sorted((name for name in self._shown if name in rows), key=lambda name: rows[name].seen_ms)
         changed = False
-        for name in self._turns.take(shown, ROUND_REQUESTS):
+        for name in self._order.take(shown, ROUND_REQUESTS):
             route = await self._names.route(name, refresh=True)
             shares = () if route is None else _shares(route)  # none: it was deleted meanwhile
             row = FleetTopicRow(name, rows[name].internal, shares, wall_ms())

@@ -101,7 +101,7 @@ def list_page(rows: Iterable[RowT], wanted: Wanted, sorts: Mapping[str, SortedBy
     return Listed(tuple(found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]), page, len(found), len(there))
 
 
-class Turns:
+class LookOrder:
     """Which names to look at next: those that pages show first, then those not looked at for longest."""
 
     def __init__(self, cost: Callable[[str], int] = lambda _: 1) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from cluster.console import listing
 from cluster.console.inputs import BadInputError
-from cluster.console.listing import PAGES_MAX, SEARCH_CHARACTERS_MAX, Turns, Wanted, list_page
+from cluster.console.listing import PAGES_MAX, SEARCH_CHARACTERS_MAX, LookOrder, Wanted, list_page
 
 SORTS = {"name": lambda row: row.name, "size": lambda row: row.size}
 
@@ -159,7 +159,7 @@ def test_a_request_may_leave_everything_out() -> None:
 )
 def test_everybody_has_a_turn_however_much_is_shown(costs: dict[str, int], shown: list[str], budget: int) -> None:
     """Within as many rounds as there are names; a round takes none twice, and at most one of each kind too many."""
-    turns = Turns(costs.__getitem__)
+    turns = LookOrder(costs.__getitem__)
     turns.renew(costs)
     seen: set[str] = set()
     for _ in costs:
@@ -173,7 +173,7 @@ def test_everybody_has_a_turn_however_much_is_shown(costs: dict[str, int], shown
 
 def test_what_is_shown_comes_first_and_the_others_still_come() -> None:
     """Half of the budget for each, and what one leaves is the other's."""
-    turns = Turns()
+    turns = LookOrder()
     turns.renew(f"{number}" for number in range(8))
 
     assert turns.take(["7", "6", "5", "gone"], 4) == ["7", "6", "0", "1"]
@@ -183,7 +183,7 @@ def test_what_is_shown_comes_first_and_the_others_still_come() -> None:
 
 def test_new_names_come_next_and_gone_ones_never() -> None:
     """A topic that was just created has its figures with the next round."""
-    turns = Turns()
+    turns = LookOrder()
     turns.renew(["a", "b", "c"])
     assert turns.take([], 1) == ["a"]
 
