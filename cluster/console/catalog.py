@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.listing import LIST_MAX, SortedBy, LookOrder, Wanted, list_page
+from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_page
 from cluster.console.sampler import JOIN_TIMEOUT_S, wall_ms
 from dledger.errors import DLedgerError
 from rocketstore.message.checks import is_internal

@@ -17,7 +17,7 @@ from cluster.console.browse import QUEUES_MAX, safe_text
 from cluster.console.catalog import FILL_INTERVAL_S, INTERVAL_S, NAMES_PER_S, SHOWN_S
 from cluster.console.fleet import NAME_CHARS_MAX, Fleet
 from cluster.console.history import TEXT_MAX
-from cluster.console.listing import LIST_MAX, SortedBy, LookOrder, Wanted, list_page
+from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_page
 from cluster.console.sampler import wall_ms
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
