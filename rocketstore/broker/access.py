@@ -34,6 +34,7 @@ class BrokerAccess:
     def __init__(self, guard: AccessGuard) -> None:
         self.guard: Final = guard
         self._checks: dict[str, Callable[[Caller, bytes], None]] = {
+            "Newest": self._newest,
             "QueryByKey": self._query_by_key,
             "QueueRange": self._queue_range,
             "OffsetByTime": self._offset_by_time,
@@ -120,6 +121,9 @@ class BrokerAccess:
         if topic in NO_SEND_TOPICS:
             self.guard.require_admin(caller, action, f"topic:{topic}", changes=False)
         self.guard.require(caller, action, ResourceKind.TOPIC, topic, SUB)
+
+    def _newest(self, caller: Caller, data: bytes) -> None:
+        self._may_read(caller, "Newest", parse(pb.NewestRequest, data).topic)
 
     def _query_by_key(self, caller: Caller, data: bytes) -> None:
         self._may_read(caller, "QueryByKey", parse(pb.QueryByKeyRequest, data).topic)

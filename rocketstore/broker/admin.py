@@ -11,6 +11,7 @@ from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
 from rocketstore.broker.delayed import DelayedMessages
 from rocketstore.broker.made import MadeByClients
+from rocketstore.broker.newest import NewestMessages
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.positions import COMMITTED_AT_ONCE, LogPositions
 from rocketstore.broker.readers import ReadThreads
@@ -67,6 +68,7 @@ class AdminService:
         self._leader_address = leader_address
         self._delayed = DelayedMessages(config, store, state, readers)
         self._surveys = Surveys(store, state, topics, readers)
+        self._newest = NewestMessages(store, topics, readers, self._surveys)
 
     def adopt(self, config: BrokerConfig) -> None:
         """Continue with changed settings."""
@@ -75,6 +77,7 @@ class AdminService:
     def handlers(self) -> dict[str, AdminHandler]:
         """Handlers by method name."""
         return {
+            "Newest": _of_anybody(self._newest.answer),
             "QueryById": _of_anybody(self._query_by_id),
             "QueryByKey": _of_anybody(self._query_by_key),
             "QueueRange": _of_anybody(self._queue_range),

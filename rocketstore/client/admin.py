@@ -24,6 +24,7 @@ from rocketstore.client.methods import (
     GROUP_OFFSETS,
     LIST_GROUPS,
     LIST_TOPICS,
+    NEWEST,
     OFFSET_BY_TIME,
     PULL,
     PUT_TOPIC,
@@ -258,6 +259,19 @@ class Admin:
         )
         answer = self._connection.ask_reader(PULL, request, self._connection.deadline())
         return split_records(answer.records), max(answer.next_offset, 0)
+
+    def newest(
+        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
+        """A topic's messages from the newest one backwards, across its queues (or of one).
+
+        Returns them with the ``ends`` for the next, older ones; these are empty when there are none left. Raises
+        ``NotFoundError``.
+        """
+        request = pb.NewestRequest(topic=topic, max_messages=max_messages, queue_id=queue_id, ends=ends)
+        answer = self._connection.ask_reader(NEWEST, request, self._connection.deadline())
+        found = [one for record in answer.records for one in split_records(record)]
+        return found, tuple(answer.ends) if answer.more else ()
 
     def delayed(
         self, level: int = 0, offset: int = -1, *, max_messages: int = 0

@@ -27,6 +27,7 @@ class Method(Generic[AnswerT]):
 
 
 PULL: Final = Method("Pull", pb.PullResponse)
+NEWEST: Final = Method("Newest", pb.NewestResponse)
 QUERY_BY_ID: Final = Method("QueryById", pb.RecordsResponse)
 QUERY_BY_KEY: Final = Method("QueryByKey", pb.RecordsResponse)
 QUEUE_RANGE: Final = Method("QueueRange", pb.QueueRangeResponse)

@@ -229,6 +229,28 @@ class TopicRangesResponse(_message.Message):
     covered: int
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicRange, _Mapping]]] = ..., covered: _Optional[int] = ...) -> None: ...
 
+class NewestRequest(_message.Message):
+    __slots__ = ("topic", "max_messages", "queue_id", "ends")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    max_messages: int
+    queue_id: int
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., max_messages: _Optional[int] = ..., queue_id: _Optional[int] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NewestResponse(_message.Message):
+    __slots__ = ("records", "ends", "more")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    more: bool
+    def __init__(self, records: _Optional[_Iterable[bytes]] = ..., ends: _Optional[_Iterable[int]] = ..., more: _Optional[bool] = ...) -> None: ...
+
 class ConsumerOffset(_message.Message):
     __slots__ = ("topic", "queue_id", "offset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

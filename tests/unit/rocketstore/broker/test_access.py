@@ -65,6 +65,7 @@ FORBIDDEN: list[tuple[str, Wire, str]] = [
     ("Pull", pb.PullRequest(topic="unknown"), "Pull needs SUB on topic unknown"),
     ("Pull", pb.PullRequest(topic="T", group="other"), "Pull needs SUB on group other"),
     ("QueryByKey", pb.QueryByKeyRequest(topic="hidden", key="k"), "QueryByKey needs SUB on topic hidden"),
+    ("Newest", pb.NewestRequest(topic="hidden", max_messages=1), "Newest needs SUB on topic hidden"),
     ("QueueRange", pb.QueueRequest(topic="hidden"), "QueueRange needs SUB on topic hidden"),
     ("OffsetByTime", pb.OffsetByTimeRequest(topic="hidden"), "OffsetByTime needs SUB on topic hidden"),
     ("FetchOffsets", pb.FetchOffsetsRequest(group="other"), "FetchOffsets needs SUB on group other"),

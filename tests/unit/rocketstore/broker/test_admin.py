@@ -211,6 +211,7 @@ def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) ->
         "QueryByKey",
         "QueueRange",
         "TopicRanges",
+        "Newest",
         "GroupOffsets",
         "CommitOffsets",
         "PutTopic",

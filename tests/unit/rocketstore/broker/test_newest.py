@@ -1,0 +1,234 @@
+"""A topic's messages from the newest one backwards, across its queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dledger.errors import InvalidRequestError
+from rocketstore.broker import newest
+from rocketstore.broker.newest import BYTES_MAX, GONE_MAX, MESSAGES_MAX, NewestMessages
+from rocketstore.broker.readers import ReadThreads
+from rocketstore.broker.refusals import NotFoundRefusalError, OutOfRangeError
+from rocketstore.broker.server import BrokerServer
+from rocketstore.broker.surveys import Surveys
+from rocketstore.broker.topics import TopicAccess
+from rocketstore.client import Admin, NotFoundError, Producer, TopicInfo
+from rocketstore.message.message import Message
+from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import TopicConfig
+from rocketstore.store.message_store import MessageStore
+from rocketstore.types import GetMessageStatus, GetResult
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.test_server import plain
+
+Place = tuple[int, int]
+"""Queue and offset."""
+TIMES = some.lists(some.lists(some.integers(0, 5), max_size=6), min_size=1, max_size=4)
+
+
+class Queues(MessageStore):
+    """Queues of messages named after their places, with these store times; those before ``lows`` are removed."""
+
+    def __init__(self, times: Sequence[Sequence[int]]) -> None:
+        self.times = [list(one) for one in times]
+        self.lows = [0] * len(times)
+        self.unreadable: set[Place] = set()
+        self.reads: list[Place] = []
+        self.body = b""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return self.lows[queue_id]
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return len(self.times[queue_id])
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        return self.times[queue_id][queue_offset] if queue_offset >= self.lows[queue_id] else -1
+
+    def get(self, topic: str, queue_id: int, offset: int, **_: object) -> GetResult:
+        self.reads.append((queue_id, offset))
+        if (queue_id, offset) in self.unreadable:
+            return GetResult(GetMessageStatus.MESSAGE_WAS_REMOVING, offset + 1, 0, 9)
+        return GetResult(GetMessageStatus.FOUND, offset + 1, 0, 9, (b"%d:%d" % (queue_id, offset) + self.body,))
+
+
+class NoState(BrokerState):
+    """None is needed."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def ask(queues: Queues, **wanted: object) -> pb.NewestResponse:
+    """Of topic T, which has as many queues as there are."""
+    topic = TopicConfig("T", len(queues.times), len(queues.times))
+    access = TopicAccess({"T": topic}.get, lambda *_: 0, broker_permission=6)
+    readers = ReadThreads(1)
+    try:
+        surveys = Surveys(queues, NoState(), access, readers)
+        request = pb.NewestRequest(**{"topic": "T", "max_messages": 3, **wanted})  # type: ignore[arg-type]  # by name
+        data = asyncio.run(NewestMessages(queues, access, readers, surveys).answer(request.SerializeToString()))
+        return pb.NewestResponse.FromString(data)
+    finally:
+        readers.close()
+
+
+def places(answer: pb.NewestResponse) -> list[Place]:
+    return [(int(queue), int(offset)) for queue, offset in (one.split(b"-")[0].split(b":") for one in answer.records)]
+
+
+def pages(queues: Queues, **wanted: object) -> Iterator[list[Place]]:
+    ends: Sequence[int] = ()
+    while True:
+        answer = ask(queues, ends=ends, **wanted)
+        yield places(answer)
+        if not answer.more:
+            return
+        ends = answer.ends
+
+
+def merged(times: Sequence[Sequence[int]]) -> list[Place]:
+    """The queue whose last message is the newest gives the next one; of equals, the first."""
+    left = [list(one) for one in times]
+    found = []
+    while any(left):
+        queue = max((one for one in range(len(left)) if left[one]), key=lambda one: (left[one][-1], -one))
+        left[queue].pop()
+        found.append((queue, len(left[queue])))
+    return found
+
+
+@given(TIMES, some.integers(1, 4))
+def test_all_messages_come_once_and_the_newest_first(times: list[list[int]], size: int) -> None:
+    """Page by page, those of one queue by offset even if its clock went back."""
+    found = list(pages(Queues(times), max_messages=size))
+
+    assert [place for page in found for place in page] == merged(times)
+    assert [len(page) for page in found[:-1]] == [size] * (len(found) - 1)
+
+
+@given(TIMES, some.data())
+def test_what_comes_and_goes_between_two_pages_harms_neither(times: list[list[int]], data: some.DataObject) -> None:
+    """Nothing is there twice; nothing of what stays is missing; what is newer than the first page is not mixed in."""
+    queues = Queues(times)
+    there = {(queue, offset) for queue, some_ in enumerate(times) for offset in range(len(some_))}
+    found: list[Place] = []
+    for page in pages(queues, max_messages=2):
+        found += page
+        queues.times[data.draw(some.integers(0, len(times) - 1))].append(9)
+        queue = data.draw(some.integers(0, len(times) - 1))
+        queues.lows[queue] = min(queues.lows[queue] + data.draw(some.integers(0, 1)), len(times[queue]))
+
+    assert len(set(found)) == len(found)
+    assert set(found) <= there
+    stays = {(queue, offset) for queue, offset in there if offset >= queues.lows[queue]}
+    assert stays <= set(found)
+
+
+def test_a_queue_made_after_the_first_page_has_nothing_older() -> None:
+    """It would otherwise be shown on the second."""
+    queues = Queues([[1, 2, 3, 4]])
+    ends = ask(queues).ends
+    queues.times.append([8, 9])
+    queues.lows.append(0)
+
+    answer = ask(queues, ends=ends)
+
+    assert (places(answer), answer.more) == ([(0, 0)], False)
+
+
+def test_one_queue_may_be_chosen() -> None:
+    """Then the others are not read."""
+    queues = Queues([[1, 2], [3, 4, 5, 6], [7]])
+
+    assert [place for page in pages(queues, queue_id=1) for place in page] == [(1, 3), (1, 2), (1, 1), (1, 0)]
+    assert {queue for queue, _ in queues.reads} == {1}
+
+
+def test_only_what_is_shown_is_read() -> None:
+    """However many queues and messages there are."""
+    queues = Queues([range(queue, 1000, 64) for queue in range(64)])
+    ask(queues, max_messages=20)
+
+    assert len(queues.reads) == 20
+
+
+def test_messages_removed_meanwhile_are_passed_over_but_not_without_end() -> None:
+    """An answer may then have none, and say that there are more."""
+    queues = Queues([range(2 * GONE_MAX + 5)])
+    queues.unreadable = {(0, offset) for offset in range(3, 2 * GONE_MAX + 5)}
+    found = list(pages(queues))
+
+    assert found[0] == []
+    assert len(found) == 3
+    assert [place for page in found for place in page] == [(0, 2), (0, 1), (0, 0)]
+
+
+def test_an_answer_has_room_for_one_message_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for no more bytes than it may have if there are several."""
+    queues = Queues([[1, 2, 3]])
+    queues.body = b"-" + b"x" * 100
+    monkeypatch.setattr(newest, "BYTES_MAX", 250)
+    assert [len(page) for page in pages(queues)] == [2, 1]
+    monkeypatch.setattr(newest, "BYTES_MAX", 1)
+    assert list(pages(queues)) == [[(0, 2)], [(0, 1)], [(0, 0)]]
+    assert BYTES_MAX == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        ({"max_messages": 0}, InvalidRequestError),
+        ({"max_messages": MESSAGES_MAX + 1}, InvalidRequestError),
+        ({"ends": [1, -1]}, InvalidRequestError),
+        ({"topic": "other"}, NotFoundRefusalError),
+        ({"queue_id": 1}, OutOfRangeError),
+        ({"queue_id": -1}, OutOfRangeError),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wanted: dict[str, object], error: type[Exception]) -> None:
+    """Nothing is read."""
+    queues = Queues([[1]])
+    with pytest.raises(error):
+        ask(queues, **wanted)
+    assert queues.reads == []
+
+
+@pytest.mark.parametrize("ends", [[0], [99], [5, 7, 1 << 62]])
+def test_ends_of_somebody_else_show_what_is_there(ends: list[int]) -> None:
+    """Made up, or of another topic: nothing beyond the queue is read."""
+    queues = Queues([[1, 2]])
+    queues.lows[0] = 1
+
+    assert places(ask(queues, ends=ends)) in ([], [(0, 1)])
+
+
+def test_a_real_broker_answers(tmp_path: Path) -> None:
+    """Whole messages, the newest first, across its queues."""
+    server = BrokerServer(plain(tmp_path)).start()
+    address = f"127.0.0.1:{server.port}"
+    try:
+        with Admin([address], timeout_s=20) as admin, Producer([address], timeout_s=20) as producer:
+            admin.put_topic(TopicInfo("T", 4, 4))
+            for number in range(10):
+                producer.send(Message("T", b"%d" % number), queue_id=number % 3)
+            wait_until(lambda: sum(one.max_offset for one in admin.queue_ranges("T")) == 10, "dispatch")
+
+            found, ends = admin.newest("T", max_messages=6)
+            rest, over = admin.newest("T", ends, max_messages=6)
+            with pytest.raises(NotFoundError):
+                admin.newest("U")
+    finally:
+        server.stop()
+
+    assert {one.body for one in found + rest} == {b"%d" % number for number in range(10)}
+    times = [one.decode().store_timestamp for one in found + rest]
+    assert times == sorted(times, reverse=True)
+    assert (len(found), len(rest), over) == (6, 4, ())
