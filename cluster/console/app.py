@@ -259,8 +259,12 @@ class Console:
     def _messages(self, desk: Desk, request: Request) -> object:
         browser = desk.messages
         match request.query_params.get("by"):
+            case "newest":
+                query = request.query_params
+                one = _number(request, "queue", 0, 65535) if query.get("queue") else None
+                return browser.newest(_text(request, "topic"), one, query.get("older", ""), _count(request))
             case "offset":
-                queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", -PAGE_MAX, _OFFSET_MAX)
+                queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", -1, _OFFSET_MAX)
                 return browser.by_offset(_text(request, "topic"), queue, offset, _count(request))
             case "key":
                 return browser.by_key(_text(request, "topic"), _text(request, "key"), unique=False)
@@ -269,14 +273,14 @@ class Console:
             case "id":
                 return browser.by_id(_text(request, "id"))
             case _:
-                raise BadInputError("by must be offset, key, unique or id")
+                raise BadInputError("by must be newest, offset, key, unique or id")
 
     def _message(self, desk: Desk, request: Request) -> object:
         queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", 0, _OFFSET_MAX)
         return desk.messages.one(_text(request, "topic"), queue, offset)
 
     def _entries(self, desk: Desk, request: Request) -> object:
-        index = _number(request, "index", -PAGE_MAX, _OFFSET_MAX)
+        index = _number(request, "index", -1, _OFFSET_MAX)
         return desk.entries.by_index(desk.history.group, index, _count(request))
 
     def _entry(self, desk: Desk, request: Request) -> object:

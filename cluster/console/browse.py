@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from cluster.console.inputs import OFFSET_MAX, BadInputError
+from cluster.console.sampler import wall_ms
 from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
 from rocketstore.client.errors import BadAnswerError, NotFoundError
@@ -29,6 +31,8 @@ PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
 QUEUES_MAX: Final = 256
+CURSOR_CHARACTERS_MAX: Final = 12_000
+"""Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
 FIELD_MAX: Final = 4096
 _HEX_ROW: Final = 16
 _SHOWN: Final = frozenset("\n\t")
@@ -95,24 +99,27 @@ class MessageBrowser:
         """Calls in progress fail."""
         self._admin.close()
 
-    def by_offset(self, topic: str, queue_id: int, offset: int, count: int) -> dict[str, object]:
-        """Messages of a queue starting at ``offset``; a negative one counts from the end."""
-        found = self._admin.queue_range(topic, queue_id)
-        start = found.max_offset + offset if offset < 0 else offset
-        start = max(start, found.min_offset, 0)
-        messages: list[ReceivedMessage] = []
-        next_offset = start
-        while len(messages) < count and next_offset < found.max_offset:
-            page, behind = self._admin.messages(topic, queue_id, next_offset, max_messages=count - len(messages))
-            messages += page
-            if behind <= next_offset:
-                break
-            next_offset = behind
+    def newest(self, topic: str, queue_id: int | None, older: str, count: int) -> dict[str, object]:
+        """A topic's newest messages across its queues (or of one), or those ``older`` than a page that said so."""
+        found, ends = self._admin.newest(topic, _ends_of(older), max_messages=count, queue_id=queue_id)
+        more = ".".join(map(str, ends))
         return {
-            "min_offset": max(found.min_offset, 0),
+            "messages": [_message_json(one.decode(), *_body_of(one)) for one in found],
+            "older": more if len(more) <= CURSOR_CHARACTERS_MAX else "",
+            "has_older": bool(ends),
+            "as_of_ms": wall_ms(),
+        }
+
+    def by_offset(self, topic: str, queue_id: int, offset: int, count: int) -> dict[str, object]:
+        """Messages of a queue from ``offset`` backwards, the newest first; a negative one is the queue's end."""
+        found = self._admin.queue_range(topic, queue_id)
+        low = max(found.min_offset, 0)
+        end = found.max_offset if offset < 0 else min(offset + 1, found.max_offset)
+        messages = read_back(self._admin, topic, queue_id, max(end - count, low), end)
+        return {
+            "min_offset": low,
             "max_offset": found.max_offset,
-            "next_offset": next_offset,
-            "messages": [_message_json(one.decode(), *_body_of(one)) for one in messages[:count]],
+            "messages": [_message_json(one.decode(), *_body_of(one)) for one in messages],
         }
 
     def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
@@ -186,6 +193,29 @@ class MessageBrowser:
         return max(found.max_offset - max(found.min_offset, 0), 0)
 
 
+def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> list[ReceivedMessage]:
+    """The messages of a queue from offset ``first`` up to ``end``, the newest first. Raises ``DLedgerError``."""
+    found: list[ReceivedMessage] = []
+    at = first
+    while at < end:
+        page, at_next = admin.messages(topic, queue_id, at, max_messages=end - at)
+        found += [one for one in page if one.queue_offset < end]
+        if at_next <= at:
+            break
+        at = at_next
+    return found[::-1]
+
+
+def _ends_of(older: str) -> list[int]:
+    """Raises ``BadInputError`` for what no page said."""
+    parts = older.split(".") if older else []
+    if len(older) > CURSOR_CHARACTERS_MAX or not all(
+        one.isascii() and one.isdigit() and len(one) <= 19 and int(one) <= OFFSET_MAX for one in parts
+    ):
+        raise BadInputError("older must be what the page before it said")
+    return [int(one) for one in parts]
+
+
 def _body_of(message: ReceivedMessage) -> tuple[bytes, str]:
     """The decompressed body, or the stored one and the reason."""
     try:
@@ -235,18 +265,20 @@ class EntryBrowser:
         self._target = target
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
-        """Committed entries starting at ``index``; a negative one counts from the end. Fewer if they are large."""
+        """Committed entries from ``index`` backwards, the newest first; a negative one is the end. Fewer if large."""
         with closing(replace(self._target, group=group).connect()) as client:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
-            start = max(last + 1 + index if index < 0 else index, begin)
+            newest = last if index < 0 else min(index, last)
+            start = max(newest - count + 1, begin)
             # Read from the same member: another one may not know yet that these entries are committed.
             read = partial(client.read, count=count, max_bytes=ANSWER_BYTES_MAX, address=status.client_address or None)
-            entries = read(start) if start <= last else []
-            while index < 0 and entries and entries[-1].index < last:  # halving limits how much is read in vain
-                start = max(entries[-1].index, (start + last) // 2) + 1
+            entries = read(start) if start <= newest else []
+            while entries and entries[-1].index < newest:  # halving limits how much is read in vain
+                start = max(entries[-1].index, (start + newest) // 2) + 1
                 entries = read(start)
-        return {"begin": begin, "last": last, "entries": [_entry_json(one) for one in entries[:count]]}
+            shown = [_entry_json(one) for one in reversed(entries) if one.index <= newest]
+        return {"begin": begin, "last": last, "entries": shown}
 
     def one(self, group: str, index: int) -> dict[str, object] | None:
         """All details of one entry."""

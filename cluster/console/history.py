@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer
-from dledger.conditions import Condition
+from dledger.conditions import Condition, ConditionKind
 
 NODES_MAX: Final = 32
 CHANGES_MAX: Final = 400
@@ -26,6 +26,14 @@ POINT_MS: Final = 1000
 SILENT_MS: Final = 1500
 """A node that has not responded for this long is unreachable; one that refuses connections is so at once."""
 TEXT_MAX: Final = 300
+_CONDITION_WORDS: Final[Mapping[str, tuple[str, str]]] = {
+    ConditionKind.NO_STANDING: ("has no standing", "has standing again"),
+    ConditionKind.DISK_FULL: ("has a full disk", "has room on its disk again"),
+    ConditionKind.OTHER_OLD_LOG: ("has another old log than its peer", "has the same old log as its peer again"),
+    ConditionKind.STUCK_LEADER: ("is a stuck leader", "is no longer a stuck leader"),
+    ConditionKind.NOT_REPLICATING: ("does not replicate", "replicates again"),
+    ConditionKind.AT_LIMIT: ("is at a limit", "is no longer at a limit"),
+}
 ALIVE: Final = (NodeState.LEADER, NodeState.FOLLOWER, NodeState.CANDIDATE, NodeState.PLAIN)
 
 
@@ -270,10 +278,11 @@ class History:
         now = {(one.kind, one.subject): one for one in facts.conditions}
         for key, one in now.items():
             if key not in before:
-                self._add_event("condition", lane.node, facts.term, f"{lane.node} is {_named(one)}", now_ms)
+                text = f"{lane.node} {_told(one)[0]}: {one.message}"
+                self._add_event("condition", lane.node, facts.term, text, now_ms)
         for key, one in before.items():
             if key not in now:
-                text = f"{lane.node} is no longer {_named(one)}"
+                text = f"{lane.node} {_told(one)[1]}"
                 self._add_event("condition-over", lane.node, facts.term, text, now_ms)
         return before.keys() != now.keys()
 
@@ -390,11 +399,15 @@ def _sentence(node: str, before: NodeState, state: NodeState, term: int) -> str 
             return None
 
 
-def _named(condition: Condition) -> str:
-    """In words; the end of the subject is the most informative part: a file's name."""
+def _told(condition: Condition) -> tuple[str, str]:
+    """What is said of a node when the condition begins, and when it is over.
+
+    The end of the subject is the most informative part: a file's name.
+    """
     words = condition.kind.replace("_", " ")
+    begins, ends = _CONDITION_WORDS.get(condition.kind, (f"is {words}", f"is no longer {words}"))
     subject = f" ({condition.subject[-80:]})" if condition.subject else ""
-    return f"{words}{subject}: {condition.message}"
+    return f"{begins}{subject}", f"{ends}{subject}"
 
 
 def _rates(before: _Mark | None, now: _Mark) -> tuple[float | None, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.browse import FIELD_MAX, preview, safe_text
+from cluster.console.browse import FIELD_MAX, preview, read_back, safe_text
 from dledger.access.permissions import DEAD_PREFIX
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.message.ids import offset_message_id
@@ -33,17 +33,14 @@ class LetterBrowser:
         low = max(found.min_offset, 0)
         end = found.max_offset if before < 0 else min(before, found.max_offset)
         first = max(end - PAGE, low)
-        messages: list[dict[str, object]] = []
-        at = first
-        while at < end:
-            page, at_next = self._admin.messages(topic, 0, at, max_messages=end - at)
-            messages += [_dead(one.decode(), _body(one)) for one in page if one.queue_offset < end]
-            if at_next <= at:
-                break
-            at = at_next
-        newest_first = messages[::-1]
+        messages = read_back(self._admin, topic, 0, first, end)
         about: dict[str, object] = {"min_offset": low, "max_offset": found.max_offset, "first": first}
-        return {"group": group, "topic": topic, **about, "messages": newest_first}
+        return {
+            "group": group,
+            "topic": topic,
+            **about,
+            "messages": [_dead(one.decode(), _body(one)) for one in messages],
+        }
 
     def delayed(self, level: int, offset: int) -> dict[str, object]:
         """The delay levels; with a ``level``, a page of its messages from ``offset`` on (negative: the next ones)."""

@@ -70,8 +70,7 @@ def take(page: Page, brokers: LocalBrokers, url: str, into: Path) -> None:
 
     page.resize(WIDTH, 900)
     page.click("#tab-messages")
-    page.click("#panel-messages button[type=submit]")
-    page.wait(lambda: "Queue holds" in page.text("panel-messages"), "messages")
+    page.wait(lambda: "The newest messages" in page.text("panel-messages"), "messages")
     page.click("#panel-messages td button")
     page.wait(lambda: page.js("return document.getElementById('detail').open"), "all of one")
     page.js("document.activeElement.blur(); document.getElementById('browser').scrollIntoView()")

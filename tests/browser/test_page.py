@@ -150,6 +150,47 @@ def test_a_message_is_found_by_key_by_offset_and_by_id_and_harms_nobody(
     assert page.js("return document.querySelector('#detail pre').textContent").startswith("00000000  3c 69 6d 67")
 
 
+def test_the_newest_messages_are_shown_without_being_asked_for(page: Page, broker_console: ConsoleServer) -> None:
+    """Of the first topic, across its queues, as soon as the tab is opened; older ones by a button, and back again."""
+    page.open(broker_console.url)
+    page.click("#tab-messages")
+    places = "return [...document.querySelectorAll('#panel-messages td button')].map((one) => one.textContent)"
+    times = "return [...document.querySelectorAll('#panel-messages td:nth-child(2)')].map((one) => one.textContent)"
+    page.wait(lambda: len(page.js(places)) == 20, "a page of messages")
+
+    newest = page.js(places)
+    assert {one.split(":")[0] for one in newest} == {"0", "1", "2", "3"}
+    assert page.js(times) == sorted(page.js(times), reverse=True)
+    press(page, "Older")
+    page.wait(lambda: "Older messages" in page.text("panel-messages"), "older ones")
+    assert not set(page.js(places)) & set(newest)
+    press(page, "Newer")
+    page.wait(lambda: "The newest messages at" in page.text("panel-messages"), "the newest again")
+
+
+def test_one_queue_of_a_topic_is_a_click_away(page: Page, broker_console: ConsoleServer) -> None:
+    """From the topic's row; another queue's messages by its number alone."""
+    page.open(broker_console.url)
+    wait_for_rows(page, "panel-topics", "orders")
+    page.click("tr[data-row=orders] .expander")
+    page.click("[aria-label='Messages of queue 2 of orders']")
+    places = "return [...document.querySelectorAll('#panel-messages td button')].map((one) => one.textContent)"
+    page.wait(lambda: {one.split(":")[0] for one in page.js(places)} == {"2"}, "messages of that queue")
+
+    page.js(
+        "const one = document.getElementById('search-queue'); one.value = '3'; one.dispatchEvent(new Event('change'))"
+    )
+    page.wait(lambda: {one.split(":")[0] for one in page.js(places)} == {"3"}, "messages of the other queue")
+
+
+def press(page: Page, words: str) -> None:
+    """A button of the line above the messages."""
+    page.js(
+        "[...document.querySelectorAll('#panel-messages .result-line button')].find((one) => one.textContent === arguments[0]).click()",
+        words,
+    )
+
+
 def test_a_search_that_finds_nothing_and_one_that_makes_no_sense_say_so(
     page: Page, broker_console: ConsoleServer
 ) -> None:
@@ -189,7 +230,7 @@ def test_topics_and_groups_show_offsets_and_lag_that_move(page: Page, broker_con
 
 
 def test_entries_of_a_log_are_shown(page: Page, log_console: ConsoleServer, log_group: LocalGroup) -> None:
-    """No topics there; the newest entries at once, any by its index."""
+    """No topics there; the newest entries at once and first, any by its index."""
     with log_group.client() as client:
         result = client.append(ATTACK.encode())
     page.open(log_console.url)
@@ -292,7 +333,7 @@ def test_the_page_passes_our_own_audit(page: Page, broker_console: ConsoleServer
         page.click(f"#tab-{tab}")
         if tab == "messages":
             find(page, by="offset", topic="orders", queue="0", offset="")
-            wait_for_rows(page, "panel-messages", "Queue holds")
+            wait_for_rows(page, "panel-messages", "The queue holds")
         audit(page)
     page.click("#panel-messages td button")
     page.wait(lambda: page.js("return document.getElementById('detail').open"), "the dialog")

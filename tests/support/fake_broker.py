@@ -227,6 +227,7 @@ class FakeBroker:
         return {
             "Producer": (pb.ProducerRequest, self._producer),
             "Pull": (pb.PullRequest, lambda request, _: self._pull(request)),
+            "Newest": (pb.NewestRequest, self._newest),
             "QueryById": (pb.QueryByIdRequest, self._query_by_id),
             "QueryByKey": (pb.QueryByKeyRequest, self._query_by_key),
             "QueueRange": (pb.QueueRequest, self._queue_range),
@@ -446,6 +447,30 @@ class FakeBroker:
         ]
         return pb.RecordsResponse(records=found[: request.max_messages])
 
+    def _newest(self, request: pb.NewestRequest, context: grpc.ServicerContext) -> pb.NewestResponse:
+        if request.topic not in self.group.topics:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"topic {request.topic!r} does not exist")
+        queues = [
+            self.group.queues.get((request.topic, one), FakeQueue()) for one in range(self._queues_of(request.topic))
+        ]
+        ends = list(request.ends) or [one.end for one in queues]
+        left = [
+            (message.store_timestamp, -number, message.queue_offset, record)
+            for number, queue in enumerate(queues)
+            if not request.HasField("queue_id") or number == request.queue_id
+            for message, record in zip(queue.messages, queue.records, strict=True)
+            if message.queue_offset < ends[number]
+        ]
+        left.sort(reverse=True)
+        for _, number, offset, _ in left[: request.max_messages]:
+            ends[-number] = offset
+        records = [record for *_, record in left[: request.max_messages]]
+        return pb.NewestResponse(records=records, ends=ends, more=len(left) > len(records))
+
+    def _queues_of(self, topic: str) -> int:
+        found = self.group.topics[topic]
+        return max(found.read_queues, found.write_queues)
+
     def _queue_range(self, request: pb.QueueRequest, context: grpc.ServicerContext) -> pb.QueueRangeResponse:
         queue = self.group.queues.get((request.topic, request.queue_id), FakeQueue())
         last = queue.messages[-1].store_timestamp if queue.messages else -1
@@ -455,8 +480,8 @@ class FakeBroker:
         covered = len(request.topics) if self.group.covered is None else self.group.covered
         answer = pb.TopicRangesResponse(covered=covered)
         for name in request.topics[: max(covered, 0)]:
-            if (topic := self.group.topics.get(name)) is not None:
-                queues = range(max(topic.read_queues, topic.write_queues))
+            if name in self.group.topics:
+                queues = range(self._queues_of(name))
                 ranges = [self._queue_range(pb.QueueRequest(topic=name, queue_id=one), context) for one in queues]
                 answer.topics.append(pb.TopicRange(topic=name, queues=ranges))
         return answer

@@ -6,7 +6,9 @@ import { ask } from "./stream.js";
 import { plain } from "./table.js";
 
 const PAGE = 20;
-const BY = { offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
+const NEWEST = "newest";
+const SENT_MS = 500;
+const BY = { newest: "Newest first", offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
 
 const form = {};
 const entries = {};
@@ -23,19 +25,23 @@ function startMessages() {
   form.by = h("select", { id: "search-by" }, Object.entries(BY).map(([value, words]) => h("option", { value }, words)));
   form.topic = h("input", { id: "search-topic", list: "topic-names", autocomplete: "off", maxlength: 127, spellcheck: "false" });
   form.names = h("datalist", { id: "topic-names" });
-  form.queue = h("input", { id: "search-queue", type: "number", min: 0, max: 65535, step: 1, value: 0 });
+  form.queue = h("input", { id: "search-queue", type: "number", min: 0, max: 65535, step: 1 });
   form.offset = h("input", { id: "search-offset", type: "number", min: 0, step: 1, placeholder: "newest" });
   form.key = h("input", { id: "search-key", autocomplete: "off", maxlength: 1024, spellcheck: "false" });
   form.id = h("input", { id: "search-id", autocomplete: "off", maxlength: 128, spellcheck: "false" });
   form.fields = {
-    topic: field("Topic", form.topic, "grow"), queue: field("Queue", form.queue, "small"), offset: field("From offset", form.offset, "small"),
+    topic: field("Topic", form.topic, "grow"), queue: field("Queue", form.queue, "small"), offset: field("Offset", form.offset, "small"),
     key: field("Key", form.key, "grow"), id: field("Message id", form.id, "grow"),
   };
-  form.say = h("p", { class: "result-line", role: "status" }, "Browse a queue's newest messages, or search by key or id.");
+  form.say = h("p", { class: "result-line", role: "status" }, "Choose a topic to see its newest messages, or search by key or id.");
   form.results = h("div");
   form.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); search(); } },
     field("Find by", form.by, ""), Object.values(form.fields), h("button", { type: "submit", class: "strong" }, "Find"), form.names);
-  form.by.addEventListener("change", showFields);
+  form.by.addEventListener("change", () => {
+    showFields();
+    searchNewest();
+  });
+  for (const input of [form.topic, form.queue]) input.addEventListener("change", searchNewest);
   $("panel-messages").append(form.element, form.say, form.results);
   showFields();
 }
@@ -46,32 +52,55 @@ function field(label, input, size) {
 
 function showFields() {
   const by = form.by.value;
-  const wanted = { offset: ["topic", "queue", "offset"], key: ["topic", "key"], unique: ["topic", "key"], id: ["id"] }[by];
+  const wanted = { newest: ["topic", "queue"], offset: ["topic", "queue", "offset"], key: ["topic", "key"], unique: ["topic", "key"], id: ["id"] }[by];
   for (const [name, element] of Object.entries(form.fields)) element.hidden = !wanted.includes(name);
+  form.queue.placeholder = by === "newest" ? "all" : "0";
 }
 
-/** Fill in the form for a queue and search. */
+/** Fill in the form for a queue, and show its newest messages. */
 export function browse(topic, queue) {
-  form.by.value = "offset";
+  form.by.value = "newest";
   showFields();
   form.topic.value = topic;
   form.queue.value = String(queue);
-  form.offset.value = "";
-  form.offset.focus();
+  form.topic.focus();
   search();
 }
 
 /** Topics to choose from. */
 export function offerTopics(topics) {
   form.names.replaceChildren(...topics.map((name) => h("option", { value: name })));
-  if (form.topic.value === "" && topics.length > 0) form.topic.value = topics[0];
+  if (form.topic.value !== "" || topics.length === 0) return;
+  form.topic.value = topics[0];
+  if (!$("panel-messages").hidden) firstMessages();
 }
 
-async function search(offset = form.offset.value.trim()) {
+/** Show the newest ones, the first time that there is a topic. */
+export function firstMessages() {
+  if (form.shown || form.topic.value === "") return;
+  searchNewest();
+}
+
+/** A message was sent from this page: show it soon, if its topic is shown. */
+export function sent(topic) {
+  if (!$("panel-messages").hidden && form.topic.value.trim() === topic) setTimeout(searchNewest, SENT_MS);
+}
+
+/** What is shown without being asked for: nothing that looks through an index. */
+function searchNewest() {
+  if (form.by.value === "newest" && form.topic.value.trim() !== "") search();
+}
+
+/** `at`: the offset, or what the page before said of `older` messages; `newer`: the same of the pages newer than this. */
+async function search(at = "", newer = []) {
+  form.shown = true;
   const by = form.by.value;
   const topic = form.topic.value.trim();
+  const queue = form.queue.value.trim();
+  const offset = at || form.offset.value.trim();
   const wanted = {
-    offset: { by, topic, queue: form.queue.value.trim(), offset: offset === "" ? -PAGE : offset, count: PAGE },
+    newest: { by, topic, older: at, count: PAGE, ...(queue === "" ? {} : { queue }) },
+    offset: { by, topic, queue: queue || "0", offset: offset === "" || at === NEWEST ? -1 : offset, count: PAGE },
     key: { by, topic, key: form.key.value.trim() },
     unique: { by, topic, key: form.key.value.trim() },
     id: { by, id: form.id.value.trim() },
@@ -88,23 +117,47 @@ async function search(offset = form.offset.value.trim()) {
     return;
   }
   if (mine !== asked) return;
-  form.results.replaceChildren(
-    found.messages.length ? messageTable(found.messages) : h("p", { class: "empty" }, by === "offset" ? "No messages at this offset." : "No matching messages."),
-  );
-  form.say.replaceChildren(...(by === "offset" ? pager(found) : [`${found.messages.length} found`]));
+  ({ newest: showNewest, offset: showBack }[by] ?? showFound)(found, at, newer);
 }
 
-function pager(found) {
-  const first = found.messages[0]?.offset ?? found.next_offset;
-  const turn = (words, offset, enabled) =>
-    h("button", { type: "button", class: "ghost", "aria-disabled": String(!enabled), onclick: () => enabled && search(String(offset)) }, words);
-  return [
-    `Queue holds ${format.count(found.min_offset)} to ${format.index(found.max_offset - 1)}`,
-    h("span", {},
-      turn("Older", Math.max(found.min_offset, first - PAGE), first > found.min_offset),
-      turn("Newer", found.next_offset, found.next_offset < found.max_offset),
-      turn("Newest", "", true)),
-  ];
+/** A button that turns a list; `page` shows another part of it. */
+const turn = (words, enabled, page) =>
+  h("button", { type: "button", class: "ghost", "aria-disabled": String(!enabled), onclick: () => enabled && page() }, words);
+
+function showRows(messages, none, words, ...buttons) {
+  form.results.replaceChildren(messages.length ? messageTable(messages) : h("p", { class: "empty" }, none));
+  form.say.replaceChildren(words, h("span", {}, buttons));
+}
+
+function showNewest(found, at, newer) {
+  const far = found.has_older && !found.older ? " This topic has too many queues to go further back here." : "";
+  showRows(found.messages, at ? "No older messages are left." : "No messages yet.",
+    at ? `Older messages, the newest first.${far}` : `The newest messages at ${format.clock(found.as_of_ms)}.${far}`,
+    turn("Older", found.older !== "", () => search(found.older, [...newer, at])),
+    turn("Newer", newer.length > 0, () => search(newer[newer.length - 1], newer.slice(0, -1))),
+    turn("Newest", true, () => search()));
+}
+
+/** A queue's messages from an offset backwards. */
+function showBack(found) {
+  const last = found.max_offset - 1;
+  const newest = found.messages[0]?.offset ?? last;
+  const oldest = found.messages[found.messages.length - 1]?.offset ?? found.min_offset;
+  showRows(found.messages, "No messages at this offset.",
+    last < found.min_offset ? "The queue is empty." : `The queue holds ${format.count(found.min_offset)} to ${format.index(last)}; the newest first.`,
+    turn("Older", oldest > found.min_offset, () => search(String(oldest - 1))),
+    turn("Newer", newest < last, () => search(String(Math.min(newest + PAGE, last)))),
+    turn("Newest", true, () => search(NEWEST)));
+}
+
+/** What an index found, which has no end that one could ask for: some at a time. */
+function showFound(found, _at, _newer, first = 0) {
+  const all = found.messages.length;
+  const some = found.messages.slice(first, first + PAGE);
+  showRows(some, "No matching messages.", all > PAGE ? `${first + 1} to ${first + some.length} of ${all} found` : `${all} found`,
+    ...(all > PAGE
+      ? [turn("Previous", first > 0, () => showFound(found, "", [], first - PAGE)), turn("Next", first + PAGE < all, () => showFound(found, "", [], first + PAGE))]
+      : []));
 }
 
 function messageTable(messages) {
@@ -135,7 +188,7 @@ function startEntries() {
   entries.say = h("p", { class: "result-line", role: "status" }, "Committed entries, from any node.");
   entries.results = h("div");
   entries.element = h("form", { class: "search", novalidate: true, onsubmit: (event) => { event.preventDefault(); searchEntries(); } },
-    field("From index", entries.index, "small"), h("button", { type: "submit", class: "strong" }, "Show entries"));
+    field("Index", entries.index, "small"), h("button", { type: "submit", class: "strong" }, "Show entries"));
   $("panel-entries").append(entries.element, entries.say, entries.results);
 }
 
@@ -150,7 +203,7 @@ async function searchEntries(index = entries.index.value.trim()) {
   const mine = (asked += 1);
   let found;
   try {
-    found = await ask("/api/entries", { index: index === "" ? -PAGE : index, count: PAGE });
+    found = await ask("/api/entries", { index: index === "" ? -1 : index, count: PAGE });
   } catch (error) {
     if (mine !== asked) return;
     entries.say.replaceChildren(error.message);
@@ -158,13 +211,14 @@ async function searchEntries(index = entries.index.value.trim()) {
     return;
   }
   if (mine !== asked) return;
-  const first = found.entries[0]?.index ?? found.last + 1;
-  const last = found.entries[found.entries.length - 1]?.index ?? found.last;
-  const turn = (words, at, enabled) =>
-    h("button", { type: "button", class: "ghost", "aria-disabled": String(!enabled), onclick: () => enabled && searchEntries(String(at)) }, words);
+  const newest = found.entries[0]?.index ?? found.last;
+  const oldest = found.entries[found.entries.length - 1]?.index ?? found.begin;
   entries.say.replaceChildren(
-    `Committed: ${format.index(found.begin)} to ${format.index(found.last)}`,
-    h("span", {}, turn("Older", Math.max(found.begin, first - PAGE), first > found.begin), turn("Newer", last + 1, last < found.last), turn("Newest", "", true)),
+    `Committed: ${format.index(found.begin)} to ${format.index(found.last)}; the newest first`,
+    h("span", {},
+      turn("Older", oldest > found.begin, () => searchEntries(String(oldest - 1))),
+      turn("Newer", newest < found.last, () => searchEntries(String(Math.min(newest + PAGE, found.last)))),
+      turn("Newest", true, () => searchEntries(""))),
   );
   entries.results.replaceChildren(
     found.entries.length

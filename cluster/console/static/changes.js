@@ -1,5 +1,6 @@
 // What the page changes at brokers: messages, topics, the offsets of groups.
 
+import { sent } from "./browser.js";
 import { toast } from "./actions.js";
 import { $, h } from "./dom.js";
 import * as format from "./format.js";
@@ -65,12 +66,12 @@ function sendMessage(topic) {
     ],
     submit: "Send",
     send: (values) => change("send", { ...values, delay_level: Number(values.delay_level) }),
-    done: (answer) => [
+    done: (answer) => (sent(answer.topic), [
       h("span", {}, answer.delay_level
         ? `Stored. It waits at delay level ${answer.delay_level}, and is then delivered to ${answer.topic}.`
         : `Stored in queue ${answer.queue} of ${answer.topic} at offset ${answer.offset}.`),
       h("span", {}, "Id ", h("span", { class: "mono" }, answer.message_id)),
-    ],
+    ]),
   });
 }
 

@@ -87,7 +87,7 @@ browser.start();
 changes.start();
 clients.start();
 letters.start();
-const shown = { "tab-topics": catalog.showTopics, "tab-groups": catalog.showGroups, "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
+const shown = { "tab-topics": catalog.showTopics, "tab-groups": catalog.showGroups, "tab-messages": browser.firstMessages, "tab-entries": browser.firstEntries, "tab-clients": clients.show, "tab-delayed": letters.show };
 tabs.start((id) => shown[id]?.());
 theme.start(drawAll);
 for (const radio of document.querySelectorAll('input[name="span"]')) radio.addEventListener("change", drawAll);

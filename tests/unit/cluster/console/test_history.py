@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from cluster.console import history as module
 from cluster.console.facts import BrokerFacts, NodeState
 from cluster.console.history import History
-from dledger.conditions import Condition
+from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
 from tests.unit.cluster.console.support import answer, facts
 
@@ -103,9 +104,21 @@ def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_e
 
     assert texts(known)[-3:] == [
         "n1 stopped answering",
-        "n1 is no longer damaged (/data/00000000000000000000): entry 7 is wrong",
+        "n1 is no longer damaged (/data/00000000000000000000)",
         "n1 answers again",
     ]
+
+
+@pytest.mark.parametrize("kind", [*ConditionKind, "sleepy"])
+def test_what_is_the_matter_is_told_in_sentences(known: History, kind: str) -> None:
+    """Of every kind, and of one that a later version may tell."""
+    known.answered("h:2", answer(facts("n1", conditions=(Condition(kind, "because of it", T0),))), T0 + 500)
+    known.answered("h:2", answer(facts("n1")), T0 + 1000)
+
+    begins, ends = texts(known)[-2:]
+    assert re.fullmatch(r"n1 (is|has|does not) [a-z ]+: because of it", begins)
+    assert re.fullmatch(r"n1 (is no longer|has|replicates) [a-z ]+", ends)
+    assert not re.search("no longer no", ends)
 
 
 def test_a_silent_node_is_unreachable_only_after_a_while(known: History) -> None:

@@ -404,15 +404,18 @@ def test_a_failed_transfer_is_told(
 
 
 def test_entries_are_found_by_index_and_from_the_end(console: ConsoleServer, log_group: FakeGroup) -> None:
-    """The newest ones by a negative index."""
+    """That one first, and those before it; the newest ones by a negative index, or by one that is not there yet."""
     for number in range(30):
         log_group.nodes[0].submit_append([b"entry %d" % number], lambda _: None)
     log_group.elect(0)
 
-    newest = request(f"{console.url}api/entries?index=-5&count=5").json()
+    newest = request(f"{console.url}api/entries?index=-1&count=5").json()
     third = request(f"{console.url}api/entry?index=3").json()
 
-    assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
+    assert [one["index"] for one in newest["entries"]] == [29, 28, 27, 26, 25]  # type: ignore[attr-defined]  # JSON
+    for index, first, last in ((99, 29, 25), (29, 29, 25), (28, 28, 24), (4, 4, 0), (3, 3, 0), (0, 0, 0)):
+        shown = [one["index"] for one in listed(console, f"entries?index={index}&count=5")["entries"]]
+        assert shown == list(range(first, last - 1, -1))
     assert third["body"]["text"] == "entry 3"  # type: ignore[index]  # JSON
     assert request(f"{console.url}api/entry?index=999").status in (404, 502)
 
@@ -424,9 +427,9 @@ def test_the_newest_entries_are_read_where_they_are_known(console: ConsoleServer
     log_group.elect(2)
     log_group.nodes[2].committed = LogIndex(10)
 
-    newest = request(f"{console.url}api/entries?index=-5&count=5").json()
+    newest = request(f"{console.url}api/entries?index=-1&count=5").json()
 
-    assert [one["index"] for one in newest["entries"]] == [25, 26, 27, 28, 29]  # type: ignore[attr-defined]  # JSON
+    assert [one["index"] for one in newest["entries"]] == [29, 28, 27, 26, 25]  # type: ignore[attr-defined]  # JSON
 
 
 @pytest.mark.parametrize(("count", "entry_bytes"), [(30, 100_000), (100, 300_000), (3, 2_000_000), (30, 3)])
@@ -438,18 +441,60 @@ def test_the_newest_entries_are_the_newest_ones_also_where_they_are_large(
         log_group.nodes[0].submit_append([bytes(entry_bytes)], lambda _: None)
     log_group.elect(0)
 
-    newest = request(f"{console.url}api/entries?index=-20&count=20").json()
+    newest = request(f"{console.url}api/entries?index=-1&count=20").json()
 
     shown = [one["index"] for one in newest["entries"]]  # type: ignore[attr-defined]  # JSON
-    assert shown == list(range(count - len(shown), count))
+    assert shown == list(range(count - 1, count - 1 - len(shown), -1))
     assert len(shown) >= min(20, count, max(1, (1 << 20) // entry_bytes // 2))
+
+
+def shown(console: ConsoleServer, query: str) -> list[str]:
+    return [f"{one['queue']}:{one['offset']}" for one in listed(console, f"messages?{query}")["messages"]]
+
+
+def test_a_topics_newest_messages_come_first_page_by_page(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """Across its queues, or of one; what is sent meanwhile does not move the pages."""
+    for number in range(7):
+        broker.put(Message("orders", b"%d" % number, number % 2, store_timestamp=1000 + number))
+    console = make_console(broker.addresses)
+
+    first = listed(console, "messages?by=newest&topic=orders&count=3")
+    broker.put(Message("orders", b"late", 0, store_timestamp=2000))
+    second = listed(console, f"messages?by=newest&topic=orders&count=3&older={first['older']}")
+    third = listed(console, f"messages?by=newest&topic=orders&count=3&older={second['older']}")
+
+    bodies = [[one["preview"]["text"] for one in page["messages"]] for page in (first, second, third)]
+    assert bodies == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
+    assert (third["older"], third["has_older"]) == ("", False)
+    assert shown(console, "by=newest&topic=orders&queue=1") == ["1:2", "1:1", "1:0"]
+    assert request(f"{console.url}api/messages?by=newest&topic=nobody").status == 404
+
+
+def test_a_queues_messages_go_back_from_an_offset(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """That one first; an offset beyond the end, or none, is the newest."""
+    for number in range(7):
+        broker.put(Message("orders", b"%d" % number, 1))
+    console = make_console(broker.addresses)
+    back = "by=offset&topic=orders&queue=1&count=3&offset"
+
+    assert shown(console, f"{back}=4") == ["1:4", "1:3", "1:2"]
+    assert shown(console, f"{back}=0") == ["1:0"]
+    for newest in (-1, 6, 7, 99):
+        assert shown(console, f"{back}={newest}") == ["1:6", "1:5", "1:4"]
+    assert shown(console, "by=offset&topic=orders&queue=0&offset=-1") == []
 
 
 @pytest.mark.parametrize(
     "query",
     [
+        "messages?by=newest&topic=orders&queue=x",
+        "messages?by=newest&topic=orders&older=-1.2",
+        "messages?by=newest&topic=orders&older=1..2",
+        f"messages?by=newest&topic=orders&older={1 << 63}",
+        f"messages?by=newest&topic=orders&older={'1.' * 6001}",
+        "messages?by=newest",
         "entries?index=x",
-        "entries?index=-101",
+        "entries?index=-2",
         "entries?index=99999999999999999999",
         "entries?index=0&count=0",
         "entries?index=0&count=1000",
