@@ -199,6 +199,7 @@ class DLedgerServer:
         self._remember_due_ms = now_ms + _REMEMBER_INTERVAL_MS
         name = config.node_id
         self._roles = RoleChangeNotifier(name, self._supervisor)
+        self._role_since = (self._node.state.role_name, self._node.state.term), now_ms
         self._peer_log = PeerLogClient(config, self.tls)
         self._watch = self._make_watch(self._peer_log)
         self._driver = NodeDriver(
@@ -209,7 +210,7 @@ class DLedgerServer:
             self._supervisor,
             save=self.log.hard_state.save,
             send=self._send,
-            on_role_change=self._roles.publish,
+            on_role_change=self._role_changed,
             on_commit=self._publish_commit,
             # If the log cannot be repaired from peers, a part of the core that finds damage ends the node.
             on_damage=self._watch.note_damage if config.peers and config.store.auto_repair else self._supervisor.report,
@@ -660,7 +661,18 @@ class DLedgerServer:
             committed_position=log.committed_position,
             is_broker=not config.client_appends and config.replication.noop_compatible,
             conditions=self.conditions.now(),
+            role_age_ms=self._role_age_ms(node),
         )
+
+    def _role_changed(self, change: RoleChange) -> None:
+        role = change.role, change.term
+        if role != self._role_since[0]:
+            self._role_since = role, self._clock.monotonic_ms()
+        self._roles.publish(change)
+
+    def _role_age_ms(self, node: Node) -> int:
+        role, since_ms = self._role_since
+        return self._clock.monotonic_ms() - since_ms if role == (node.state.role_name, node.state.term) else 0
 
     def _peer_statuses(self, node: Node) -> tuple[PeerStatus, ...]:
         leader = node.state.role

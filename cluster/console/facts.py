@@ -59,6 +59,8 @@ class NodeFacts:
     lags: tuple[tuple[str, int], ...] = ()
     """Leader only: how many entries each follower is behind."""
     conditions: tuple[Condition, ...] = ()
+    role_age_ms: int = -1
+    """For how long it has had this state in this term, as it says itself; -1: it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def facts_of_node(status: NodeStatus) -> NodeFacts:
         version=status.version,
         lags=tuple((peer.node_id, peer.lag_entries) for peer in status.peers),
         conditions=status.conditions,
+        role_age_ms=status.role_age_ms,
     )
 
 

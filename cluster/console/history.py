@@ -1,7 +1,8 @@
 """The console's memory of a group: last responses, roles over time, series for the charts, events.
 
 Everything is bounded. Changes are numbered, so that a page is sent only those it does not have. Times are milliseconds
-since 1970 on the console's clock, when the console *saw* a change: up to one sampling interval late.
+since 1970 on the console's clock. A node says for how long it has had its role; the other times, and those of nodes
+that do not say it, are when the console *saw* a change: up to one sampling interval late.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class History:
             changed = self._compare_conditions(lane, facts, now_ms)
             lane.facts, lane.broker, lane.latency_ms = facts, answer.broker, answer.latency_ms
             lane.answered_ms, lane.silent_since_ms, lane.error = now_ms, 0, ""
-            changed |= self._enter(lane, facts.state, facts.term, now_ms)
+            changed |= self._enter(lane, facts.state, facts.term, now_ms, facts.role_age_ms)
             changed |= self._meet(facts)
             changed |= self._see_leader(now_ms)
             self._measure(now_ms)
@@ -259,15 +260,19 @@ class History:
             self._strangers.pop(address, None)
         return met
 
-    def _enter(self, lane: _Lane, state: NodeState, term: int, now_ms: int) -> bool:
+    def _enter(self, lane: _Lane, state: NodeState, term: int, now_ms: int, age_ms: int = -1) -> bool:
+        """``age_ms``: for how long the node says that it has been so; -1: it does not say."""
         last = lane.changes[-1] if lane.changes else None
         if last is not None and last.state is state and last.term == term:
             return False
         before, lane.state = lane.state, state
+        at_ms = now_ms
+        if age_ms >= 0 and before is not NodeState.UNREACHABLE:  # what it was in the meantime, only the console saw
+            at_ms = max(now_ms - age_ms, last.at_ms if last is not None else 0)
         if before is not state:
-            lane.since_ms = now_ms
+            lane.since_ms = at_ms
         self._number += 1
-        lane.changes.append(Change(self._number, lane.node, now_ms, state, term))
+        lane.changes.append(Change(self._number, lane.node, at_ms, state, term))
         if (text := _sentence(lane.node, before, state, term)) is not None:
             self._add_event(state, lane.node, term, text, now_ms)
         return True
@@ -302,12 +307,16 @@ class History:
         if (node, term) == (self._leader, self._leader_term):
             self._leader_seen_ms = seen_ms
             return False
-        gap_ms = seen_ms - self._leader_seen_ms if self._leader_seen_ms else -1
-        self._leader_began = self._seen_without_leader or self._leader_seen_ms > 0
+        facts = self._lanes[node].facts
+        age_ms = -1 if facts is None else facts.role_age_ms
+        since_ms = seen_ms - max(age_ms, 0)
+        is_new = since_ms > self._leader_seen_ms  # otherwise it was out of sight, and has led all the time
+        gap_ms = (since_ms if is_new else seen_ms) - self._leader_seen_ms if self._leader_seen_ms else -1
+        self._leader_began = age_ms >= 0 or self._seen_without_leader or self._leader_seen_ms > 0
         self._leader, self._leader_term = node, term
-        self._leader_since_ms = self._leader_seen_ms = seen_ms
+        self._leader_since_ms, self._leader_seen_ms = since_ms, seen_ms
         text = f"{node} leads in term {term}" if self._leader_began else f"{node} already led in term {term}"
-        self._add_event("leader", node, term, text, now_ms, gap_ms)
+        self._add_event("leader", node, term, text, since_ms if age_ms >= 0 and is_new else now_ms, gap_ms)
         return True
 
     def _add_event(self, kind: str, node: str, term: int, text: str, now_ms: int, gap_ms: int = -1) -> None:
@@ -455,6 +464,7 @@ def _lane_json(lane: _Lane, end: int, lag: int | None) -> dict[str, object]:
             "lag": max(0, min(end - facts.end, end if lag is None else lag)),
             "end_position": facts.end_position,
             "voter": facts.voter,
+            "role_told": facts.role_age_ms >= 0,
             "disk_full": facts.disk_full,
             "flush_mode": facts.flush_mode,
             "pending": facts.pending,

@@ -117,6 +117,8 @@ class NodeStatus:
     """The log is a broker's: the bodies of its entries are RocketMQ records."""
     conditions: tuple[Condition, ...] = ()
     """Its present problems, oldest first."""
+    role_age_ms: int = -1
+    """For how long it has had this role in this term; -1: an older version does not tell."""
 
     @property
     def client_address(self) -> str:

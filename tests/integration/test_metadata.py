@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -203,3 +204,20 @@ def test_client_reads_metadata_through_any_node(group: Group) -> None:
     with closing(group.client()) as client:
         for node in group.nodes.values():
             assert client.metadata(address=node.client_address).node_id == node.node_id
+
+
+def test_every_node_tells_for_how_long_it_has_had_its_role(group: Group) -> None:
+    """The time begins anew with a role and with a term, for those who only follow, too."""
+    old = group.leader()
+    before = metadata(group, old)
+    wait_until(lambda: metadata(group, old).role_age_ms > before.role_age_ms, "it grows")
+    asked_s = time.monotonic()
+
+    with group.client() as client:
+        client.transfer_leadership(group.followers(old)[0])
+
+    wait_until(lambda: {metadata(group, node).term for node in group.nodes} == {before.term + 1}, "the new term")
+    for node in group.nodes:
+        told = metadata(group, node)
+        assert told.HasField("role_age_ms")
+        assert 0 <= told.role_age_ms <= (time.monotonic() - asked_s) * 1000 + 1

@@ -204,11 +204,12 @@ export function drawStrips() {
   const to = now();
   const from = to - spanMs;
   const marks = state.events.filter((event) => event.kind === "action" && event.at_ms >= from);
+  const told = new Set(state.nodes.filter((node) => node.facts?.role_told).map((node) => node.node)); // by the nodes
   for (const lane of lanes.values()) {
     const changes = state.changes.get(lane.name) ?? [];
     drawStrip(lane.strip, changes, marks.filter((mark) => mark.node === lane.name), from, to);
     const latest = changes[changes.length - 1];
-    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} ${changes.length > 1 ? "" : "at least "}since ${format.clock(latest[0])}` : `${lane.name}: no data yet`);
+    attribute(lane.strip, "aria-label", latest ? `${lane.name}: ${ROLE[latest[1]].toLowerCase()} ${changes.length > 1 || told.has(lane.name) ? "" : "at least "}since ${format.clock(latest[0])}` : `${lane.name}: no data yet`);
   }
   drawAxis(from, to);
 }

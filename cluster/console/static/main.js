@@ -105,7 +105,7 @@ connect({
     if (isSnapshot) events.renderAll();
     else events.add(fresh);
     drawAll();
-    text($("foot"), `dledger ${state.session.version} · times are this console's, to within a second · ${state.nodes.length} nodes`);
+    text($("foot"), `dledger ${state.session.version} · roles' times are the nodes' own, others this console's, to within a second · ${state.nodes.length} nodes`);
   },
   catalog: (message) => {
     state.catalog = message;

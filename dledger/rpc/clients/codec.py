@@ -313,6 +313,7 @@ def encode_metadata(outcome: NodeStatus | DLedgerError) -> bytes:
             pb.Condition(kind=one.kind, message=one.message, since_ms=one.since_ms, subject=one.subject)
             for one in outcome.conditions
         ],
+        role_age_ms=outcome.role_age_ms if outcome.role_age_ms >= 0 else None,
     ).SerializeToString()
 
 
@@ -354,6 +355,7 @@ def decode_metadata(data: bytes) -> NodeStatus:
         committed_position=Position(wire.committed_position),
         is_broker=wire.is_broker,
         conditions=tuple(Condition(one.kind, one.message, one.since_ms, one.subject) for one in wire.conditions),
+        role_age_ms=wire.role_age_ms if wire.HasField("role_age_ms") else -1,
     )
 
 

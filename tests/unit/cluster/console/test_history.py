@@ -91,6 +91,52 @@ def test_a_leader_elected_after_the_first_look_was_seen_to_begin() -> None:
     assert "n0 leads in term 1" in texts(made)
 
 
+def test_a_leader_says_since_when_it_leads() -> None:
+    """So a console that starts later knows it as well, and a restart of the console changes nothing."""
+    made = History(["h:1", "h:2", "h:3"])
+    made.answered("h:1", answer(facts("n0", NodeState.LEADER, role_age_ms=60_000)), T0)
+
+    group = present(made)["group"]
+    assert (group["leader_since_ms"], group["leader_began"]) == (T0 - 60_000, True)
+    assert [(one["at_ms"], one["text"]) for one in present(made)["events"]] == [(T0 - 60_000, "n0 leads in term 1")]
+    assert node(made, "n0")["since_ms"] == T0 - 60_000
+
+
+def test_an_election_is_told_at_its_own_time_and_not_when_it_was_seen(known: History) -> None:
+    """The time without a leader ends with the election, too."""
+    known.answered("h:1", answer(facts("n0", NodeState.LEADER)), T0 + 1000)
+    known.failed("h:1", GONE, T0 + 2000, silent=False)
+    known.answered("h:3", answer(facts("n2", NodeState.LEADER, term=2, role_age_ms=700)), T0 + 3000)
+
+    newest = present(known)["events"][-1]
+    assert (newest["text"], newest["at_ms"], newest["gap_ms"]) == ("n2 leads in term 2", T0 + 2300, 1300)
+    assert present(known)["group"]["leader_since_ms"] == T0 + 2300
+
+
+def test_a_leader_that_was_out_of_sight_did_not_begin_again(known: History) -> None:
+    """Its role is older than the gap: the console missed it, nobody else led. The gap on its strip stays."""
+    known.failed("h:1", GONE, T0 + 2000, silent=False)
+    known.answered("h:1", answer(facts("n0", NodeState.LEADER, role_age_ms=90_000)), T0 + 5000)
+
+    newest = present(known)["events"][-1]
+    assert (newest["text"], newest["at_ms"], newest["gap_ms"]) == ("n0 leads in term 1", T0 + 5000, 5000)
+    assert present(known)["group"]["leader_since_ms"] == T0 + 5000 - 90_000
+    assert [one[2:4] for one in present(known)["changes"] if one[1] == "n0"] == [
+        [T0, "leader"],
+        [T0 + 2000, "unreachable"],
+        [T0 + 5000, "leader"],
+    ]
+
+
+def test_changes_of_a_node_stay_in_order_whatever_it_says(known: History) -> None:
+    """A clock that runs faster there, or an answer that took long."""
+    known.answered("h:2", answer(facts("n1", NodeState.CANDIDATE, term=2)), T0 + 1000)
+    known.answered("h:2", answer(facts("n1", NodeState.FOLLOWER, term=2, role_age_ms=9000)), T0 + 1500)
+
+    times = [one[2] for one in present(known)["changes"] if one[1] == "n1"]
+    assert times == [T0, T0 + 1000, T0 + 1000]
+
+
 def test_what_is_the_matter_with_a_node_is_an_event_when_it_begins_and_when_it_ends(known: History) -> None:
     """Also across a time in which the node did not answer; the node's facts name what holds."""
     damaged = Condition("damaged", "entry 7 is wrong", T0, "/data/00000000000000000000")

@@ -138,8 +138,9 @@ def test_read_answer_round_trip() -> None:
     assert codec.decode_read_answer(codec.encode_read_answer(answer)) == answer
 
 
-def test_metadata_round_trip() -> None:
-    """Every field of a status arrives."""
+@pytest.mark.parametrize("age_ms", [-1, 0, 7])
+def test_metadata_round_trip(age_ms: int) -> None:
+    """Every field of a status arrives; how old its role is, only if it is known."""
     status = NodeStatus(
         cluster_id="c",
         group="g",
@@ -160,6 +161,7 @@ def test_metadata_round_trip() -> None:
         pending_entries=7,
         peers=(PeerStatus(NodeId("n1"), LogIndex(1), LogIndex(2), "APPEND", 3, 4, -1),),
         version="9",
+        role_age_ms=age_ms,
     )
 
     assert codec.decode_metadata(codec.encode_metadata(status)) == status
