@@ -10,15 +10,19 @@ const ANNOUNCED = new Set(["leader", "unreachable", "condition"]);
 
 /** All anew. */
 export function renderAll() {
-  $("events").replaceChildren(...state.events.slice(-SHOWN_MAX).reverse().map(item));
+  const newestFirst = state.events.slice(-SHOWN_MAX).sort((one, other) => other.at_ms - one.at_ms || other.number - one.number);
+  $("events").replaceChildren(...newestFirst.map(item));
   renderEmpty();
 }
 
-/** Put new ones on top, and tell those who listen. */
+/** Put new ones where they belong, which is on top or (an election is told a little later) just below; tell those who listen. */
 export function add(fresh) {
   if (fresh.length === 0) return;
   const list = $("events");
-  for (const event of fresh) list.prepend(item(event));
+  for (const event of fresh) {
+    const older = [...list.children].find((one) => Number(one.dataset.at) <= event.at_ms);
+    list.insertBefore(item(event), older ?? null);
+  }
   while (list.children.length > SHOWN_MAX) list.lastChild.remove();
   renderEmpty();
   const told = fresh.filter((event) => ANNOUNCED.has(event.kind)).map((event) => event.text);
@@ -36,6 +40,6 @@ function item(event) {
   if (event.gap_ms >= 0) {
     words.push(h("p", { class: "more" }, `No leader was seen for the previous ${format.span(event.gap_ms)}.`));
   }
-  return h("li", { "data-kind": event.kind, "data-node": event.node },
+  return h("li", { "data-kind": event.kind, "data-node": event.node, "data-at": event.at_ms },
     h("time", { datetime: new Date(event.at_ms).toISOString(), title: format.moment(event.at_ms) }, format.clock(event.at_ms)), icon, h("div", {}, words));
 }
