@@ -159,7 +159,14 @@ class StoreStats:
             self.get_ms_max = max(self.get_ms_max, took_ms)
 
     def dispatched(self, heads: Sequence[RecordHead], took_ms: int) -> None:
-        """Count messages that arrived in the log."""
+        """Count messages that arrived in the log, but not those that were stored before this broker started.
+
+        Their queues are built anew after a crash, and a member that was away receives them late: nobody puts them now.
+        """
+        if heads and heads[0].store_timestamp < self.boot_ms:
+            heads = [one for one in heads if one.store_timestamp >= self.boot_ms]
+        if not heads:
+            return
         topics = topics_of(heads)
         messages = Counter(topics)
         sizes: Counter[str] = Counter()

@@ -182,7 +182,7 @@ def test_a_group_without_a_majority_is_told_as_such(
     for node in others:
         log_group.kill(node)
     page.wait(lambda: page.text("verdict") == "No leader", "nobody leads")
-    page.wait(lambda: "2 needed" in page.text("verdict-more"), "the reason is told")
+    page.wait(lambda: "2 are needed" in page.text("verdict-more"), "the reason is told")
 
     log_group.kill(leader)
     page.wait(lambda: page.text("verdict") == "No node responds", "nobody answers")

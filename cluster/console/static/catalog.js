@@ -24,7 +24,7 @@ export function start(onBrowse, onOffer) {
   browse = onBrowse;
   offer = onOffer;
   lists.topics = new List({
-    panel: "panel-topics", path: "/api/topics", things: "topics", order: { sort: "name", descending: false },
+    silent, panel: "panel-topics", path: "/api/topics", things: "topics", order: { sort: "name", descending: false },
     internal: "Show internal topics", none: "No topics yet. Create one: dledger topic create orders", command: "dledger topic list",
     columns: [
       { name: "Topic", sort: "name", cell: (row) => topicCell(row) },
@@ -35,7 +35,7 @@ export function start(onBrowse, onOffer) {
     ],
   });
   lists.groups = new List({
-    panel: "panel-groups", path: "/api/groups", things: "groups", order: { sort: "lag", descending: true },
+    silent, panel: "panel-groups", path: "/api/groups", things: "groups", order: { sort: "lag", descending: true },
     none: "No consumer group has committed an offset yet.", command: "dledger consumer progress",
     columns: [
       { name: "Consumer group", sort: "name", cell: (row) => lists.groups.table.expander(row.name, row.name, (place) => fillGroup(place, row.name)) },
@@ -50,6 +50,9 @@ export function start(onBrowse, onOffer) {
   });
   setInterval(refreshOpen, REFRESH_MS);
 }
+
+/** Why there is no list yet, if nobody could tell it. */
+const silent = () => (state.nodes.length > 0 && state.nodes.every((node) => node.state === "unreachable") ? "No node responds." : "");
 
 /** The console says something new of its lists. */
 export function render() {

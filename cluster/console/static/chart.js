@@ -6,7 +6,7 @@ import { gridTimes } from "./lanes.js";
 import { now, state } from "./store.js";
 
 const GAP_MS = 6500;
-const LEFT = 58;
+const LEFT_MIN = 58;
 const BOTTOM = 20;
 const TOP = 8;
 
@@ -75,14 +75,17 @@ export class Chart {
     const to = now();
     const from = to - this.span();
     this.scale(series, points);
-    this.box = { from, to, width, left: LEFT, right: width - 6 };
-    const x = (at) => LEFT + ((at - from) / (to - from)) * (width - 6 - LEFT);
+    drawing.font = "12px system-ui, sans-serif";
+    const words = [0, 0.5, 1].map((share) => this.shown(this.top * share).replace(/\.0(?= |$)/, ""));
+    const left = Math.max(LEFT_MIN, 14 + Math.ceil(Math.max(...words.map((one) => drawing.measureText(one).width))));
+    this.box = { from, to, width, left, right: width - 6 };
+    const x = (at) => left + ((at - from) / (to - from)) * (width - 6 - left);
     const y = (value) => TOP + (1 - value / this.top) * (height - TOP - BOTTOM);
-    this.drawGrid(drawing, x, y, from, to, width);
+    this.drawGrid(drawing, x, y, words);
     let any = false;
     drawing.save();
     drawing.beginPath();
-    drawing.rect(LEFT, 0, width - 6 - LEFT + 2, height - BOTTOM + 2);
+    drawing.rect(left, 0, width - 6 - left + 2, height - BOTTOM + 2);
     drawing.clip();
     series.forEach((one) => {
       drawing.strokeStyle = color(one.color);
@@ -119,28 +122,28 @@ export class Chart {
     if (wanted > this.top || wanted * 2 < this.top) this.top = wanted;
   }
 
-  drawGrid(drawing, x, y, from, to, width) {
-    drawing.font = "12px system-ui, sans-serif";
+  drawGrid(drawing, x, y, words) {
+    const { from, to, width, left } = this.box;
     drawing.lineWidth = 1;
     drawing.strokeStyle = color("line");
     drawing.fillStyle = color("ink-quiet");
     drawing.textAlign = "right";
     drawing.textBaseline = "middle";
-    for (const share of [0, 0.5, 1]) {
-      const at = Math.round(y(this.top * share)) + 0.5;
+    words.forEach((one, place) => {
+      const at = Math.round(y((this.top * place) / (words.length - 1))) + 0.5;
       drawing.beginPath();
-      drawing.moveTo(LEFT, at);
+      drawing.moveTo(left, at);
       drawing.lineTo(width - 6, at);
       drawing.stroke();
-      drawing.fillText(this.shown(this.top * share).replace(/\.0(?= |$)/, ""), LEFT - 8, at);
-    }
+      drawing.fillText(one, left - 8, at);
+    });
     drawing.textAlign = "center";
     drawing.textBaseline = "top";
     const times = gridTimes(from, to);
-    const every = Math.ceil((times.length * 70) / Math.max(width - LEFT, 1));
+    const every = Math.ceil((times.length * 70) / Math.max(width - left, 1));
     const step = times.length > 1 ? times[1] - times[0] : 1;
     for (const at of times) {
-      if (Math.round(at / step) % every !== 0 || x(at) < LEFT + 28 || x(at) > width - 34) continue;
+      if (Math.round(at / step) % every !== 0 || x(at) < left + 28 || x(at) > width - 34) continue;
       drawing.fillText(clock(at), x(at), y(0) + 5);
     }
   }

@@ -6,15 +6,17 @@ import * as events from "./events.js";
 import { clusters, fleet, takeCatalog, takeSnapshot, takeUpdate } from "./fleet.js";
 import * as topics from "./topics.js";
 import * as format from "./format.js";
-import { renderConnection, renderRefusal } from "./hero.js";
+import { lost, renderConnection, renderRefusal } from "./hero.js";
 import { state } from "./store.js";
 import { connect } from "./stream.js";
 import * as theme from "./theme.js";
 
-const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ failing", none: "… connecting" };
+const LEVELS = { unknown: "? unknown", good: "✓ healthy", warn: "! degraded", bad: "✕ failing", none: "… connecting" };
 
 function renderHero() {
-  const { level, title, more } = fleet.overall;
+  const { overall } = fleet;
+  const told = [overall.level, overall.title, overall.more];
+  const [level, title, more] = state.connection === "lost" ? lost(told) : told;
   text($("verdict"), title);
   text($("verdict-level"), LEVELS[level]);
   classes($("verdict-level"), `level ${level}`);
@@ -49,6 +51,7 @@ connect({
   update: takeUpdate,
   state: (connection, words, why) => {
     renderConnection(connection, words);
+    if (state.loaded) renderHero();
     if (why) renderRefusal(why);
   },
   data: (fresh, isSnapshot) => {

@@ -55,11 +55,11 @@ export function span(ms) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-/** The next of 1, 2, 5 × 10ⁿ that is not smaller. */
+/** The next round number that is not smaller, of which the half is round as well. */
 export function nice(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.999999);
+  return power * [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999999);
 }
 
 export const names = (list) =>

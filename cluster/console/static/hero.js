@@ -5,10 +5,10 @@ import * as format from "./format.js";
 import { isAlive, now, state } from "./store.js";
 import { chosen } from "./stream.js";
 
-const LEVELS = { good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… connecting" };
+const LEVELS = { unknown: "? unknown", good: "✓ healthy", warn: "! degraded", bad: "✕ not serving", none: "… connecting" };
 
 export function render() {
-  const [level, title, more] = verdict();
+  const [level, title, more] = state.connection === "lost" ? lost(verdict()) : verdict();
   text($("verdict"), title);
   text($("verdict-level"), LEVELS[level]);
   classes($("verdict-level"), `level ${level}`);
@@ -21,7 +21,8 @@ export function render() {
   const leader = state.nodes.find((node) => node.node === group.leader) ?? state.nodes.find((node) => node.state === "plain");
   const isPlain = group.kind === "broker";
   text($("figure-term"), isPlain || group.term === 0 ? "–" : format.count(group.term));
-  text($("figure-committed"), isPlain ? format.bytes(group.committed) : format.index(group.committed));
+  const committed = state.nodes.some(isAlive) ? group.committed : Math.max(-2, ...state.nodes.map((node) => node.facts?.committed ?? -2));
+  text($("figure-committed"), committed === -2 ? "–" : isPlain ? format.bytes(committed) : format.index(committed));
   const isLog = group.kind === "log" || group.kind === "unknown";
   text($("figure-rate-name"), isLog ? "Entries per second" : "Puts per second");
   const rate = isLog ? last?.entries_per_s : last?.puts_per_s;
@@ -36,7 +37,9 @@ function verdict() {
   const missing = nodes.filter((node) => node.state === "unreachable").map((node) => node.node);
   if (alive.length === 0) {
     if (asking.length === nodes.length) return ["none", "Contacting the nodes…", "No response yet."];
-    return ["bad", "No node responds", `Tried ${format.names(nodes.map((node) => node.address || node.node))}. Retrying every second.`];
+    const seen = Math.max(...nodes.map((node) => node.answered_ms));
+    const last = seen > 0 ? ` The last response was at ${format.clock(seen)}; figures are those of that time.` : "";
+    return ["bad", "No node responds", `Tried ${format.names(nodes.map((node) => node.address || node.node))}, every second.${last}`];
   }
   if (group.kind === "broker") {
     return ["good", `${alive[0].node} is running`, "A standalone broker: no group, no failover."];
@@ -45,7 +48,7 @@ function verdict() {
   if (group.leader === "") {
     const since = group.lost_ms ? ` for ${format.span(now() - group.lost_ms)}` : "";
     if (alive.length < quorum) {
-      return ["bad", "No leader", `${alive.length} of ${nodes.length} nodes respond${alive.length === 1 ? "s" : ""}, ${quorum} needed${since}. Appends wait; nothing is lost.`];
+      return ["bad", "No leader", `${alive.length} of ${nodes.length} nodes respond${alive.length === 1 ? "s" : ""}; ${quorum} are needed${since && `. No leader${since}`}. Appends wait; nothing is lost.`];
     }
     return ["bad", "No leader", `An election has been under way${since}. Appends wait until it ends.`];
   }
@@ -60,6 +63,11 @@ function verdict() {
   }
   const words = nodes.length === 1 ? "Single node: no failover." : `All ${nodes.length} nodes respond. ${spare <= 0 ? "None may fail." : `Up to ${spare} may fail.`}`;
   return ["good", title, `${words} In term ${group.term} ${since}.`];
+}
+
+/** What was true when the console was heard last: nobody knows what is true now. */
+export function lost([, title, more]) {
+  return ["unknown", "No connection to the console", `At ${format.clock(state.heardMs)}: ${title}. ${more}`];
 }
 
 /** The console does not show this group. */

@@ -111,6 +111,7 @@ function renderLane(lane, node) {
   classes(lane.roleBox, `role ${node.state}`);
   text(lane.role, ROLE[node.state]);
   attribute(lane.item, "data-state", node.state);
+  lane.item.classList.toggle("old", node.facts !== null && !isAlive(node));
   text(lane.address, node.address === node.node ? "" : node.address || "address unknown");
   const [note, isBad] = noteOf(node);
   text(lane.note, note);
@@ -129,10 +130,9 @@ function noteOf(node) {
   const facts = node.facts;
   const process = state.processes[node.node];
   if (node.state === "unreachable") {
-    if (process === "ended") return ["process exited", true];
-    if (process === "paused") return ["process paused", true];
-    if (process === "starting") return ["starting", false];
-    return [node.error || "not responding", true];
+    const why = { ended: "process exited", paused: "process paused", starting: "starting" }[process] ?? (node.error || "not responding");
+    const seen = node.answered_ms > 0 ? ` · last seen ${format.clock(node.answered_ms)}` : "";
+    return [`${why}${seen}`, process !== "starting"];
   }
   if (facts === null) return ["", false];
   if (facts.disk_full) return ["DISK FULL: appends refused", true];

@@ -10,7 +10,8 @@ const SEARCH_MS = 150;
 export class List {
   /**
    * `about`: {panel (its id), path, things ("topics"), columns, order: {sort, descending}, internal (its toggle's words),
-   * none (what to say of an empty list), command (which lists all)}. Columns and rows as in `Table`; rows have names.
+   * none (what to say of an empty list), command (which lists all), silent() (why nothing can be told yet, if so)}.
+   * Columns and rows as in `Table`; rows have names.
    */
   constructor(about) {
     this.about = about;
@@ -107,6 +108,8 @@ export class List {
     const error = this.problem || this.told.error;
     if (error && !shown) return [error, true];
     if (error) return [`As last seen${this.told.seen_ms ? ` at ${format.clock(this.told.seen_ms)}` : ""}: ${error}`, true];
+    const silent = this.found?.loaded ? "" : (this.about.silent?.() ?? "");
+    if (silent) return [silent, true];
     if (!this.found?.loaded) return [`Loading ${things}…`, false];
     if (!shown) return [this.wanted.search ? `No ${things} have “${this.wanted.search}” in their names.` : none, false];
     const { unseen, left_out: leftOut } = this.found;

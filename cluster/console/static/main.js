@@ -62,6 +62,7 @@ function render() {
   lanes.render();
   renderKind();
   changes.render();
+  if (!state.catalog.loaded) catalog.render(); // why not may have changed
   $("main").setAttribute("aria-busy", "false");
 }
 

@@ -190,7 +190,7 @@ def test_a_change_of_unknown_outcome_says_so(broker: Harness) -> None:
 
 def test_the_status_says_who_leads_and_how_far_everything_is(broker: Harness) -> None:
     """What clients need to find the master, and people to see that all is well."""
-    broker.store.stats.dispatched([head(number) for number in range(3)], 0)
+    broker.store.stats.dispatched([head(number, store_ms=broker.store.stats.boot_ms) for number in range(3)], 0)
 
     status = broker.call("Status", pb.StatusRequest(), pb.StatusResponse)
 

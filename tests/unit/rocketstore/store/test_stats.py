@@ -27,7 +27,7 @@ OK = PutResult(PutMessageStatus.PUT_OK)
 )
 def test_what_a_producer_must_take_as_failed_counts_as_failed(status: PutMessageStatus, *, failed: bool) -> None:
     """RocketMQ counts a quorum that did not answer (OS_PAGECACHE_BUSY) as success: the message was appended."""
-    stats = StoreStats(ManualClock())
+    stats = StoreStats(ManualClock(0))
 
     stats.put_done([PutResult(status)], 0.001)
 
@@ -35,7 +35,7 @@ def test_what_a_producer_must_take_as_failed_counts_as_failed(status: PutMessage
 
 
 def test_rates_are_of_the_last_seconds() -> None:
-    clock = ManualClock()
+    clock = ManualClock(0)
     stats = StoreStats(clock)
     for second in range(60):
         stats.dispatched([head(number) for number in range(100 if second >= 50 else 10)], 0)
@@ -51,7 +51,7 @@ def test_rates_are_of_the_last_seconds() -> None:
 
 
 def test_samples_are_kept_for_ten_minutes_only() -> None:
-    clock = ManualClock()
+    clock = ManualClock(0)
     stats = StoreStats(clock)
     for _ in range(700):
         clock.now_ms += 1000
@@ -63,7 +63,7 @@ def test_samples_are_kept_for_ten_minutes_only() -> None:
 
 
 def test_latencies_fall_into_rocketmqs_buckets() -> None:
-    stats = StoreStats(ManualClock())
+    stats = StoreStats(ManualClock(0))
     for took_ms in (0, 1, 10, 11, 100, 500, 999, 5000, 10_001, 10_000):
         stats.put_done([OK], took_ms / 1000)
 
@@ -73,7 +73,7 @@ def test_latencies_fall_into_rocketmqs_buckets() -> None:
 
 
 def test_topics_count_what_arrived_in_the_log() -> None:
-    stats = StoreStats(ManualClock())
+    stats = StoreStats(ManualClock(0))
     stats.dispatched([head(0, topic="A"), head(100, topic="B", size=50), head(150, topic="A")], 3)
     stats.dispatched([head(250, topic="B")], 1)
 
@@ -85,7 +85,7 @@ def test_topics_count_what_arrived_in_the_log() -> None:
 
 def test_the_brokers_hidden_topics_are_in_no_total() -> None:
     """Users are told of messages that they know of, by master and slaves alike: these count what arrives."""
-    clock = ManualClock()
+    clock = ManualClock(0)
     stats = StoreStats(clock)
     stats.dispatched([head(0, topic=BROKER_STATE_TOPIC), head(100, size=50), head(150, topic=TERM_START_TOPIC)], 1)
     stats.got(2, 1, size_bytes=200, topic=BROKER_STATE_TOPIC)
@@ -102,7 +102,7 @@ def test_the_brokers_hidden_topics_are_in_no_total() -> None:
 
 def test_runtime_info_has_rocketmqs_keys() -> None:
     """store.md 6.5."""
-    clock = ManualClock()
+    clock = ManualClock(0)
     stats = StoreStats(clock)
     stats.dispatched([head(0)], 1)
     clock.now_ms += 90_061_000
@@ -126,7 +126,7 @@ def test_bytes_are_told_as_rocketmq_does(count: int, text: str) -> None:
 
 def test_threads_lose_no_count() -> None:
     """StoreStatsServiceTest: concurrent counters."""
-    stats = StoreStats(ManualClock())
+    stats = StoreStats(ManualClock(0))
 
     def count() -> None:
         for _ in range(2000):
@@ -139,3 +139,17 @@ def test_threads_lose_no_count() -> None:
         thread.join()
 
     assert stats.puts == 8000
+
+
+def test_messages_of_before_the_start_are_not_put_now() -> None:
+    """A crash has their queues built anew; a member that was away gets them late. Neither is traffic."""
+    clock = ManualClock(1000)
+    stats = StoreStats(clock)
+    stats.sample()
+    stats.dispatched([head(0, store_ms=400), head(1, store_ms=999), head(2, store_ms=1000), head(3, store_ms=1001)], 0)
+    stats.dispatched([head(4, store_ms=5)], 0)
+    clock.now_ms += 1000
+    stats.sample()
+
+    assert stats.arrived == 2
+    assert stats.put_tps(10) == 2
