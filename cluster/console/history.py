@@ -309,7 +309,7 @@ class History:
             return False
         facts = self._lanes[node].facts
         age_ms = -1 if facts is None else facts.role_age_ms
-        since_ms = seen_ms - max(age_ms, 0)
+        since_ms = max(seen_ms - max(age_ms, 0), 0)
         is_new = since_ms > self._leader_seen_ms  # otherwise it was out of sight, and has led all the time
         gap_ms = (since_ms if is_new else seen_ms) - self._leader_seen_ms if self._leader_seen_ms else -1
         self._leader_began = age_ms >= 0 or self._seen_without_leader or self._leader_seen_ms > 0
