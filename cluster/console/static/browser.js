@@ -162,7 +162,7 @@ function showFound(found, _at, _newer, first = 0) {
 
 function messageTable(messages) {
   return plain(
-    [["Offset", true], ["Stored", false, "time"], ["Tags"], ["Keys"], ["Bytes", true], ["Body", false, "body"]],
+    [["Queue:offset", true], ["Stored", false, "time"], ["Tags"], ["Keys"], ["Bytes", true], ["Body", false, "body"]],
     messages.map((one) => [
       h("button", { type: "button", class: "linklike", "aria-label": `Show message ${one.offset} of queue ${one.queue}`, onclick: () => showMessage(one) }, `${one.queue}:${one.offset}`),
       format.moment(one.stored_ms), one.tags || "–", one.keys || "–", format.count(one.preview.bytes), one.preview.text,
