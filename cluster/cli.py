@@ -82,6 +82,12 @@ class _Commands(ErrorReportingGroup):
         """The command; where other tools' words are used, say ours."""
         if words and words[0] in ELSEWHERE:
             raise click.UsageError(f"no command {words[0]!r} here: see `dledger {ELSEWHERE[words[0]]}`", context)
+        if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(words[0], COMMANDS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {words[0][:64]!r}.{hint}", context)
         return super().resolve_command(context, words)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import click
 
 from dledger import values
+
+INT64_MAX: Final = (1 << 63) - 1
+
+
+class Whole(click.IntRange):
+    """A whole number, at most the largest of 64 bits: what is sent must fit."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        try:
+            number = int(str(value))
+        except ValueError:
+            self.fail(f"{str(value)[:64]!r} is not a whole number", param, ctx)
+        if number > INT64_MAX:
+            self.fail(f"{str(value)[:64]} is too large: numbers go to {INT64_MAX:,}", param, ctx)
+        if problem := _problem(self, number):
+            self.fail(problem, param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
 
 
 class Size(click.IntRange):
@@ -20,18 +44,30 @@ class Size(click.IntRange):
             size = values.parse_size(str(value).strip())
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return int(super().convert(size, param, ctx))
+        if problem := _problem(self, size):
+            self.fail(problem, param, ctx)
+        return size
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
 
 
 class Number(click.FloatRange):
     """A finite number: click's own ranges accept NaN, which is beyond every bound."""
+
+    name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
         number = _finite(str(value))
         if number is None:
             self.fail(f"{value!r} is not a finite number", param, ctx)
-        return float(super().convert(number, param, ctx))
+        if problem := _problem(self, number):
+            self.fail(problem, param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
 
 
 class Seconds(click.FloatRange):
@@ -45,7 +81,34 @@ class Seconds(click.FloatRange):
             seconds = _seconds(str(value).strip())
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return float(super().convert(seconds, param, ctx))
+        if problem := _problem(self, seconds):
+            self.fail(problem, param, ctx)
+        return seconds
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
+
+
+_Range = click.IntRange | click.FloatRange
+
+
+def _problem(limits: _Range, number: float) -> str:
+    """Why the number is beyond its limits; empty if it is not."""
+    low, high = limits.min, limits.max
+    too_low = low is not None and (number < low or (limits.min_open and number == low))
+    too_high = high is not None and (number > high or (limits.max_open and number == high))
+    return f"{number:,} is not allowed: use {_in_words(limits)}" if too_low or too_high else ""
+
+
+def _in_words(limits: _Range) -> str:
+    """The limits, for the help and for errors."""
+    low = None if limits.min is None else f"{limits.min:,}"
+    high = None if limits.max is None else f"{limits.max:,}"
+    if low is None:
+        return f"{'less than' if limits.max_open else 'at most'} {high}"
+    if high is None:
+        return f"more than {low}" if limits.min_open else f"{low} or more"
+    return f"more than {low}, at most {high}" if limits.min_open else f"{low} to {high}"
 
 
 def _seconds(text: str) -> float:

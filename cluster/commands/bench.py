@@ -94,13 +94,13 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
             "--size",
-            type=click.IntRange(1, SIZE_MAX),
+            type=flag_values.Whole(1, SIZE_MAX),
             default=256,
             show_default=True,
             metavar="BYTES",
             help="Size of a record's body (random bytes).",
         ),
-        click.option("--records", type=click.IntRange(min=1), metavar="N", help="Stop after this many records."),
+        click.option("--records", type=flag_values.Whole(min=1), metavar="N", help="Stop after this many records."),
         click.option(
             "--seconds",
             type=flag_values.Seconds(min=0, min_open=True),
@@ -115,14 +115,14 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--in-flight",
-            type=click.IntRange(1, 100_000),
+            type=flag_values.Whole(1, 100_000),
             metavar="N",
             help="Records of each client that may be unanswered at once; 1 shows the latency of a single record. "
             f"Default: {IN_FLIGHT}, and no more than {IN_FLIGHT_BYTES >> 20} MiB.",
         ),
         click.option(
             "--clients",
-            type=click.IntRange(1, 256),
+            type=flag_values.Whole(1, 256),
             default=1,
             show_default=True,
             metavar="N",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from dledger import flag_values
+
 # `cluster.certs` is imported in the commands because it needs an optional package.
 
 
@@ -53,7 +55,7 @@ def _replacing(command: Callable[..., None]) -> Callable[..., None]:
 
 def _days(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
-        "--days", type=click.IntRange(min=1), default=default, show_default=True, help="Validity in days."
+        "--days", type=flag_values.Whole(min=1), default=default, show_default=True, help="Validity in days."
     )
 
 

@@ -42,7 +42,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
 @click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_list)
 @click.option("--nodes", type=click.Choice(["3", "5"]), default="3", show_default=True, help="How many brokers.")
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many times to inject the fault."
+    "--rounds", type=flag_values.Whole(1, 100), default=1, show_default=True, help="How many times to inject the fault."
 )
 @click.option(
     "--rate", type=flag_values.Number(10, 5000), default=500, show_default=True, help="Messages to send per second."

@@ -84,6 +84,10 @@ def health(
             asked, problem = _check_server(address, service, timeout_s, security)
         problems += bool(problem)
         click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
+    if problems and not addresses and (group := os.environ.get("DLEDGER_BOOTSTRAP")):
+        click.echo(
+            f"This was the server of this environment's settings. For the group: dledger health {group}", err=True
+        )
     if problems:
         raise SystemExit(1)
 

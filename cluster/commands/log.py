@@ -18,6 +18,7 @@ import click
 from cluster import terminal
 from cluster.commands.group import find_leader
 from cluster.connection import GroupTarget, group_options
+from dledger import flag_values
 from dledger.core.producer_payload import describe_payload
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
@@ -171,8 +172,8 @@ Without a terminal only the bodies are printed, one per line: dledger get 0 --co
 Some indexes are taken by the log's own entries: one at the beginning of each term, one for each producer. --count does
 not count them; an INDEX that is one of theirs is explained instead.""",
 )
-@click.argument("index", type=click.IntRange(min=0))
-@click.option("--count", type=click.IntRange(min=1), help="How many entries; without it, the one at INDEX.")
+@click.argument("index", type=flag_values.Whole(min=0))
+@click.option("--count", type=flag_values.Whole(min=1), help="How many entries; without it, the one at INDEX.")
 @click.option(
     "--mode",
     type=click.Choice(_READ_MODES),
@@ -233,11 +234,11 @@ Examples:
   dledger tail --all           the log's own entries, too: where terms begin and who the producers are""",
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for new entries; survives a change of leader.")
-@click.option("--from", "first_index", type=click.IntRange(min=0), metavar="N", help="Start at this index.")
+@click.option("--from", "first_index", type=flag_values.Whole(min=0), metavar="N", help="Start at this index.")
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(min=0),
+    type=flag_values.Whole(min=0),
     help="How many entries: of the last ones (default: 10), or with --from of the first ones from there.",
 )
 @_show_all

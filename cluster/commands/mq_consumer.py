@@ -10,6 +10,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
+from dledger import flag_values
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, QueueProgress
@@ -110,8 +111,8 @@ project's may not: stop them first.""",
 @click.option("-g", "--group", required=True)
 @click.option("-t", "--topic", required=True)
 @click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="New position.")
-@click.option("--queue", type=click.IntRange(min=0), help="Only this queue.")
-@click.option("--offset", type=click.IntRange(min=0), help="With --queue: continue at this offset.")
+@click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue.")
+@click.option("--offset", type=flag_values.Whole(min=0), help="With --queue: continue at this offset.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object: the offset of each queue, by broker if there are several."
 )

@@ -18,6 +18,7 @@ from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
 from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
@@ -102,10 +103,10 @@ is stored once."""
 @click.option("-t", "--topic", required=True)
 @click.option("--tags", help="The tag.")
 @click.option("--keys", help="Business keys to find it by, separated by spaces.")
-@click.option("--queue", type=click.IntRange(min=0), help="Send to this queue; default: each in turn.")
+@click.option("--queue", type=flag_values.Whole(min=0), help="Send to this queue; default: each in turn.")
 @click.option("--key", help="Sharding key: the same key always goes to the same queue.")
 @click.option(
-    "--delay-level", type=click.IntRange(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …"
+    "--delay-level", type=flag_values.Whole(1, DELAY_LEVEL_MAX), help="Deliver later: 1 s, 5 s, 10 s, 30 s, 1 m …"
 )
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other property; may be repeated."
@@ -251,10 +252,12 @@ else does. Without a terminal only the bodies are printed."""
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")
 @click.option("--from", "start", type=Moment(ends=True), metavar="first|last|TIME", help="Where a new group starts.")
-@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after this many messages.")
+@click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Stop after this many messages.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new messages; survives the loss of a broker.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'", help="Only messages with these tags.")
-@click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
+@click.option(
+    "--queue", "queues", type=flag_values.Whole(min=0), multiple=True, help="Only this queue; may be repeated."
+)
 @click.option("--alone", is_flag=True, help="With --group: read every queue, also those of the group's other members.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options

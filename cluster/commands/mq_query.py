@@ -9,6 +9,7 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
 from cluster.commands.mq_print import message_json, print_details, print_message
+from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ Examples:
 @click.argument("key")
 @click.option("-t", "--topic", required=True)
 @click.option("--unique", is_flag=True, help="KEY is the id that the producer gave the message.")
-@click.option("--max", "count", type=click.IntRange(min=1), default=32, show_default=True, metavar="N")
+@click.option("--max", "count", type=flag_values.Whole(min=1), default=32, show_default=True, metavar="N")
 @click.option("--begin", type=Moment(), default=0, metavar="TIME", help="Stored at this time or later.")
 @click.option("--end", type=Moment(), default=0, metavar="TIME", help="Stored at this time or earlier.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
@@ -97,10 +98,10 @@ Examples:
   dledger message print -t orders --from 1h --tags new --json""",
 )
 @click.option("-t", "--topic", required=True)
-@click.option("--queue", type=click.IntRange(min=0), help="Only this queue; default: all, one after the other.")
-@click.option("--offset", type=click.IntRange(min=0), help="With --queue: start here.")
+@click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue; default: all, one after the other.")
+@click.option("--offset", type=flag_values.Whole(min=0), help="With --queue: start here.")
 @click.option("--from", "start", type=Moment(ends=True), default="first", show_default=True, metavar="first|TIME")
-@click.option("--max", "count", type=click.IntRange(min=1), metavar="N", help="Maximum messages per queue.")
+@click.option("--max", "count", type=flag_values.Whole(min=1), metavar="N", help="Maximum messages per queue.")
 @click.option("--tags", default="*", show_default=True, metavar="'A || B'")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 @broker_options

@@ -11,13 +11,14 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, broker_options, time_text
 from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
+from dledger import flag_values
 from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
     from rocketstore.client import QueueRange, TopicInfo
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
-_QUEUES = click.IntRange(min=1, max=65536)
+_QUEUES = flag_values.Whole(min=1, max=65536)
 
 
 @click.group(

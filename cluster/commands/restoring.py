@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cluster.commands.inspection import node_directory
+from dledger import flag_values
 from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError
@@ -39,7 +40,7 @@ has a new disk, or whose memory is in doubt, needs no help while a leader can be
     help="Directory of the segments, if not DIR/data (may be repeated).",
 )
 @click.option(
-    "--term", type=click.IntRange(min=0), help="Continue in this term; only needed if the group's terms diverged."
+    "--term", type=flag_values.Whole(min=0), help="Continue in this term; only needed if the group's terms diverged."
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:

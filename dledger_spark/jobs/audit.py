@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger.errors import ConfigError
 from dledger_spark.audit.blocks import (
     BLOCK_BYTES,
@@ -348,7 +349,7 @@ Examples:
 )
 @click.option(
     "--block-bytes",
-    type=click.IntRange(min=512),
+    type=flag_values.Whole(min=512),
     default=BLOCK_BYTES,
     show_default=True,
     help="Bytes covered by one checksum.",

@@ -415,7 +415,7 @@ Run it again after a failure: stored rows are not stored twice.""",
 @click.option("--where", default="", metavar="SQL", help="Only rows that match this SQL condition over the columns.")
 @click.option("--rate", type=flag_values.Number(min=0, min_open=True), metavar="ROWS", help="Maximum rows per second.")
 @click.option(
-    "--writers", type=click.IntRange(1, 64), default=WRITERS, show_default=True, help="Number of parallel writers."
+    "--writers", type=flag_values.Whole(1, 64), default=WRITERS, show_default=True, help="Number of parallel writers."
 )
 @click.option(
     "--writer-id", default="", metavar="NAME", help="Name of the writers; default: derived from all these options."

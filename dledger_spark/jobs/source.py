@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
+from dledger import flag_values
 from dledger.contexts import ContextOption, chosen_in
 from dledger.errors import ConfigError
 
@@ -285,8 +286,10 @@ _OPTIONS = (
         help="Which node of a running group to read from.",
     ),
     click.option("-t", "--topic", "topics", multiple=True, help="Only these topics; may be repeated or hold commas."),
-    click.option("--from-index", type=click.IntRange(min=0), help="First entry; default: the first one kept."),
-    click.option("--to-index", type=click.IntRange(min=0), help="Stop before this entry; default: the committed end."),
+    click.option("--from-index", type=flag_values.Whole(min=0), help="First entry; default: the first one kept."),
+    click.option(
+        "--to-index", type=flag_values.Whole(min=0), help="Stop before this entry; default: the committed end."
+    ),
     click.option("--from-time", type=_TIME, metavar="TIME", help="From this store time (UTC, 2026-11-20T08:30)."),
     click.option("--to-time", type=_TIME, metavar="TIME", help="Up to this store time (UTC)."),
     click.option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
+from dledger import flag_values
 from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS, Span, silent_hours, spans
@@ -405,7 +406,7 @@ Examples:
 )
 @click.option(
     "--top",
-    type=click.IntRange(1, 10_000),
+    type=flag_values.Whole(1, 10_000),
     default=20,
     show_default=True,
     help="Number of queues, tags and keys to list.",

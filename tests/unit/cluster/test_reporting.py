@@ -13,6 +13,23 @@ from cluster.cli import main
     [
         (["--nix"], "Usage: dledger [OPTIONS]", "error: No such option '--nix'."),
         (["nix"], "Usage: dledger [OPTIONS]", "error: No such command 'nix'."),
+        (["statsu"], "Usage: dledger [OPTIONS]", "error: No such command 'statsu'. Did you mean 'status'?"),
+        (
+            ["get", "9" * 20],
+            "Usage: dledger get",
+            f"error: Invalid value for 'INDEX': {'9' * 20} is too large: numbers go to {(1 << 63) - 1:,}",
+        ),
+        (
+            ["get", "9" * 5000],
+            "Usage: dledger get",
+            f"error: Invalid value for 'INDEX': '{'9' * 64}' is not a whole number",
+        ),
+        (["get", "x"], "Usage: dledger get", "error: Invalid value for 'INDEX': 'x' is not a whole number"),
+        (
+            ["tail", "-n", "-1"],
+            "Usage: dledger tail",
+            "error: Invalid value for '-n' / '--lines': -1 is not allowed: use 0 or more",
+        ),
         (["status", "--nix"], "Usage: dledger status", "error: No such option '--nix'."),
         (["topic", "lst"], "Usage: dledger topic", "error: No such command 'lst'. Did you mean 'list'?"),
         (["topic", "route"], "Usage: dledger topic route", "error: Missing argument 'NAME'."),

@@ -1,0 +1,64 @@
+"""Limits of numbers on the command line, in the help and in errors."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from dledger.flag_values import INT64_MAX, Number, Seconds, Size, Whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (Whole(min=0), "-1", "-1 is not allowed: use 0 or more"),
+        (Whole(min=1, max=256), "0", "0 is not allowed: use 1 to 256"),
+        (Whole(min=1, max=256), "257", "257 is not allowed: use 1 to 256"),
+        (Whole(max=5), "6", "6 is not allowed: use at most 5"),
+        (Whole(min=0), str(INT64_MAX + 1), "9223372036854775808 is too large: numbers go to 9,223,372,036,854,775,807"),
+        (Whole(), "1.5", "'1.5' is not a whole number"),
+        (Whole(), "", "'' is not a whole number"),
+        (Size(min=1024), "1k1", "1k1"),
+        (Size(min=1024), "1", "1 is not allowed: use 1,024 or more"),
+        (Number(min=0, min_open=True), "0", "0.0 is not allowed: use more than 0"),
+        (Number(min=0, max=1, min_open=True), "2", "2.0 is not allowed: use more than 0, at most 1"),
+        (Number(max=1, max_open=True), "1", "1.0 is not allowed: use less than 1"),
+        (Number(min=0), "nan", "'nan' is not a finite number"),
+        (Seconds(min=0, min_open=True), "0s", "0.0 is not allowed: use more than 0"),
+    ],
+)
+def test_what_is_beyond_the_limits_is_refused_with_them(kind: click.ParamType[float], text: str, words: str) -> None:
+    """In words, not as a formula."""
+    with pytest.raises(click.BadParameter) as caught:
+        kind.convert(text, None, None)
+    assert words in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "number"),
+    [
+        (Whole(min=0), "0", 0),
+        (Whole(min=0), str(INT64_MAX), INT64_MAX),
+        (Whole(min=1, max=256), "256", 256),
+        (Size(min=1), "4k", 4096),
+        (Number(min=0, max=1, min_open=True), "1", 1.0),
+        (Seconds(min=0, min_open=True), "500ms", 0.5),
+    ],
+)
+def test_limits_themselves_are_allowed(kind: click.ParamType[float], text: str, number: float) -> None:
+    """Unless the help says more than, or less than."""
+    assert kind.convert(text, None, None) == number
+
+
+def test_the_help_has_the_same_words() -> None:
+    """Click's own would be ``x>=1``."""
+
+    @click.command()
+    @click.option("--count", type=Whole(min=1))
+    @click.option("--share", type=Number(min=0, max=1, min_open=True))
+    def command(count: int, share: float) -> None:
+        """None."""
+
+    text = command.get_help(click.Context(command))
+    assert "--count NUMBER  [1 or more]" in text
+    assert "--share NUMBER  [more than 0, at most 1]" in text
