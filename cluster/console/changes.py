@@ -227,7 +227,7 @@ class BrokerChanges:
             found = self._admin.queue_range(topic, queue_id)
             count += max(found.max_offset - max(found.min_offset, 0), 0)
         if len(queues) > COUNTED_QUEUES_MAX:
-            return f"{count:,} messages or more"
+            return "1 message or more" if count == 1 else f"{count:,} messages or more"
         return {0: "no messages", 1: "1 message"}.get(count, f"{count:,} messages")
 
     # --- groups ------------------------------------------------------------------------------------------------------

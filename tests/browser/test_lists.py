@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -79,13 +80,14 @@ def test_what_is_shown_is_asked_for_while_nothing_changes(page: Page, quiet: Con
     page.open(quiet.url)
     page.wait(lambda: rows(page) == ["orders"], "the topic")
     page.wait(lambda: "still being asked for" not in page.text("panel-topics"), "its figures")
-    before = request(f"{quiet.url}api/state").json()["catalog"]["version"]
+    before: Any = request(f"{quiet.url}api/state").json()
     page.js("performance.clearResourceTimings()")
 
     asked = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/topics')).length"
     page.wait(lambda: page.js(asked) >= 2, "two questions")
 
-    assert request(f"{quiet.url}api/state").json()["catalog"]["version"] == before
+    after: Any = request(f"{quiet.url}api/state").json()
+    assert after["catalog"]["version"] == before["catalog"]["version"]
     page.leave()
 
 

@@ -42,7 +42,8 @@ class Brokers(Admin):
             raise self.error
         self.lists += 1
         return [
-            TopicInfo(name, queues, queues, self.permissions.get(name, 6)) for name, queues in sorted(self.there.items())
+            TopicInfo(name, queues, queues, self.permissions.get(name, 6))
+            for name, queues in sorted(self.there.items())
         ]
 
     def groups(self) -> list[str]:
@@ -251,7 +252,7 @@ def test_the_newest_message_of_a_topic_is_that_of_all_its_queues() -> None:
 
     class Uneven(Brokers):
         def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
-            return dict.fromkeys(topics, [QueueRange(queue, 0, 1, ms) for queue, ms in enumerate((-1, 9, 3))])
+            return {name: [QueueRange(queue, 0, 1, ms) for queue, ms in enumerate((-1, 9, 3))] for name in topics}
 
     looked, _, _ = watching(Uneven({"a1": 3}))
     looked.look()

@@ -25,7 +25,7 @@ class Brokers(Admin):
         return QueueRange(0, self.low, self.end, 1)
 
     def messages(
-        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32
+        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
     ) -> tuple[list[ReceivedMessage], int]:
         self.asked.append(offset)
         assert offset >= self.low, "it was removed"
