@@ -104,11 +104,14 @@ class ClientLists:
             if wanted in group
         ]
         groups = [one for one in self._admin.groups() if wanted in one]
-        if wanted and wanted not in groups and not check_topic(wanted):  # it may have committed nothing yet
-            groups.insert(0, wanted)
+        known: dict[str, ConnectedGroup | None] = {}
+        if wanted and wanted not in groups and not check_topic(wanted):
+            known[wanted] = self.consumers(wanted, address)
+            if known[wanted] is not None:  # it has committed nothing yet
+                groups.insert(0, wanted)
         consumers: list[dict[str, object]] = []
         for group in groups[first : first + GROUPS_PER_PAGE]:
-            connected = self.consumers(group, address)
+            connected = known[group] if group in known else self.consumers(group, address)
             if connected is not None:
                 topics = [
                     _subscription(*one) for one in connected.subscriptions.items() if one[0] != RETRY_PREFIX + group

@@ -1,10 +1,67 @@
-"""Bodies leave the console as text that hides nothing, or as a hex dump, and never whole when they are large."""
+"""Bodies leave the console as text that hides nothing, or as a hex dump, and never whole when they are large.
+
+And queues of which messages were removed are shown as they are.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from cluster.console import browse
+from cluster.console.browse import MessageBrowser, read_back
+from rocketstore.client import Admin, Message, QueueProgress, QueueRange, ReceivedMessage, TopicInfo
+from rocketstore.client.received import split_records
+from rocketstore.message.record import encode_record
+
+
+class Brokers(Admin):
+    """Two queues of which messages were removed: the first five, and those with odd offsets; a group is in one."""
+
+    def __init__(self) -> None:
+        pass
+
+    def topic(self, name: str) -> TopicInfo:
+        return TopicInfo(name, 2, 2)
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        return QueueRange(queue_id, 5, 12, 1)
+
+    def groups(self) -> list[str]:
+        return ["elsewhere", "g"]
+
+    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+        return {("T", 1): 8} if group == "g" else {}
+
+    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
+        return []
+
+    def messages(
+        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
+    ) -> tuple[list[ReceivedMessage], int]:
+        there = [one for one in range(6, 12, 2) if one >= offset][:max_messages]
+        records = [encode_record(Message(topic, b"x", queue_id), queue_offset=one) for one in there]
+        return split_records(b"".join(records)), there[-1] + 1 if there else offset
+
+
+def test_messages_of_a_queue_are_read_up_to_an_end() -> None:
+    """Also if those in between were removed, and brokers give later ones instead: these are on another page."""
+    assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 5, 9)] == [8, 6]
+    assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 5, 12)] == [10, 8, 6]
+
+
+def test_removed_dead_letters_are_not_counted() -> None:
+    """Their number is what the page can show."""
+    assert MessageBrowser(Brokers()).group("g")["dead_letters"] == 7
+
+
+def test_a_queue_in_which_a_group_committed_nothing_has_no_place_of_it() -> None:
+    """That is no offset 0; and a group without any in the topic is not listed."""
+    found: Any = MessageBrowser(Brokers()).topic("T")
+
+    assert found["groups"] == {"g": [-1, 8]}
+    assert [(one["min_offset"], one["max_offset"]) for one in found["queues"]] == [(5, 12)] * 2
 
 
 @pytest.mark.parametrize(

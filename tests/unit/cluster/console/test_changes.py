@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from cluster.broker_target import BrokerTarget
-from cluster.console import changes
+from cluster.console import changes, clients
 from cluster.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import Fields
@@ -336,6 +337,31 @@ def test_members_are_shown_with_their_queues(desk: Desk) -> None:
     assert desk.get("clients?first=0&wanted=nobody")["consumers"] == []
     assert plan["members"] == 1
     assert "1 consumer is connected. Stop its consumers first" in str(asked.json()["confirm"])
+
+
+def is_joined(desk: Desk, group: str) -> bool:
+    return bool(desk.get(f"members?group={group}")["all_members"] == 1)
+
+
+def test_clients_come_in_pages_of_groups(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group costs a request, so a page asks about few of many."""
+    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    desk.topic("paged", 1)
+    options = GroupOptions(start="first", timeout_s=20)
+    with ExitStack() as stack:
+        for group in ("paged-a", "paged-b"):
+            desk.admin.set_offsets(group, "paged", {0: 0})
+            one = stack.enter_context(GroupConsumer([desk.address], group=group, options=options))
+            one.subscribe("paged")
+            one.start()
+
+        for group in ("paged-a", "paged-b"):
+            wait_until(partial(is_joined, desk, group), "it is a member")
+
+        pages = [desk.get(f"clients?first={first}&wanted=paged-") for first in (0, 1, 2)]
+
+    assert [[one["group"] for one in page["consumers"]] for page in pages] == [["paged-a"], ["paged-b"], []]
+    assert {(page["groups"], page["per_page"]) for page in pages} == {(2, 1)}
 
 
 def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:

@@ -1,16 +1,17 @@
-"""Members of a group whose topic is in several groups of brokers."""
+"""Members of a group whose topic is in several groups of brokers, and how far behind they are."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
+from cluster.console.clients import ClientLists
 from cluster.console.server import ConsoleServer, ListenAddress
 from rocketstore.broker.server import BrokerServer
-from rocketstore.client import ClusterAdmin, GroupConsumer, GroupOptions, TopicInfo
+from rocketstore.client import Admin, BrokerStatus, ClusterAdmin, GroupConsumer, GroupOptions, QueueRange, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.nameserver.groups import BrokerGroup
 from tests.support.waiting import wait_until
@@ -70,3 +71,63 @@ def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
                 shown[row["member"]].add((name, row["queue"]))
 
         assert shown == {one.client_id: own(one) for one in members}
+
+
+class Brokers(Admin):
+    """A topic whose first messages were removed; a group stands before, one after them, and one has never begun."""
+
+    def __init__(self) -> None:
+        pass
+
+    def status(self, address: str | None = None) -> BrokerStatus:
+        return BrokerStatus(
+            address="h:1",
+            cluster="c",
+            broker_name="b",
+            node_id="n0",
+            role="SYNC_MASTER",
+            broker_id=0,
+            replicated=False,
+            raft_role="",
+            term=-1,
+            leader="",
+            leader_address="",
+            members={},
+            min_offset=0,
+            max_offset=0,
+            end_offset=0,
+            dispatch_behind_bytes=0,
+            put_tps=0.0,
+            get_tps=0.0,
+            disk_ratio=0.0,
+            put_total=0,
+            get_total=0,
+            earliest_message_ms=-1,
+            version="",
+            boot_ms=0,
+            runtime={},
+            is_master=True,
+        )
+
+    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+        return {("T", 0): 2, ("T", 1): 7}
+
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        if topic != "T":
+            raise NotFoundError(topic)
+        return [QueueRange(queue, 5, 9, 1) for queue in range(3)]
+
+
+class Nobody(ClientLists):
+    """Of a group without members."""
+
+    def consumers(self, group: str, address: str = "") -> None:
+        return None
+
+
+def test_removed_messages_are_nobodys_lag() -> None:
+    """They cannot be consumed any more."""
+    with closing(Nobody(BrokerTarget(("127.0.0.1:1",), 1.0), Brokers())) as lists:
+        found: Any = lists.members("g")
+
+    assert [(one["queue"], one["committed"], one["lag"]) for one in found["rows"]] == [(0, 2, 4), (1, 7, 2), (2, -1, 4)]
