@@ -15,7 +15,7 @@ from rocketstore.client import Admin, BrokerStatus, ClusterAdmin, GroupConsumer,
 from rocketstore.client.errors import NotFoundError
 from rocketstore.nameserver.groups import BrokerGroup
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import request
+from tests.unit.cluster.console.support import broker_status, request
 from tests.unit.cluster.console.test_overview import FAST
 from tests.unit.rocketstore.broker.test_server import plain
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -80,34 +80,7 @@ class Brokers(Admin):
         pass
 
     def status(self, address: str | None = None) -> BrokerStatus:
-        return BrokerStatus(
-            address="h:1",
-            cluster="c",
-            broker_name="b",
-            node_id="n0",
-            role="SYNC_MASTER",
-            broker_id=0,
-            replicated=False,
-            raft_role="",
-            term=-1,
-            leader="",
-            leader_address="",
-            members={},
-            min_offset=0,
-            max_offset=0,
-            end_offset=0,
-            dispatch_behind_bytes=0,
-            put_tps=0.0,
-            get_tps=0.0,
-            disk_ratio=0.0,
-            put_total=0,
-            get_total=0,
-            earliest_message_ms=-1,
-            version="",
-            boot_ms=0,
-            runtime={},
-            is_master=True,
-        )
+        return broker_status()
 
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         return {("T", 0): 2, ("T", 1): 7}

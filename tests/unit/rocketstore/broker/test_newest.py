@@ -223,6 +223,7 @@ def test_a_real_broker_answers(tmp_path: Path) -> None:
 
             found, ends = admin.newest("T", max_messages=6)
             rest, over = admin.newest("T", ends, max_messages=6)
+            of_first, _ = admin.newest("T", queue_id=0)
             with pytest.raises(NotFoundError):
                 admin.newest("U")
     finally:
@@ -232,3 +233,4 @@ def test_a_real_broker_answers(tmp_path: Path) -> None:
     times = [one.decode().store_timestamp for one in found + rest]
     assert times == sorted(times, reverse=True)
     assert (len(found), len(rest), over) == (6, 4, ())
+    assert [one.body for one in of_first] == [b"9", b"6", b"3", b"0"]
