@@ -142,19 +142,18 @@ class MessageBrowser:
     def topic(self, name: str) -> dict[str, object]:
         """The queues of a topic, and every group's progress in each."""
         info = self._admin.topic(name)
-        queues = max(info.read_queues, info.write_queues)
-        ranges = [self._admin.queue_range(name, one) for one in range(min(queues, QUEUES_MAX))]
+        ranges = self._admin.queue_ranges(name)
         groups = {}
         for group in self._admin.groups()[:QUEUES_MAX]:
             places = self._admin.offsets(group, name)
             if places:
-                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
+                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges[:QUEUES_MAX]]
         return {
             "name": name,
             "write_queues": info.write_queues,
             "read_queues": info.read_queues,
             "permission": info.permission,
-            "all_queues": queues,
+            "all_queues": len(ranges),
             "queues": [
                 {
                     "queue": one.queue_id,
@@ -162,7 +161,7 @@ class MessageBrowser:
                     "max_offset": one.max_offset,
                     "newest_ms": one.last_update_ms,
                 }
-                for one in ranges
+                for one in ranges[:QUEUES_MAX]
             ],
             "groups": groups,
         }

@@ -25,6 +25,9 @@ class Brokers(Admin):
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, 2, 2)
 
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        return [self.queue_range(topic, queue) for queue in range(2)]
+
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         return QueueRange(queue_id, 5, 12, 1)
 
