@@ -31,6 +31,8 @@ PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
 QUEUES_MAX: Final = 256
+GROUPS_MAX: Final = 256
+"""Groups whose offsets in a topic are looked up."""
 CURSOR_CHARACTERS_MAX: Final = 12_000
 """Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
 FIELD_MAX: Final = 4096
@@ -143,11 +145,12 @@ class MessageBrowser:
         """The queues of a topic, and every group's progress in each."""
         info = self._admin.topic(name)
         ranges = self._admin.queue_ranges(name)
-        groups = {}
-        for group in self._admin.groups()[:QUEUES_MAX]:
-            places = self._admin.offsets(group, name)
-            if places:
-                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges[:QUEUES_MAX]]
+        places = self._admin.group_offsets(self._admin.groups()[:GROUPS_MAX])
+        groups = {
+            group: [own.get((name, one.queue_id), -1) for one in ranges[:QUEUES_MAX]]
+            for group, own in places.items()
+            if any(topic == name for topic, _ in own)
+        }
         return {
             "name": name,
             "write_queues": info.write_queues,

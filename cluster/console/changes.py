@@ -34,7 +34,7 @@ NAME_CHARS_MAX: Final = 127
 TAG_CHARS_MAX: Final = 256
 KEYS_CHARS_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 18
-ASKED_GROUPS_MAX: Final = 64
+ASKED_GROUPS_MAX: Final = 1024
 """Groups whose offsets are looked up for a question."""
 NAMED_MAX: Final = 5
 RESEND_LEVEL: Final = 1
@@ -211,7 +211,8 @@ class BrokerChanges:
         name = _topic_name(asked, "name")
         if not asked.flag("confirmed"):
             count = self._count(name, range(TOPIC_QUEUES_MAX))
-            users = [one for one in self._admin.groups()[:ASKED_GROUPS_MAX] if self._admin.offsets(one, name)]
+            offsets = self._admin.group_offsets(self._admin.groups()[:ASKED_GROUPS_MAX])
+            users = [group for group, places in offsets.items() if any(topic == name for topic, _ in places)]
             losses = f"Its {count} can no longer be read." if count != "no messages" else "It has no messages."
             if users:
                 losses += f" {_named(users)} {'loses its' if len(users) == 1 else 'lose their'} offsets in it."

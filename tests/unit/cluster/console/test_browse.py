@@ -5,6 +5,7 @@ And queues of which messages were removed are shown as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ class Brokers(Admin):
     def groups(self) -> list[str]:
         return ["elsewhere", "g"]
 
-    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        return {("T", 1): 8} if group == "g" else {}
+    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
+        return {group: {("T" if group == "g" else "other", 1): 8} for group in groups}
 
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         return []
