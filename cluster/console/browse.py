@@ -31,6 +31,8 @@ PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
 QUEUES_MAX: Final = 256
+GROUPS_MAX: Final = 256
+"""Groups whose offsets in a topic are looked up."""
 CURSOR_CHARACTERS_MAX: Final = 12_000
 """Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
 FIELD_MAX: Final = 4096
@@ -142,19 +144,19 @@ class MessageBrowser:
     def topic(self, name: str) -> dict[str, object]:
         """The queues of a topic, and every group's progress in each."""
         info = self._admin.topic(name)
-        queues = max(info.read_queues, info.write_queues)
-        ranges = [self._admin.queue_range(name, one) for one in range(min(queues, QUEUES_MAX))]
-        groups = {}
-        for group in self._admin.groups()[:QUEUES_MAX]:
-            places = self._admin.offsets(group, name)
-            if places:
-                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
+        ranges = self._admin.queue_ranges(name)
+        places = self._admin.group_offsets(self._admin.groups()[:GROUPS_MAX])
+        groups = {
+            group: [own.get((name, one.queue_id), -1) for one in ranges[:QUEUES_MAX]]
+            for group, own in places.items()
+            if any(topic == name for topic, _ in own)
+        }
         return {
             "name": name,
             "write_queues": info.write_queues,
             "read_queues": info.read_queues,
             "permission": info.permission,
-            "all_queues": queues,
+            "all_queues": len(ranges),
             "queues": [
                 {
                     "queue": one.queue_id,
@@ -162,7 +164,7 @@ class MessageBrowser:
                     "max_offset": one.max_offset,
                     "newest_ms": one.last_update_ms,
                 }
-                for one in ranges
+                for one in ranges[:QUEUES_MAX]
             ],
             "groups": groups,
         }

@@ -14,7 +14,6 @@ from cluster.console.browse import QUEUES_MAX, safe_text
 from dledger.access.permissions import RETRY_PREFIX
 from dledger.errors import AccessDeniedError, InvalidRequestError, UnavailableError
 from rocketstore.client.allocation import allocate, queues_in_java_order
-from rocketstore.client.errors import NotFoundError
 from rocketstore.client.frames import open_frames
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import body_of, sign
@@ -137,15 +136,16 @@ class ClientLists:
         offsets = self._admin.offsets(group)
         subscribed = set(connected.subscriptions) if connected is not None else set()
         topics = sorted({topic for topic, _ in offsets} | subscribed | {RETRY_PREFIX + group})
+        read_queues = {one.name: one.read_queues for one in self._admin.topics()}
         rows: list[dict[str, object]] = []
         count = 0
         for topic in topics:
-            try:
-                ranges = self._admin.queue_ranges(topic)
-            except NotFoundError:  # it was deleted, or nothing was retried yet
+            if topic not in read_queues:  # it was deleted, or nothing was retried yet
                 continue
+            ranges = self._admin.queue_ranges(topic)
             count += len(ranges)
-            owners = self._owners(connected, topic, status.broker_name, len(ranges)) if len(rows) < QUEUES_MAX else {}
+            shared = read_queues[topic]
+            owners = self._owners(connected, topic, status.broker_name, shared) if len(rows) < QUEUES_MAX else {}
             for one in ranges[: QUEUES_MAX - len(rows)]:
                 committed = offsets.get((topic, one.queue_id), -1)
                 rows.append(_row(topic, one, committed, owners.get(one.queue_id, "")))

@@ -146,6 +146,50 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
         page.leave()
 
 
+@pytest.mark.parametrize(("permission", "chosen"), [(4, "r"), (2, "w"), (0, "none")])
+def test_a_change_of_a_topic_begins_with_what_it_is(
+    page: Page, broker: BrokerServer, permission: int, chosen: str
+) -> None:
+    """Whoever changes the queues only, leaves the permission as it was."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.put_topic(TopicInfo("limited", 3, 2, permission))
+        page.open(console.url)
+        page.click("tr[data-row=limited] .expander")
+        page.click("[aria-label='Change topic limited']")
+        given = (
+            "return [...document.querySelectorAll('#form-content input, #form-content select')].map((one) => one.value)"
+        )
+        page.wait(lambda: page.js(given) == ["2", "3", chosen], "its shape")
+        page.click("#form-content button[type=submit]")
+        until_says(page, "changed topic limited")
+        assert admin.topic("limited") == TopicInfo("limited", 3, 2, permission)
+        admin.delete_topic("limited")
+        page.leave()
+
+
+def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None:
+    """Escape is a no, whatever the answer to the question before was."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        for name in ("gone", "kept"):
+            admin.put_topic(TopicInfo(name, 1, 1))
+        page.open(console.url)
+        page.click("tr[data-row=gone] .expander")
+        page.click("[aria-label='Delete topic gone']")
+        page.click("#confirm-yes")
+        until_says(page, "deleted topic gone")
+
+        page.click("tr[data-row=kept] .expander")
+        page.click("[aria-label='Delete topic kept']")
+        page.wait(lambda: page.js("return document.getElementById('confirm').open"), "the question")
+        page.press(Keys.ESCAPE)
+        page.wait(lambda: page.js(FOCUSED) == "Delete topic kept", "the focus is back")
+
+        assert admin.topic("kept").name == "kept"
+        assert "deleted topic kept" not in page.js("return document.body.innerText")
+        admin.delete_topic("kept")
+        page.leave()
+
+
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 375)])
 def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer, theme: str, width: int) -> None:
     """Names, contrast, sizes of targets, nothing beyond the edge; a wrong field is marked and says why."""

@@ -5,6 +5,7 @@ And queues of which messages were removed are shown as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,14 +26,17 @@ class Brokers(Admin):
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, 2, 2)
 
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        return [self.queue_range(topic, queue) for queue in range(2)]
+
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         return QueueRange(queue_id, 5, 12, 1)
 
     def groups(self) -> list[str]:
         return ["elsewhere", "g"]
 
-    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        return {("T", 1): 8} if group == "g" else {}
+    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
+        return {group: {("T" if group == "g" else "other", 1): 8} for group in groups}
 
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         return []

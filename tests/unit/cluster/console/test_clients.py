@@ -85,9 +85,11 @@ class Brokers(Admin):
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         return {("T", 0): 2, ("T", 1): 7}
 
+    def topics(self) -> list[TopicInfo]:
+        return [TopicInfo("T", 3, 3)]
+
     def queue_ranges(self, topic: str) -> list[QueueRange]:
-        if topic != "T":
-            raise NotFoundError(topic)
+        assert topic == "T"
         return [QueueRange(queue, 5, 9, 1) for queue in range(3)]
 
 
