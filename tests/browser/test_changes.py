@@ -32,7 +32,7 @@ window.fetch = (...request) => {
   if (request[1]?.method === 'POST') window.asked.push(request[1].body);
   return direct(...request);
 };
-document.getElementById('confirm').addEventListener('close', () => setTimeout(() => { window.closed = true; }, 0));
+document.getElementById('confirm').addEventListener('close', () => setTimeout(() => { window.answered = true; }, 0));
 """
 """Notes what the page asks for, and when a question is over."""
 OVERFLOWING = """
@@ -255,7 +255,7 @@ def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None
         page.click("[aria-label='Delete topic kept']")
         page.wait(lambda: page.js("return document.getElementById('confirm').open"), "the question")
         page.press(Keys.ESCAPE)
-        page.wait(lambda: page.js("return window.closed"), "the dialog is closed")
+        page.wait(lambda: page.js("return window.answered"), "the dialog is closed")
 
         assert page.js("return window.asked") == ['{"name":"kept"}']
         assert page.js(FOCUSED) == "Delete topic kept"
