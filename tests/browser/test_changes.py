@@ -65,6 +65,21 @@ def console_of(broker: BrokerServer, *, read_only: bool = False) -> ConsoleServe
     return ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0), control=control)
 
 
+HOLD = """
+const real = window.fetch;
+window.held = window.told = false;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0]).includes(arguments[0])) return answer;
+  const found = await answer.json();
+  await new Promise((resolve) => { window.held = true; window.letGo = resolve; });
+  setTimeout(() => { window.fetch = real; window.told = true; }); // when the page has taken it
+  return { ok: answer.ok, status: answer.status, json: async () => found };
+};
+"""
+"""The answer to the request whose address contains this comes when ``letGo`` is called."""
+
+
 def is_warning(page: Page, selector: str) -> bool:
     """Whether a button has the colour of what is bad, as its words or as its ground."""
     script = """
@@ -260,6 +275,79 @@ def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None
         assert page.js("return window.asked") == ['{"name":"kept"}']
         assert page.js(FOCUSED) == "Delete topic kept"
         admin.delete_topic("kept")
+        page.leave()
+
+
+def test_a_plan_that_comes_late_is_not_that_of_another_choice(page: Page, broker: BrokerServer) -> None:
+    """Offsets of one topic would be set in another."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.put_topic(TopicInfo("returns", 4, 4))
+        admin.set_offsets("both", "orders", {1: 0})
+        admin.set_offsets("both", "returns", {1: 0})
+        page.open(console.url)
+        page.click("#tab-groups")
+        page.click("tr[data-row=both] .expander")
+        page.click("[aria-label='Reset the offsets of both']")
+        page.js(HOLD, "/api/reset-plan")
+        page.click("#form-content button[type=submit]")
+        page.wait(lambda: page.js("return held"), "the plan is on its way")
+        page.js(
+            "const one = document.getElementById('form-topic'); one.value = 'returns'; one.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+
+        assert page.js("return document.querySelector('.plan').childElementCount") == 0
+        assert page.js("return document.querySelector('#form-content button[type=submit]').textContent") == (
+            "Show what it does"
+        )
+        page.click("#form-content button[type=submit]")
+        until_says(page, "Reset 4 queues")
+        assert admin.offsets("both") == {("orders", 1): 0, ("returns", 1): 0}
+        admin.delete_group("both")
+        admin.delete_topic("returns")
+        page.leave()
+
+
+def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page: Page, broker: BrokerServer) -> None:
+    """Else one would resend the dead letters of a group that the dialog does not name, or read another message."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.set_offsets("billing", "orders", {1: 0})
+        admin.put_topic(TopicInfo("letters", 1, 1))
+        with Producer([f"127.0.0.1:{broker.port}"], timeout_s=20) as producer:
+            for body in (b"first", b"second"):
+                producer.send(Message("letters", body), queue_id=0)
+        page.open(console.url)
+        page.click("#tab-groups")
+        for name in ("audit", "billing"):
+            page.click(f"tr[data-row={name}] .expander")
+        page.js(HOLD, "/api/dead-letters?group=audit")
+        page.click("[aria-label='Dead letters of audit']")
+        page.wait(lambda: page.js("return held"), "the answer about the one is on its way")
+        page.press(Keys.ESCAPE)
+        page.click("[aria-label='Dead letters of billing']")
+        until_says(page, "None. Messages come here")
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+        assert page.text("sheet-title") == "Dead letters of billing"
+        assert page.text("sheet-body").startswith("None.")
+        page.press(Keys.ESCAPE)
+
+        page.click("#tab-messages")
+        page.js("document.getElementById('search-topic').value = 'letters'")
+        page.click("#panel-messages button[type=submit]")
+        page.wait(lambda: "second" in page.text("panel-messages"), "both messages")
+        page.js(HOLD, "/api/message?topic=letters&queue=0&offset=0")
+        page.click("[aria-label='Show message 0 of queue 0']")
+        page.wait(lambda: page.js("return held"), "the answer about the one is on its way")
+        page.click("[aria-label='Show message 1 of queue 0']")
+        page.wait(lambda: page.js("return document.getElementById('detail').open"), "the other")
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+        assert page.text("detail-title") == "Message 1 of queue 0 of letters"
+        assert "second" in page.text("detail-body")
+        admin.delete_topic("letters")
+        admin.delete_group("billing")
         page.leave()
 
 

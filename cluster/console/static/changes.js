@@ -168,6 +168,7 @@ function resetOffsets(group, topics) {
       const at = values.to === "time" ? new Date(values.time).getTime() : values.to;
       if (Number.isNaN(at)) throw Object.assign(new Error("Choose a time"), { answer: { field: "time" } });
       const found = await ask("/api/reset-plan", { group, topic: values.topic, to: at });
+      if (choice(form.values()) !== choice(values)) return null; // chosen anew meanwhile
       chosen = choice(values);
       plan = found;
       shown.replaceChildren(...planOf(found));
