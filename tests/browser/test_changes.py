@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
+from cluster.console import clients
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
 from rocketstore.broker.server import BrokerServer
@@ -18,9 +20,21 @@ from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
+from tests.support.waiting import wait_until
+from tests.unit.cluster.console.support import request
 from tests.unit.rocketstore.broker.test_server import plain
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
+ASKED = """
+const direct = window.fetch;
+window.asked = [];
+window.fetch = (...request) => {
+  if (request[1]?.method === 'POST') window.asked.push(request[1].body);
+  return direct(...request);
+};
+document.getElementById('confirm').addEventListener('close', () => setTimeout(() => { window.answered = true; }, 0));
+"""
+"""Notes what the page asks for, and when a question is over."""
 OVERFLOWING = """
 return [...document.querySelectorAll('dialog[open], dialog[open] .tools, dialog[open] .field')]
   .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1)
@@ -182,6 +196,63 @@ def test_a_change_of_a_topic_begins_with_what_it_is(
         page.leave()
 
 
+def test_an_impatient_finger_does_it_once(page: Page, broker: BrokerServer) -> None:
+    """A button that was pressed waits for its answer."""
+    address = f"127.0.0.1:{broker.port}"
+    with console_of(broker) as console, Admin([address], timeout_s=20) as admin, Producer([address]) as producer:
+        sent = producer.send(Message("orders", b"x"), queue_id=3)
+        admin.send_back("hasty", "orders", sent.offset, delay_level=-1, retries_max=0)
+        admin.set_offsets("hasty", "orders", {3: 0})
+        before = admin.queue_range("orders", 3).max_offset
+        page.open(console.url)
+        page.click("tr[data-row=orders] .expander")
+        page.click("[aria-label='Send a message to orders']")
+        page.js(
+            "document.getElementById('form-queue').value = '3'; const form = document.querySelector('#form-content form'); form.requestSubmit(); form.requestSubmit()"
+        )
+        until_says(page, "Stored in queue 3 of orders")
+        page.press(Keys.ESCAPE)
+        page.click("#tab-groups")
+        page.click("tr[data-row=hasty] .expander")
+        page.click("[aria-label='Dead letters of hasty']")
+        until_says(page, "1 dead letter")
+        page.js(
+            "const one = document.querySelector('[aria-label=\"Send dead letter 0 again\"]'); one.click(); one.click()"
+        )
+        until_says(page, "dead letter 0 of hasty goes to its consumers again, once")
+        page.leave()
+
+        wait_until(lambda: admin.queue_range("orders", 3).max_offset > before, "the message")
+        wait_until(lambda: "%RETRY%hasty" in {one.name for one in admin.topics()}, "the retry topic")
+        wait_until(lambda: admin.queue_range("%RETRY%hasty", 0).max_offset > 0, "the copy, after a second")
+        assert admin.queue_range("orders", 3).max_offset == before + 1
+        state: Any = request(f"{console.url}api/state").json()
+        assert sum("dead letter 0 of hasty" in one["text"] for one in state["events"]) == 1
+        admin.delete_group("hasty")
+
+
+def test_groups_with_clients_are_turned_page_by_page(
+    page: Page, broker: BrokerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is left out between two pages."""
+    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        for group in ("turned-1", "turned-2", "turned-3"):
+            admin.set_offsets(group, "orders", {0: 0})
+        page.open(console.url)
+        page.click("#tab-clients")
+        until_says(page, "Groups 1 to 1 of ")
+        for words, numbers in (("Next", "2 to 2"), ("Next", "3 to 3"), ("Previous", "2 to 2")):
+            page.js(
+                "[...document.querySelectorAll('#panel-clients .result-line button')].find((one) => one.textContent === arguments[0]).click()",
+                words,
+            )
+            until_says(page, f"Groups {numbers} of ")
+        page.leave()
+        for group in ("turned-1", "turned-2", "turned-3"):
+            admin.delete_group(group)
+
+
 def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None:
     """Escape is a no, whatever the answer to the question before was."""
     with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
@@ -190,17 +261,19 @@ def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None
         page.open(console.url)
         page.click("tr[data-row=gone] .expander")
         page.click("[aria-label='Delete topic gone']")
+        until_says(page, "It has no messages.")
         page.click("#confirm-yes")
         until_says(page, "deleted topic gone")
 
         page.click("tr[data-row=kept] .expander")
+        page.js(ASKED)
         page.click("[aria-label='Delete topic kept']")
         page.wait(lambda: page.js("return document.getElementById('confirm').open"), "the question")
         page.press(Keys.ESCAPE)
-        page.wait(lambda: page.js(FOCUSED) == "Delete topic kept", "the focus is back")
+        page.wait(lambda: page.js("return window.answered"), "the dialog is closed")
 
-        assert admin.topic("kept").name == "kept"
-        assert "deleted topic kept" not in page.js("return document.body.innerText")
+        assert page.js("return window.asked") == ['{"name":"kept"}']
+        assert page.js(FOCUSED) == "Delete topic kept"
         admin.delete_topic("kept")
         page.leave()
 
@@ -338,4 +411,8 @@ def test_a_read_only_console_offers_no_changes(page: Page, broker: BrokerServer)
         buttons = "return [...document.querySelectorAll('#browser .tools button, #sheet td button')].filter((one) => one.checkVisibility()).map((one) => one.textContent)"
         assert page.js(buttons)[:2] == ["Members", "Dead letters (1)"]
         assert set(page.js(buttons)[2:]) <= {"0", "1", "2"}
+        page.press(Keys.ESCAPE)
+        for tab in ("topics", "messages", "clients", "delayed"):
+            page.click(f"#tab-{tab}")
+            assert page.js(buttons) == []
         page.leave()
