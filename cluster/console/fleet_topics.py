@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cluster.console.browse import QUEUES_MAX, safe_text
@@ -117,9 +117,7 @@ class FleetTopics:
     def topics(self, wanted: Wanted) -> dict[str, object]:
         """A page of the topics."""
         listed = list_page(self._rows.values(), wanted, SORTS)
-        now = self._clock_s()
-        self._shown = {name: at for name, at in self._shown.items() if at > now - SHOWN_S}
-        self._shown |= {one.name: now for one in listed.rows}
+        self._shown |= dict.fromkeys((one.name for one in listed.rows), self._clock_s())
         about = {"loaded": self._loaded, "version": self._version, "left_out": self._left_out}
         return {**about, "unseen": self._unseen(), **listed.told()}
 
@@ -159,17 +157,18 @@ class FleetTopics:
     async def _look_at_names(self) -> None:
         found = sorted({name for name in await self._names.topics() if len(name) <= NAME_CHARS_MAX})
         places = self._fleet.names()
-        rows = {name: self._rows.get(name) or _row(name, places) for name in found[:LIST_MAX]}
+        rows = {name: _row(name, places, self._rows.get(name)) for name in found[:LIST_MAX]}
         left_out = len(found) - len(rows)
-        changed = not self._loaded or (rows.keys(), left_out) != (self._rows.keys(), self._left_out)
+        changed = not self._loaded or (rows, left_out) != (self._rows, self._left_out)
         self._rows, self._left_out, self._loaded = rows, left_out, True
         self._order.renew(rows)
         if changed:
             self._tell(error="", changed=True)
 
     async def _look_at_shares(self) -> None:
-        rows = self._rows
-        shown = sorted((name for name in self._shown if name in rows), key=lambda name: rows[name].seen_ms)
+        rows, since = self._rows, self._clock_s() - SHOWN_S
+        self._shown = {name: at for name, at in self._shown.items() if at > since and name in rows}
+        shown = sorted(self._shown, key=lambda name: rows[name].seen_ms)
         changed = False
         for name in self._order.take(shown, ROUND_REQUESTS):
             route = await self._names.route(name, refresh=True)
@@ -234,6 +233,9 @@ def _shares(route: TopicRouteData) -> tuple[tuple[str, int, int, int], ...]:
     return tuple((one.group.name, one.read_queues, one.write_queues, one.permission) for one in found)
 
 
-def _row(name: str, places: frozenset[str]) -> FleetTopicRow:
-    """Topics named after a cluster or a broker are RocketMQ's own."""
-    return FleetTopicRow(name, is_internal(name) or name in places)
+def _row(name: str, places: frozenset[str], old: FleetTopicRow | None) -> FleetTopicRow:
+    """Topics named after a cluster or a broker are RocketMQ's own; it may be known later than its topic."""
+    internal = is_internal(name) or name in places
+    if old is None:
+        return FleetTopicRow(name, internal)
+    return old if old.internal == internal else replace(old, internal=internal)

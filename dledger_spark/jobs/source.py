@@ -224,15 +224,17 @@ def words(texts: Sequence[str]) -> tuple[str, ...]:
 
 def security_of_environment() -> dict[str, str]:
     """TLS and access key options of the format, from the environment, and else from the context."""
-    _, chosen = chosen_in(click.get_current_context())
-    given = {name: os.environ.get(f"DLEDGER_{name.upper()}") or chosen.get(name) for name in _SECURITY}
-    found = {_SECURITY[name]: text for name, text in given.items() if text}
-    file = os.environ.get("DLEDGER_SECRET_KEY_FILE") or chosen.get("secret_key_file")
+    name, chosen = chosen_in(click.get_current_context())
+    given = {one: os.environ.get(f"DLEDGER_{one.upper()}") or chosen.get(one) for one in _SECURITY}
+    found = {_SECURITY[one]: text for one, text in given.items() if text}
+    of_environment = os.environ.get("DLEDGER_SECRET_KEY_FILE")
+    file = of_environment or chosen.get("secret_key_file")
     if file and "secretKey" not in found:
         try:
             found["secretKey"] = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError([f"DLEDGER_SECRET_KEY_FILE: {file} cannot be read: {error}"]) from error
+            place = "DLEDGER_SECRET_KEY_FILE" if of_environment else f"context {name}: secret-key-file"
+            raise ConfigError([f"{place}: {file} cannot be read: {error}"]) from error
     return found
 
 

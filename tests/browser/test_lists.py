@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -17,6 +18,7 @@ from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.fake_broker import FakeBrokers, fake_brokers
+from tests.unit.cluster.console.support import request
 
 TOPICS, GROUPS = 10_000, 1_000
 NAMES = "return [...document.querySelectorAll(`#${arguments[0]} tr[data-row]`)].map((one) => one.dataset.row)"
@@ -50,6 +52,16 @@ def lists(page: Page, brokers: FakeBrokers) -> Iterator[ConsoleServer]:
         page.leave()
 
 
+@pytest.fixture
+def quiet() -> Iterator[ConsoleServer]:
+    """The console of a broker with one topic, in which nothing happens."""
+    with fake_brokers(1) as made:
+        made.add_topic("orders", 1)
+        target = GroupTarget(tuple(made.addresses), "", 20.0)
+        with ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0)) as server:
+            yield server
+
+
 def rows(page: Page, panel: str = "panel-topics") -> list[str]:
     found: list[str] = page.js(NAMES, panel)
     return found
@@ -61,6 +73,22 @@ def search(page: Page, words: str, panel: str = "panel-topics") -> None:
         panel,
         words,
     )
+
+
+def test_what_is_shown_is_asked_for_while_nothing_changes(page: Page, quiet: ConsoleServer) -> None:
+    """So the console looks at it in every round, and not only in its turn among thousands."""
+    page.open(quiet.url)
+    page.wait(lambda: rows(page) == ["orders"], "the topic")
+    page.wait(lambda: "still being asked for" not in page.text("panel-topics"), "its figures")
+    before: Any = request(f"{quiet.url}api/state").json()
+    page.js("performance.clearResourceTimings()")
+
+    asked = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/topics')).length"
+    page.wait(lambda: page.js(asked) >= 2, "two questions")
+
+    after: Any = request(f"{quiet.url}api/state").json()
+    assert after["catalog"]["version"] == before["catalog"]["version"]
+    page.leave()
 
 
 def test_no_list_is_longer_than_a_page_and_all_of_it_can_be_reached(page: Page, lists: ConsoleServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 from dledger import html_page
@@ -38,6 +39,19 @@ def test_what_comes_from_a_log_is_text() -> None:
     ]
 
     assert all('<b>&"' not in one and "&lt;b&gt;&amp;" in one for one in parts)
+
+
+def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
+    """Whoever reads the one before goes on reading it, and nothing else is left."""
+    file = tmp_path / "report.html"
+    html_page.write("before", file)
+
+    with file.open() as reader:
+        html_page.write("after", file)
+        assert reader.read() == "before"
+
+    assert file.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_picture_can_be_saved_only_where_the_script_runs() -> None:

@@ -3,9 +3,11 @@
 import { $, attribute, h, text } from "./dom.js";
 import * as format from "./format.js";
 import { ask } from "./stream.js";
+import { state } from "./store.js";
 import { Table } from "./table.js";
 
 const SEARCH_MS = 150;
+const ASK_MS = 5000; // the console looks most often at what was asked for within ten seconds
 
 export class List {
   /**
@@ -29,6 +31,7 @@ export class List {
     this.pager = h("p", { class: "pager", hidden: true }, this.range, h("span", { class: "pager-buttons" }, this.buttons));
     this.panel.append(this.makeTools(), this.table.element, this.say, this.pager);
     document.addEventListener("visibilitychange", () => this.show());
+    setInterval(() => state.connection === "live" && this.ask(), ASK_MS);
   }
 
   makeTools() {

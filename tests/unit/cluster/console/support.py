@@ -14,6 +14,7 @@ from http.client import HTTPResponse
 from cluster.console.facts import BrokerFacts, NodeFacts, NodeState
 from cluster.console.probe import Answer, GroupProbe
 from dledger.errors import DLedgerError, UnavailableError
+from rocketstore.client import BrokerStatus
 
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 
@@ -21,6 +22,39 @@ MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 def facts(node: str, state: NodeState = NodeState.FOLLOWER, term: int = 1, **more: object) -> NodeFacts:
     """One node's word."""
     made = NodeFacts(node, "g", state, term, MEMBERS, begin=0, end=9, committed=9, flushed=9, end_position=900)
+    return replace(made, **more)  # type: ignore[arg-type]  # of whatever field a test names
+
+
+def broker_status(**more: object) -> BrokerStatus:
+    """A plain master's, idle and empty."""
+    made = BrokerStatus(
+        address="h:1",
+        cluster="c",
+        broker_name="b",
+        node_id="n0",
+        role="SYNC_MASTER",
+        broker_id=0,
+        replicated=False,
+        raft_role="",
+        term=-1,
+        leader="",
+        leader_address="",
+        members={},
+        min_offset=0,
+        max_offset=0,
+        end_offset=0,
+        dispatch_behind_bytes=0,
+        put_tps=0.0,
+        get_tps=0.0,
+        disk_ratio=0.0,
+        put_total=0,
+        get_total=0,
+        earliest_message_ms=-1,
+        version="",
+        boot_ms=0,
+        runtime={},
+        is_master=True,
+    )
     return replace(made, **more)  # type: ignore[arg-type]  # of whatever field a test names
 
 

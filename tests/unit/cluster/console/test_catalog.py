@@ -12,6 +12,7 @@ from cluster.console.catalog import Catalog
 from cluster.console.listing import PAGE_ROWS, Wanted
 from dledger.errors import UnavailableError
 from rocketstore.client import Admin, QueueRange, TopicInfo
+from tests.support.waiting import wait_until
 
 
 class Clock:
@@ -34,15 +35,22 @@ class Brokers(Admin):
         self.asked_groups: list[list[str]] = []
         self.lists = 0
         self.error: UnavailableError | None = None
+        self.permissions: dict[str, int] = {}
 
     def topics(self) -> list[TopicInfo]:
         if self.error is not None:
             raise self.error
         self.lists += 1
-        return [TopicInfo(name, queues, queues) for name, queues in sorted(self.there.items())]
+        return [
+            TopicInfo(name, queues, queues, self.permissions.get(name, 6))
+            for name, queues in sorted(self.there.items())
+        ]
 
     def groups(self) -> list[str]:
         return sorted(self.members)
+
+    def close(self) -> None:
+        pass
 
     def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
         self.asked_topics.append(list(topics))
@@ -233,6 +241,38 @@ def test_a_topic_that_was_deleted_goes_and_one_that_changed_changes() -> None:
     looked.look()
 
     assert [(one["name"], one["write_queues"], one["messages"]) for one in topics(looked)["rows"]] == [("b1", 2, 2)]
+    brokers.permissions["b1"] = 4
+    clock.now += catalog.INTERVAL_S
+    looked.look()
+    assert [one["permission"] for one in topics(looked)["rows"]] == [4]
+
+
+def test_the_newest_message_of_a_topic_is_that_of_all_its_queues() -> None:
+    """However long ago another queue got its last one; an empty queue has none."""
+
+    class Uneven(Brokers):
+        def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+            return {name: [QueueRange(queue, 0, 1, ms) for queue, ms in enumerate((-1, 9, 3))] for name in topics}
+
+    looked, _, _ = watching(Uneven({"a1": 3}))
+    looked.look()
+
+    assert [one["newest_ms"] for one in topics(looked)["rows"]] == [9]
+
+
+def test_names_are_listed_anew_as_soon_as_somebody_changed_something() -> None:
+    """However rarely so many are listed otherwise: whoever made a topic looks for it now."""
+    brokers = Brokers(many(20))
+    looked, _, _ = watching(brokers)  # whose clock stands still: it is never time for the next list
+    looked.start()
+    try:
+        looked.watch(watched=True)
+        wait_until(lambda: bool(state(looked)["loaded"]), "the first list")
+        brokers.there["made-now"] = 1
+        looked.nudge()
+        wait_until(lambda: topics(looked, search="made-now")["matching"] == 1, "the new topic")
+    finally:
+        looked.stop()
 
 
 def test_a_list_that_is_too_long_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +324,17 @@ def test_groups_of_wide_topics_wait_but_all_have_their_turn() -> None:
     assert groups(looked)["unseen"] == 0
     assert {one["lag"] is None for one in groups(looked)["rows"]} == {False}
     assert max(brokers.queues_looked_at) <= 4 * catalog.ROUND_QUEUES
+
+
+def test_a_group_wider_than_a_round_has_its_turn_all_the_same() -> None:
+    """Otherwise its lag would never be known, and the groups behind it would wait with it."""
+    wide = catalog.ROUND_QUEUES + 1
+    brokers = Brokers({"wide-1": wide, "wide-2": wide}, {"g": ["wide-1", "wide-2"]})
+    looked, _, _ = watching(brokers)
+    for _ in range(3):
+        looked.look()
+
+    assert [one["lag"] for one in groups(looked)["rows"]] == [wide * (1 + 2)]
 
 
 def test_a_thousand_groups_are_all_looked_at() -> None:

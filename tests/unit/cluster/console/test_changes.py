@@ -4,129 +4,42 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from cluster.broker_target import BrokerTarget
-from cluster.connection import GroupTarget
-from cluster.console import app
-from cluster.console.changes import BODY_BYTES_MAX, BrokerChange
-from cluster.console.control import NoControl
-from cluster.console.server import ConsoleServer, ListenAddress
-from cluster.security_options import CommandSecurity
-from dledger.client.security import ClientSecurity
-from dledger.config import AccessConfig
+from cluster.console import clients
+from cluster.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges
+from cluster.console.clients import ClientLists
+from cluster.console.inputs import Fields
 from rocketstore.broker.server import BrokerServer
-from rocketstore.client import Admin, GroupConsumer, GroupOptions, Producer, TopicInfo
+from rocketstore.client import Admin, GroupConsumer, GroupOptions, ReceivedMessage, TopicInfo
 from rocketstore.client.errors import NotFoundError
+from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.remoting.frame import encode
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import Reply, request
-from tests.unit.rocketstore.broker.test_server import plain
+from tests.unit.cluster.console.desks import Desk, desk_at, plain_broker
+from tests.unit.cluster.console.support import request
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
-
-RULES = """accounts:
-- accessKey: root
-  secretKey: root-secret
-  admin: true
-- accessKey: alice
-  secretKey: alice-secret
-  defaultTopicPerm: SUB
-  defaultGroupPerm: SUB
-"""
-
-
-@dataclass
-class Desk:
-    """A console, and an administrator's client for what it is about."""
-
-    console: ConsoleServer
-    admin: Admin
-    address: str
-
-    @property
-    def session(self) -> dict[str, Any]:
-        return request(f"{self.console.url}api/session").json()
-
-    def do(self, change: str, **fields: object) -> Reply:
-        """As the page asks for it."""
-        return self.post(change, fields)
-
-    def post(self, change: str, body: object, **headers: str) -> Reply:
-        sent = {"x-csrf-token": self.session["csrf"], "content-type": "application/json"}
-        sent |= {name.replace("_", "-"): text for name, text in headers.items()}
-        return request(f"{self.console.url}api/do/{change}", method="POST", headers=sent, body=body)
-
-    def get(self, path: str) -> dict[str, Any]:
-        reply = request(f"{self.console.url}api/{path}")
-        assert reply.status == 200, reply.body
-        return reply.json()
-
-    def events(self) -> list[tuple[str, str]]:
-        """What happened: kinds and words."""
-        return [(one["kind"], one["text"]) for one in self.get("state")["events"]]
-
-    def topic(self, name: str, queues: int = 2, messages: Mapping[int, int] | None = None) -> None:
-        """Create it, if it is not there, with so many messages in each queue."""
-        self.admin.put_topic(TopicInfo(name, queues, queues))
-        with Producer([self.address], timeout_s=20) as producer:
-            for queue_id, count in (messages or {}).items():
-                for number in range(self._end(name, queue_id), count):
-                    producer.send(Message(name, b"%d" % number), queue_id=queue_id)
-        wait_until(lambda: all(self._end(name, one) == count for one, count in (messages or {}).items()), "dispatch")
-
-    def _end(self, topic: str, queue_id: int) -> int:
-        return self.admin.queue_range(topic, queue_id).max_offset
-
-
-def console_at(address: str, security: CommandSecurity | None = None, **options: Any) -> ConsoleServer:  # noqa: ANN401
-    target = GroupTarget((address,), "", 20.0)
-    brokers = BrokerTarget(target.bootstrap, 20.0)
-    if security is not None:
-        target, brokers = replace(target, security=security), replace(brokers, security=security)
-    return ConsoleServer(target, brokers, place=ListenAddress(port=0), **options)
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
-    server = BrokerServer(plain(tmp_path_factory.mktemp("broker"))).start()
-    try:
+    with plain_broker(tmp_path_factory.mktemp("broker")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
 def desk(broker: BrokerServer) -> Iterator[Desk]:
-    """A console of its own: the number of changes is limited."""
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
-        yield Desk(console, admin, address)
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker with access control; ``T`` has two queues."""
-    root = tmp_path_factory.mktemp("guarded")
-    rules = root / "plain_acl.yml"
-    rules.write_text(RULES)
-    rules.chmod(0o600)
-    server = BrokerServer(replace(plain(root), access=AccessConfig(acl_enable=True, acl_file=rules))).start()
-    try:
-        address = f"127.0.0.1:{server.port}"
-        with Admin(
-            [address], timeout_s=20, security=ClientSecurity(access_key="root", secret_key="root-secret")
-        ) as admin:
-            admin.put_topic(TopicInfo("T", 2, 2))
-        yield address
-    finally:
-        server.stop()
+    with desk_at(broker) as made:
+        yield made
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -258,9 +171,19 @@ def test_a_wrong_shape_of_a_topic_is_refused(desk: Desk, fields: dict[str, objec
     assert desk.admin.topics() == before
 
 
+@pytest.mark.parametrize(("word", "permission"), [("rw", 6), ("r", 4), ("w", 2), ("none", 0)])
+def test_a_topic_gets_the_permission_of_the_form(desk: Desk, word: str, permission: int) -> None:
+    """As RocketMQ numbers them: 4 to read and 2 to write."""
+    desk.topic("permitted")
+
+    done = desk.do("put-topic", name="permitted", read_queues=2, write_queues=2, permission=word)
+
+    assert (done.status, desk.admin.topic("permitted").permission) == (200, permission)
+
+
 def test_shrinking_a_topic_is_asked_about_first(desk: Desk) -> None:
     """The question names the queues and counts their messages; nothing changes before the answer."""
-    desk.topic("shrunk", 3, {0: 1, 2: 2})
+    desk.topic("shrunk", 3, {0: 1, 1: 1, 2: 2})
     fewer: dict[str, Any] = {"name": "shrunk", "read_queues": 2, "write_queues": 1, "permission": "rw"}
 
     asked = desk.do("put-topic", **fewer)
@@ -297,6 +220,22 @@ def test_deleting_a_topic_is_asked_about_first(desk: Desk) -> None:
     assert ("action", "deleted topic dropped") in desk.events()
     with pytest.raises(NotFoundError):
         desk.admin.topic("dropped")
+
+
+@pytest.mark.parametrize(
+    "shape", [TopicInfo("shrinks", 3, 1), TopicInfo("grows", 1, 3), TopicInfo("write-only", 3, 3, 2)], ids=str
+)
+def test_deleting_a_topic_counts_what_is_in_all_its_queues(desk: Desk, shape: TopicInfo) -> None:
+    """Queues that get no new messages have old ones, those that are not read yet have new ones; or none may be read."""
+    desk.topic(shape.name, 3, {0: 1, 2: 2})
+    desk.admin.put_topic(shape)
+
+    asked: Any = desk.do("delete-topic", name=shape.name).json()
+    opened = desk.get(f"topic?name={shape.name}")
+
+    assert asked["confirm"]["text"] == "Its 3 messages can no longer be read."
+    assert [one["max_offset"] for one in opened["queues"]] == [1, 0, 2]
+    assert opened["all_queues"] == 3
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -387,6 +326,31 @@ def test_members_are_shown_with_their_queues(desk: Desk) -> None:
     assert "1 consumer is connected. Stop its consumers first" in str(asked.json()["confirm"])
 
 
+def is_joined(desk: Desk, group: str) -> bool:
+    return bool(desk.get(f"members?group={group}")["all_members"] == 1)
+
+
+def test_clients_come_in_pages_of_groups(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group costs a request, so a page asks about few of many."""
+    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    desk.topic("paged", 1)
+    options = GroupOptions(start="first", timeout_s=20)
+    with ExitStack() as stack:
+        for group in ("paged-a", "paged-b"):
+            desk.admin.set_offsets(group, "paged", {0: 0})
+            one = stack.enter_context(GroupConsumer([desk.address], group=group, options=options))
+            one.subscribe("paged")
+            one.start()
+
+        for group in ("paged-a", "paged-b"):
+            wait_until(partial(is_joined, desk, group), "it is a member")
+
+        pages = [desk.get(f"clients?first={first}&wanted=paged-") for first in (0, 1, 2)]
+
+    assert [[one["group"] for one in page["consumers"]] for page in pages] == [["paged-a"], ["paged-b"], []]
+    assert {(page["groups"], page["per_page"]) for page in pages} == {(2, 1)}
+
+
 def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
     """As the members themselves divide them."""
     desk.topic("divided", 5)
@@ -409,6 +373,26 @@ def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
         assert shown == {one.client_id: own(one) for one in members}
 
 
+def test_queues_that_are_only_written_are_nobodys(desk: Desk) -> None:
+    """Members divide those that are read."""
+    desk.topic("growing", 4)
+    desk.admin.put_topic(TopicInfo("growing", 2, 4))
+    options = GroupOptions(start="first", timeout_s=20)
+    with GroupConsumer([desk.address], group="grown", options=options) as one:
+        one.subscribe("growing")
+        one.start()
+        wait_until(partial(is_joined, desk, "grown"), "it is a member")
+
+        rows = [row for row in desk.get("members?group=grown")["rows"] if row["topic"] == "growing"]
+
+    assert [(row["queue"], row["member"] == one.client_id) for row in rows] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (3, False),
+    ]
+
+
 def test_rocketmqs_clients_are_listed_with_their_versions(desk: Desk, broker: BrokerServer) -> None:
     """A Java client's own heartbeat (F18): it is a consumer and a producer."""
     beat = GOLDEN["F18"].frame
@@ -418,6 +402,7 @@ def test_rocketmqs_clients_are_listed_with_their_versions(desk: Desk, broker: Br
 
         found = desk.get("clients?first=0&wanted=ProbePush")
         producers = desk.get("clients?first=0&wanted=CLIENT_INNER")["producers"]
+        assert desk.get("clients?first=0&wanted=nobody")["producers"] == []
 
     (consumer,) = found["consumers"]
     assert (consumer["group"], consumer["language"], consumer["version"]) == ("ProbePush", "java", "4.9.8")
@@ -464,6 +449,31 @@ def test_a_dead_letter_is_shown_and_sent_again_once(desk: Desk) -> None:
     assert desk.do("resend", group="post", offset=1).status == 404
 
 
+def test_a_dead_letter_that_expired_meanwhile_sends_no_other(desk: Desk) -> None:
+    """Brokers answer with the first message that is still there."""
+    sent: list[int] = []
+
+    class Expired(Admin):
+        def __init__(self) -> None:
+            pass
+
+        def messages(self, topic: str, *_: object, **__: object) -> tuple[list[ReceivedMessage], int]:
+            return split_records(encode_record(Message(topic, b"x"), queue_offset=7)), 8
+
+        def send_back(self, group: str, topic: str, offset: int, **_: object) -> None:
+            sent.append(offset)
+
+    brokers = BrokerTarget((desk.address,), 20.0)
+    with closing(ClientLists(brokers, desk.admin)) as clients:
+        made = BrokerChanges(brokers, Expired(), clients)
+        with pytest.raises(NotFoundError, match="dead letter 3 of g no longer exists"):
+            made.carry_out(BrokerChange.RESEND, Fields(b'{"group": "g", "offset": 3}', ("group", "offset")))
+        assert sent == []
+        made.carry_out(BrokerChange.RESEND, Fields(b'{"group": "g", "offset": 7}', ("group", "offset")))
+
+    assert sent == [0]
+
+
 def test_dead_letters_come_in_pages_newest_first(desk: Desk) -> None:
     """Each page ends where the next one begins."""
     desk.topic("bulk", 1, {0: 25})
@@ -477,104 +487,3 @@ def test_dead_letters_come_in_pages_newest_first(desk: Desk) -> None:
 
     assert [one["offset"] for one in newest["messages"]] == list(range(24, 4, -1))
     assert [one["offset"] for one in older["messages"]] == [4, 3, 2, 1, 0]
-
-
-# --- who may ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", list(BrokerChange))
-def test_a_read_only_console_changes_nothing(broker: BrokerServer, change: BrokerChange) -> None:
-    """Nor does it offer to."""
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address, control=NoControl()) as console:
-        desk = Desk(console, admin, address)
-
-        reply = desk.do(change, name="x", confirmed=True)
-
-        assert (reply.status, reply.json()["error"]) == (
-            403,
-            "this console is read-only: it was started with --read-only",
-        )
-        assert desk.session["actions"] == []
-
-
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
-        ({"x_csrf_token": "guessed"}, "x-csrf-token"),
-        ({"origin": "http://evil.example"}, "another site"),
-        ({"sec_fetch_site": "cross-site"}, "another site"),
-    ],
-)
-def test_other_sites_change_nothing(desk: Desk, headers: dict[str, str], words: str) -> None:
-    """Without the token that only the page knows, or with a foreign origin."""
-    desk.topic("safe")
-
-    reply = desk.post("delete-topic", {"name": "safe", "confirmed": True}, **headers)
-
-    assert reply.status == 403
-    assert words in str(reply.json()["error"])
-    assert desk.admin.topic("safe").name == "safe"
-
-
-@pytest.mark.parametrize(
-    ("change", "fields", "words"),
-    [
-        ("send", {"topic": "T", "body": "x"}, "needs PUB on topic T"),
-        (
-            "put-topic",
-            {"name": "T", "read_queues": 4, "write_queues": 4, "permission": "rw"},
-            "PutTopic requires an account with admin: true",
-        ),
-        ("delete-topic", {"name": "T", "confirmed": True}, "DeleteTopic requires an account with admin: true"),
-        ("delete-group", {"name": "g", "confirmed": True}, "DeleteGroup requires an account with admin: true"),
-    ],
-)
-def test_the_brokers_refuse_what_the_consoles_account_may_not(
-    guarded: str, change: str, fields: dict[str, Any], words: str
-) -> None:
-    """In their words; and that it was tried is an event."""
-    alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    root = ClientSecurity(access_key="root", secret_key="root-secret")
-    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
-        desk = Desk(console, admin, guarded)
-
-        reply = desk.do(change, **fields)
-
-        assert reply.status == 403
-        assert words in str(reply.json()["error"])
-        assert [text for kind, text in desk.events() if kind == "refused" and words in text]
-        assert admin.topic("T") == TopicInfo("T", 2, 2)
-
-
-def test_lists_of_clients_need_the_same_rights_as_elsewhere(guarded: str) -> None:
-    """Delayed messages of all topics are for administrators; a signed request lists a group's members."""
-    alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
-    root = ClientSecurity(access_key="root", secret_key="root-secret")
-    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
-        desk = Desk(console, admin, guarded)
-
-        refused = request(f"{console.url}api/delayed?level=0&offset=-1")
-
-        assert refused.status == 403
-        assert "Delayed requires an account with admin: true" in str(refused.json()["error"])
-        assert desk.get("members?group=g")["members"] == []
-
-
-def test_an_unknown_action_is_not_found(desk: Desk) -> None:
-    """And there is no other way to ask for one."""
-    assert desk.do("format-disk").status == 404
-
-
-def test_changes_are_limited_in_number(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that goes wild, or another that has the token, is slowed down. What is no request does not count."""
-    monkeypatch.setattr(app, "CHANGES_MAX", 2)
-    monkeypatch.setattr(app, "CHANGES_S", 3600.0)
-    address = f"127.0.0.1:{broker.port}"
-    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
-        desk = Desk(console, admin, address)
-
-        asked = (b"{", b'{"name": "none"}', b'{"name": "a b"}', b'{"name": "none"}')
-        statuses = [desk.post("delete-topic", one).status for one in asked]
-
-        assert statuses == [400, 404, 400, 429]

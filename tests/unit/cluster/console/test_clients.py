@@ -1,20 +1,22 @@
-"""Members of a group whose topic is in several groups of brokers."""
+"""Members of a group whose topic is in several groups of brokers, and how far behind they are."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
+from cluster.console.clients import ClientLists
 from cluster.console.server import ConsoleServer, ListenAddress
 from rocketstore.broker.server import BrokerServer
-from rocketstore.client import ClusterAdmin, GroupConsumer, GroupOptions, TopicInfo
+from rocketstore.client import Admin, BrokerStatus, ClusterAdmin, GroupConsumer, GroupOptions, QueueRange, TopicInfo
 from rocketstore.client.errors import NotFoundError
 from rocketstore.nameserver.groups import BrokerGroup
 from tests.support.waiting import wait_until
-from tests.unit.cluster.console.support import request
+from tests.unit.cluster.console.support import broker_status, request
 from tests.unit.cluster.console.test_overview import FAST
 from tests.unit.rocketstore.broker.test_server import plain
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -70,3 +72,38 @@ def test_queues_of_all_groups_of_brokers_are_divided(tmp_path: Path) -> None:
                 shown[row["member"]].add((name, row["queue"]))
 
         assert shown == {one.client_id: own(one) for one in members}
+
+
+class Brokers(Admin):
+    """A topic whose first messages were removed; a group stands before, one after them, and one has never begun."""
+
+    def __init__(self) -> None:
+        pass
+
+    def status(self, address: str | None = None) -> BrokerStatus:
+        return broker_status()
+
+    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+        return {("T", 0): 2, ("T", 1): 7}
+
+    def topics(self) -> list[TopicInfo]:
+        return [TopicInfo("T", 3, 3)]
+
+    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+        assert list(topics) == ["T"]
+        return {"T": [QueueRange(queue, 5, 9, 1) for queue in range(3)]}
+
+
+class Nobody(ClientLists):
+    """Of a group without members."""
+
+    def consumers(self, group: str, address: str = "") -> None:
+        return None
+
+
+def test_removed_messages_are_nobodys_lag() -> None:
+    """They cannot be consumed any more."""
+    with closing(Nobody(BrokerTarget(("127.0.0.1:1",), 1.0), Brokers())) as lists:
+        found: Any = lists.members("g")
+
+    assert [(one["queue"], one["committed"], one["lag"]) for one in found["rows"]] == [(0, 2, 4), (1, 7, 2), (2, -1, 4)]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cluster.console import fleet_topics
-from cluster.console.catalog import INTERVAL_S
+from cluster.console.catalog import INTERVAL_S, SHOWN_S
 from cluster.console.fleet import Fleet
 from cluster.console.fleet_topics import ROUND_REQUESTS, FleetTopics
 from cluster.console.listing import Wanted
 from dledger.client.security import ClientSecurity
-from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicList, TopicRouteData
+from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
@@ -30,8 +30,10 @@ class NameServerFrames(RemotingClient):
         self.topics = topics
         self.asked: list[str] = []
         self.is_there = True
+        self.dialled: set[str] = set()
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        self.dialled.add(address)
         if not self.is_there:
             raise UnreachableError("cannot connect to s:1: Connection refused")
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
@@ -96,6 +98,59 @@ def test_what_a_page_shows_is_asked_for_first() -> None:
 
     shown = asyncio.run(look())
     assert frames.asked[: ROUND_REQUESTS // 2] == shown[: ROUND_REQUESTS // 2]
+
+
+def test_what_is_shown_no_longer_is_nobodys_first() -> None:
+    """Also if no list is asked for any more, because every page shows something else."""
+    frames = NameServerFrames(*(f"topic-{number:04}" for number in range(10 * ROUND_REQUESTS)))
+    now = 0.0
+
+    async def look() -> list[str]:
+        nonlocal now
+        topics = FleetTopics(Fleet([SERVER]), [SERVER], frames, ClientSecurity(), lambda: None, lambda: now)
+        await topics.look()
+        shown = [one["name"] for one in listed(topics)["rows"]]
+        now += SHOWN_S + 1
+        frames.asked.clear()
+        await topics.look()
+        return shown
+
+    shown = asyncio.run(look())
+    assert not set(shown) & set(frames.asked)
+
+
+def test_topics_named_after_brokers_are_internal_whenever_those_become_known() -> None:
+    """A name server tells topics and brokers separately; internal topics count for no group."""
+    frames = NameServerFrames("c", "g", "orders")
+
+    async def look() -> list[tuple[dict[str, bool], object]]:
+        fleet = Fleet([SERVER])
+        clock = itertools.count(step=INTERVAL_S)
+        topics = FleetTopics(fleet, [SERVER], frames, ClientSecurity(), lambda: None, lambda: next(clock))
+        found = []
+        for _ in range(2):
+            await topics.look()
+            internal = {name: one["internal"] for name, one in rows(topics).items()}
+            found.append((internal, topics.state()["counts"]))
+            fleet.heard(SERVER, ClusterInfo({"g": BrokerData("c", "g", {0: "h:1"})}), 0)
+        return found
+
+    before, after = asyncio.run(look())
+    assert before == ({"c": False, "g": False, "orders": False}, {"g": 3})
+    assert after == ({"c": True, "g": True, "orders": False}, {"g": 1})
+
+
+def test_no_broker_of_another_machine_is_asked_in_plaintext() -> None:
+    """For a topic's queues: what a name server names may be anywhere."""
+    frames = NameServerFrames("orders")
+
+    async def look() -> Any:  # noqa: ANN401  # JSON
+        topics, _ = watching(frames)
+        return await topics.topic("orders")
+
+    (group,) = asyncio.run(look())["groups"]
+    assert "plaintext is for loopback addresses, and h:1 is not" in group["error"]
+    assert frames.dialled == {SERVER}
 
 
 def test_a_list_that_is_too_long_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

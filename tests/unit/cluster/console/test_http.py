@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.console import streams
+from cluster.console import app, streams
 from cluster.console.control import NoControl
 from cluster.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, ConsoleRules, Guesses
 from cluster.console.server import ConsoleServer, ListenAddress
@@ -87,8 +87,6 @@ def test_pages_may_run_nothing_but_our_own_files(shared_console: ConsoleServer) 
 
 def test_scripts_never_make_markup_of_strings() -> None:
     """What messages hold reaches the document as text nodes only."""
-    from cluster.console import app
-
     forbidden = re.compile(
         rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment"
     )
@@ -104,6 +102,16 @@ def test_an_unchanged_file_is_not_sent_again(shared_console: ConsoleServer) -> N
     again = request(f"{shared_console.url}static/main.js", headers={"if-none-match": first.headers["etag"]})
 
     assert (again.status, again.body) == (304, b"")
+
+
+def test_a_changed_file_has_another_tag(tmp_path: Path) -> None:
+    """Otherwise browsers would go on with the page of the version before."""
+    tags = []
+    for words in ("before", "after"):
+        (tmp_path / "page.js").write_text(words)
+        tags.append(app.load_files(tmp_path)["page.js"][2])
+
+    assert tags[0] != tags[1]
 
 
 @pytest.mark.parametrize(

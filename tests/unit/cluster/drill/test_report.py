@@ -152,6 +152,9 @@ def test_nothing_run_is_nothing_passed() -> None:
     partly = html.page([good], not_run=["fill-disk: no root"])
     assert "✗ Not every drill was run<ul><li>not run: fill-disk: no root</li></ul>" in partly
     assert "<title>Drills: FAILED</title>" in partly
+    bad = result_of(failover(), None, "it broke", name="fill-disk")
+    failed = html.page([good, bad], not_run=["fill-memory: no root"])
+    assert "✗ 1 of 2 drills failed: fill-disk<ul><li>not run: fill-memory: no root</li></ul>" in failed
     assert "✓ All 2 drills passed: 20 messages were acknowledged" in html.page([good, good])
 
 
@@ -171,6 +174,33 @@ def test_the_pages_figures_are_those_of_the_verdict_and_add_up() -> None:
     assert {one.kind.value for one in verdict.defects} <= set(figures)
     assert "1 more failed at other times." in page
     assert "at other times" not in html.page([result_of(failover(), perfect().verdict())])
+
+
+def test_no_defect_is_counted_twice_in_the_summary() -> None:
+    """Those with a column of their own are no other defects."""
+    history = perfect()
+    history.change_queue(0, history.queue(0)[:3])
+    verdict = history.verdict()
+
+    names, (row,) = report.summary_table([result_of(failover(), verdict)])
+
+    counts = dict(zip(names[-4:], map(int, row[-4:]), strict=True))
+    assert list(counts) == ["lost", "duplicated", "out of order", "other defects"]
+    assert counts["lost"] == 2
+    assert sum(counts.values()) == sum(one.count for one in verdict.defects)
+
+
+def test_the_charts_figures_add_up_to_the_drills() -> None:
+    """A row per second counts messages, of which the chart shows rates."""
+    notes = failover()
+    text = html.page([result_of(notes, perfect().verdict())]).partition("<summary>The chart's figures")[2]
+
+    rows = re.findall(r"<tr>(?:<td[^>]*>([^<]*)</td>)(?:<td[^>]*>([^<]*)</td>)(?:<td[^>]*>([^<]*)</td>)", text)
+
+    outcomes = [one.outcome is SendOutcome.ACKNOWLEDGED for one in notes.sends]
+    assert [second for second, _, _ in rows] == ["0 s", "1 s", "2 s", "3 s"]
+    assert sum(int(acknowledged) for _, acknowledged, _ in rows) == outcomes.count(True)
+    assert sum(int(failed) for _, _, failed in rows) == outcomes.count(False)
 
 
 def test_the_chart_is_well_formed_and_described() -> None:

@@ -8,9 +8,11 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,13 +290,51 @@ def test_a_job_reads_the_group_of_a_context_with_its_certificates(
         change.put("prod", {**values, "secret_key_file": str(tmp_path / "secret")}, replace=False, use=True)
     sources: list[LogSource] = []
 
-    for environment in ({}, {"DLEDGER_TLS_CA": "/variable.crt"}):
+    (tmp_path / "other").write_text("of the variable\n")
+    for environment in (
+        {},
+        {"DLEDGER_TLS_CA": "/variable.crt"},
+        {"DLEDGER_SECRET_KEY_FILE": str(tmp_path / "other")},
+    ):
         CliRunner(env=environment).invoke(_sample(REPORT, sources), [])
 
     found = [one.options() for one in sources]
-    assert [one["bootstrap.servers"] for one in found] == ["h:1", "h:1"]
-    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt"]
-    assert [(one["accessKey"], one["secretKey"]) for one in found] == [("me", "hidden")] * 2
+    assert [one["bootstrap.servers"] for one in found] == ["h:1"] * 3
+    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt", "/context.crt"]
+    assert [one["accessKey"] for one in found] == ["me"] * 3
+    assert [one["secretKey"] for one in found] == ["hidden", "hidden", "of the variable"]
+
+
+def test_a_secret_that_cannot_be_read_is_told_with_the_place_that_names_it(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable, or the context."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with changing(contexts_path()) as change:
+        change.put("prod", {"bootstrap": "h:1", "secret_key_file": "/gone"}, replace=False, use=True)
+
+    for environment, place in (
+        ({}, "context prod: secret-key-file: /gone"),
+        ({"DLEDGER_SECRET_KEY_FILE": "/away"}, "DLEDGER_SECRET_KEY_FILE: /away"),
+    ):
+        result = CliRunner(env=environment).invoke(_sample(REPORT), [])
+        assert f"{place} cannot be read" in str(result.exception)
+
+
+def test_times_are_utc_wherever_the_job_runs(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in its report."""
+    sources: list[LogSource] = []
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        CliRunner().invoke(_sample(REPORT, sources), [str(tmp_path), "--from-time", "2026-11-20T08:30"])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert [one.from_time_ms for one in sources] == [int(datetime(2026, 11, 20, 8, 30, tzinfo=UTC).timestamp() * 1000)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""Who may change something with the console, how often, and what becomes of a change that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.console import app
+from cluster.console.catalog import Catalog
+from cluster.console.changes import BrokerChange, BrokerChanges, Done
+from cluster.console.control import NoControl
+from cluster.security_options import CommandSecurity
+from dledger.client.security import ClientSecurity
+from dledger.errors import UnavailableError
+from rocketstore.broker.server import BrokerServer
+from rocketstore.client import Admin, TopicInfo
+from tests.unit.cluster.console.desks import Desk, console_at, desk_at, guarded_broker, plain_broker
+from tests.unit.cluster.console.support import request
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+    with plain_broker(tmp_path_factory.mktemp("broker")) as server:
+        yield server
+
+
+@pytest.fixture
+def desk(broker: BrokerServer) -> Iterator[Desk]:
+    with desk_at(broker) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with guarded_broker(tmp_path_factory.mktemp("guarded")) as address:
+        yield address
+
+
+@pytest.mark.parametrize("change", list(BrokerChange))
+def test_a_read_only_console_changes_nothing(broker: BrokerServer, change: BrokerChange) -> None:
+    """Nor does it offer to."""
+    address = f"127.0.0.1:{broker.port}"
+    with Admin([address], timeout_s=20) as admin, console_at(address, control=NoControl()) as console:
+        desk = Desk(console, admin, address)
+
+        reply = desk.do(change, name="x", confirmed=True)
+
+        assert (reply.status, reply.json()["error"]) == (
+            403,
+            "this console is read-only: it was started with --read-only",
+        )
+        assert desk.session["actions"] == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"x_csrf_token": "guessed"}, "x-csrf-token"),
+        ({"origin": "http://evil.example"}, "another site"),
+        ({"sec_fetch_site": "cross-site"}, "another site"),
+    ],
+)
+def test_other_sites_change_nothing(desk: Desk, headers: dict[str, str], words: str) -> None:
+    """Without the token that only the page knows, or with a foreign origin."""
+    desk.topic("safe")
+
+    reply = desk.post("delete-topic", {"name": "safe", "confirmed": True}, **headers)
+
+    assert reply.status == 403
+    assert words in str(reply.json()["error"])
+    assert desk.admin.topic("safe").name == "safe"
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "words"),
+    [
+        ("send", {"topic": "T", "body": "x"}, "needs PUB on topic T"),
+        (
+            "put-topic",
+            {"name": "T", "read_queues": 4, "write_queues": 4, "permission": "rw"},
+            "PutTopic requires an account with admin: true",
+        ),
+        ("delete-topic", {"name": "T", "confirmed": True}, "DeleteTopic requires an account with admin: true"),
+        ("delete-group", {"name": "g", "confirmed": True}, "DeleteGroup requires an account with admin: true"),
+    ],
+)
+def test_the_brokers_refuse_what_the_consoles_account_may_not(
+    guarded: str, change: str, fields: dict[str, Any], words: str
+) -> None:
+    """In their words; and that it was tried is an event."""
+    alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
+    root = ClientSecurity(access_key="root", secret_key="root-secret")
+    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
+        desk = Desk(console, admin, guarded)
+
+        reply = desk.do(change, **fields)
+
+        assert reply.status == 403
+        assert words in str(reply.json()["error"])
+        assert [text for kind, text in desk.events() if kind == "refused" and words in text]
+        assert admin.topic("T") == TopicInfo("T", 2, 2)
+
+
+def test_lists_of_clients_need_the_same_rights_as_elsewhere(guarded: str) -> None:
+    """Delayed messages of all topics are for administrators; a signed request lists a group's members."""
+    alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
+    root = ClientSecurity(access_key="root", secret_key="root-secret")
+    with Admin([guarded], timeout_s=20, security=root) as admin, console_at(guarded, alice) as console:
+        desk = Desk(console, admin, guarded)
+
+        refused = request(f"{console.url}api/delayed?level=0&offset=-1")
+
+        assert refused.status == 403
+        assert "Delayed requires an account with admin: true" in str(refused.json()["error"])
+        assert desk.get("members?group=g")["members"] == []
+
+
+def test_an_unknown_action_is_not_found(desk: Desk) -> None:
+    """And there is no other way to ask for one."""
+    assert desk.do("format-disk").status == 404
+
+
+def test_changes_that_fail_leave_room_for_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many; what a broker says of them is shown as it is."""
+
+    def fail(*_: object) -> Done:
+        raise UnavailableError("no broker answers\u202e")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(BrokerChanges, "carry_out", fail)
+        assert {desk.do("delete-topic", name="none").status for _ in range(2 * app.LOOKUPS_MAX)} == {502}
+
+    assert desk.do("delete-topic", name="none").status == 404
+    assert ("refused", "delete topic: no broker answers\\u202e") in desk.events()
+
+
+def test_what_was_changed_is_looked_at_anew(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lists are looked at rarely otherwise; what was refused or asked about changed nothing."""
+    nudges: list[None] = []
+    monkeypatch.setattr(Catalog, "nudge", lambda _: nudges.append(None))
+    desk.topic("renewed")
+
+    assert desk.do("delete-topic", name="none").status == 404
+    assert desk.do("delete-topic", name="renewed").json()["ok"] is False
+    assert nudges == []
+    assert desk.do("delete-topic", name="renewed", confirmed=True).status == 200
+    assert nudges == [None]
+
+
+def test_changes_are_limited_in_number(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that goes wild, or another that has the token, is slowed down. What is no request does not count."""
+    monkeypatch.setattr(app, "CHANGES_MAX", 2)
+    monkeypatch.setattr(app, "CHANGES_S", 3600.0)
+    address = f"127.0.0.1:{broker.port}"
+    with Admin([address], timeout_s=20) as admin, console_at(address) as console:
+        desk = Desk(console, admin, address)
+
+        asked = (b"{", b'{"name": "none"}', b'{"name": "a b"}', b'{"name": "none"}')
+        statuses = [desk.post("delete-topic", one).status for one in asked]
+
+        assert statuses == [400, 404, 400, 429]

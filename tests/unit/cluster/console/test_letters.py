@@ -1,0 +1,75 @@
+"""Dead letters and delayed messages as the page is told of them, from brokers that hold what no test waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.console.letters import PAGE, LetterBrowser
+from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage
+from rocketstore.client.admin import DelayLevelStatus
+from rocketstore.client.received import split_records
+from rocketstore.message.record import encode_record
+
+LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)
+
+
+class Brokers(Admin):
+    """A group's dead letters from ``low`` to before ``end``, and one delayed message."""
+
+    def __init__(self, low: int = 0, end: int = 0, **properties: str) -> None:
+        self.low, self.end, self.properties = low, end, properties
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        assert (topic, queue_id) == ("%DLQ%g", 0)
+        return QueueRange(0, self.low, self.end, 1)
+
+    def newest(
+        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
+        assert queue_id == 0
+        first = max(ends[0] - max_messages, self.low)
+        records = [
+            encode_record(Message(topic, b"x", properties=self.properties), queue_offset=one)
+            for one in range(ends[0] - 1, first - 1, -1)
+        ]
+        return split_records(b"".join(records)), (first,) if first > self.low else ()
+
+    def delayed(
+        self, level: int = 0, offset: int = -1, *, max_messages: int = 0
+    ) -> tuple[list[DelayLevelStatus], list[Message]]:
+        late = Message("SCHEDULE_TOPIC_XXXX", b"x", properties=self.properties, born_timestamp=1, store_timestamp=5_000)
+        return [LEVEL], [late] if level == LEVEL.level else []
+
+
+def test_dead_letters_that_were_removed_are_not_asked_for() -> None:
+    """A page ends where the queue now begins, and says so: the page then has nothing older to offer."""
+    brokers = Brokers(low=30, end=30 + PAGE + 5)
+
+    newest: Any = LetterBrowser(brokers).dead("g", -1)
+    older: Any = LetterBrowser(brokers).dead("g", newest["first"])
+
+    assert (newest["min_offset"], newest["first"], older["first"]) == (30, 35, 30)
+    assert [one["offset"] for one in older["messages"]] == [34, 33, 32, 31, 30]
+
+
+def test_a_delayed_message_is_due_after_it_was_stored() -> None:
+    """Not after its producer's clock says that it was made."""
+    found: Any = LetterBrowser(Brokers()).delayed(LEVEL.level, -1)
+
+    assert [one["due_ms"] for one in found["messages"]] == [5_000 + LEVEL.delay_ms]
+
+
+def test_what_clients_have_written_hides_nothing() -> None:
+    """Topics, keys and tags are whatever a producer has set."""
+    hidden = "a\u202eb"
+    properties = dict.fromkeys(("RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TAGS", "KEYS", "UNIQ_KEY"), hidden)
+    brokers = Brokers(0, 1, **properties)
+
+    dead: Any = LetterBrowser(brokers).dead("g", -1)
+    delayed: Any = LetterBrowser(brokers).delayed(LEVEL.level, -1)
+
+    shown = "a\\u202eb"
+    (letter,), (late,) = dead["messages"], delayed["messages"]
+    assert {letter[name] for name in ("origin", "tags", "keys", "unique_key")} == {shown}
+    assert {late[name] for name in ("to_topic", "to_queue", "tags", "keys", "unique_key")} == {shown}
