@@ -151,14 +151,14 @@ def test_flags_read_the_same_and_tell_their_limits() -> None:
     assert (Number().convert("5", None, None), Seconds().convert("1e-3", None, None)) == (5.0, 0.001)
     assert (Seconds().convert("0.5", None, None), Seconds().convert("2m", None, None)) == (0.5, 120.0)
     for flag, text, words in (
-        (Size(min=1), "0", "x>=1"),
+        (Size(min=1), "0", "use 1 or more"),
         (Size(min=1), "big", "invalid size"),
-        (Seconds(min=0, min_open=True), "0s", "x>0"),
+        (Seconds(min=0, min_open=True), "0s", "use more than 0"),
         (Seconds(), "soon", "invalid duration"),
         (Seconds(), "9" * 400, "invalid duration"),
         (Seconds(), "nan", "invalid duration"),
         (Seconds(), "inf", "invalid duration"),
-        (Number(min=0, min_open=True), "0", "x>0"),
+        (Number(min=0, min_open=True), "0", "use more than 0"),
         (Number(min=0), "nan", "finite"),
         (Number(min=0), "1e999", "finite"),
     ):
