@@ -28,6 +28,8 @@ NAMES_PER_S: Final = 500
 ROUND_QUEUES: Final = 512
 """Queues looked at in one round for the list of topics, and as many for the lag of groups."""
 ROUND_GROUPS: Final = 64
+TOPICS_NAMED_MAX: Final = 16
+"""Topics named in the row of one group."""
 SHOWN_S: Final = 10.0
 """How long what a page asked for counts as shown."""
 _SHOWN_MAX: Final = 1024
@@ -50,10 +52,11 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One consumer group; ``topics`` and ``lag``, its total, are None until it was looked at."""
+    """One consumer group. None until it was looked at: the first of its topics, how many it has, and its total lag."""
 
     name: str
     topics: tuple[str, ...] | None = None
+    all_topics: int | None = None
     lag: int | None = None
     seen_ms: int = field(default=0, compare=False)
 
@@ -72,7 +75,7 @@ TOPIC_SORTS: Final[Mapping[str, SortedBy[TopicRow]]] = {
 }
 GROUP_SORTS: Final[Mapping[str, SortedBy[GroupRow]]] = {
     "name": lambda row: row.name,
-    "topics": lambda row: None if row.topics is None else len(row.topics),
+    "topics": lambda row: row.all_topics,
     "lag": lambda row: row.lag,
 }
 
@@ -343,10 +346,10 @@ def _group_row(
     """The lag is unknown if a topic that is ``there`` may not be read."""
     topics = tuple(sorted({topic for topic, _ in offsets}))
     if any(topic not in ranges and topic in there for topic in topics):
-        return GroupRow(row.name, topics, None, now_ms)
+        return GroupRow(row.name, topics[:TOPICS_NAMED_MAX], len(topics), None, now_ms)
     lag = sum(
         max(one.max_offset - max(offsets.get((topic, one.queue_id), -1), one.min_offset, 0), 0)
         for topic in topics
         for one in ranges.get(topic, ())
     )
-    return GroupRow(row.name, topics, lag, now_ms)
+    return GroupRow(row.name, topics[:TOPICS_NAMED_MAX], len(topics), lag, now_ms)

@@ -39,7 +39,7 @@ export function start(onBrowse, onOffer) {
     none: "No consumer group has committed an offset yet.", command: "dledger consumer progress",
     columns: [
       { name: "Consumer group", sort: "name", cell: (row) => lists.groups.table.expander(row.name, row.name, (place) => fillGroup(place, row.name)) },
-      { name: "Topics", sort: "topics", cell: (row) => (row.topics === null ? "–" : format.names(row.topics)) },
+      { name: "Topics", sort: "topics", cell: topicsOf },
       { name: "Lag", sort: "lag", number: true, cell: (row) => lagCell(row.lag) },
     ],
   });
@@ -79,6 +79,11 @@ async function offerTopics(search) {
 
 function topicCell(row) {
   return lists.topics.table.expander(row.name, row.name, (place) => fillTopic(place, row.name));
+}
+
+function topicsOf({ topics, all_topics: all }) {
+  if (topics === null) return "–";
+  return all > topics.length ? `${topics.join(", ")} and ${format.count(all - topics.length)} more` : format.names(topics);
 }
 
 function lagCell(lag) {

@@ -301,6 +301,19 @@ def test_the_lag_of_a_group_is_that_of_all_its_topics_at_one_time() -> None:
     assert (rows["idle"]["topics"], rows["idle"]["lag"]) == ((), 0)
 
 
+def test_a_group_of_very_many_topics_names_some_and_counts_all() -> None:
+    """A page of such groups would else have megabytes of names; their lag is that of all."""
+    looked, _, _ = watching(Brokers(many(300), {"all": list(many(300)), "few": ["topic-00001"]}))
+    looked.look()
+    looked.look()
+
+    rows = {one["name"]: one for one in groups(looked, sort="topics", descending=True)["rows"]}
+    assert list(rows) == ["all", "few"]
+    assert rows["all"]["topics"] == tuple(sorted(many(300)))[: catalog.TOPICS_NAMED_MAX]
+    assert (rows["all"]["all_topics"], rows["few"]["all_topics"]) == (300, 1)
+    assert rows["all"]["lag"] == sum(map(messages_of, many(300))) * 4
+
+
 def test_a_deleted_topic_has_no_lag_and_an_unreadable_one_an_unknown_one() -> None:
     """A group must not look idle because part of its lag cannot be seen."""
     brokers = Brokers({"a1": 1, "b5": 1}, {"of-deleted": ["b5", "deleted"], "of-unreadable": ["a1", "b5"]})
