@@ -140,6 +140,12 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
         parse_addresses(text)
 
 
+def test_a_port_that_cannot_be_is_told_the_highest() -> None:
+    """The rest of such an address looks right."""
+    with pytest.raises(ValueError, match="a port up to 65535"):
+        parse_address("h:99999")
+
+
 def test_a_server_may_listen_on_any_port() -> None:
     """Port 0."""
     assert parse_address("[::1]:0", port_min=0) == ("::1", 0)
