@@ -553,6 +553,7 @@ def test_a_page_is_told_how_many_there_are_and_asks_for_those_it_shows(
     assert listed(console, "groups?sort=lag&descending=true")["rows"][0] == {
         "name": "group-42",
         "topics": ["topic-42"],
+        "all_topics": 1,
         "lag": 1,
         "seen_ms": listed(console, "groups?search=group-42")["rows"][0]["seen_ms"],
     }
