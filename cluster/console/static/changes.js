@@ -163,12 +163,13 @@ function resetOffsets(group, topics) {
     send: async (values) => {
       if (plan !== null) {
         const places = Object.fromEntries(plan.rows.map((row) => [row.queue, row.to]));
-        return change("reset-offsets", { group, topic: values.topic, places });
+        return change("reset-offsets", { group, topic: plan.topic, places });
       }
       const at = values.to === "time" ? new Date(values.time).getTime() : values.to;
       if (Number.isNaN(at)) throw Object.assign(new Error("Choose a time"), { answer: { field: "time" } });
       const found = await ask("/api/reset-plan", { group, topic: values.topic, to: at });
       chosen = choice(values);
+      if (choice(form.values()) !== chosen) return null; // something else was chosen meanwhile
       plan = found;
       shown.replaceChildren(...planOf(found));
       form.button.textContent = `Reset ${found.rows.length === 1 ? "1 queue" : `${found.rows.length} queues`}`;
