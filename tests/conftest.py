@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -40,7 +41,11 @@ settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare a worker of pytest-xdist: its ports are its own."""
+    """Let programs be interrupted, and prepare a worker of pytest-xdist: its ports are its own.
+
+    A shell without job control starts what runs in the background with SIGINT ignored, and its children inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         return
     number = int(config.workerinput["workerid"].removeprefix("gw"))

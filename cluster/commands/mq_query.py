@@ -135,9 +135,9 @@ def _print_queues(  # noqa: PLR0913  # one parameter per option
     as_json: bool,
 ) -> None:
     info = admin.topic(topic)
-    queues = range(max(info.read_queues, info.write_queues)) if queue is None else [queue]
-    if queue is not None and queue >= max(info.read_queues, info.write_queues):
-        raise IndexOutOfRangeError(f"topic {topic} has no queue {queue}")
+    queues = range(info.read_queues) if queue is None else [queue]
+    if queue is not None and queue >= info.read_queues:
+        raise IndexOutOfRangeError(f"topic {topic} has {info.read_queues} read queues: there is no queue {queue}")
     for queue_id in queues:
         found = admin.queue_range(topic, queue_id)
         place = admin.offset_at(topic, queue_id, start) if offset is None else max(offset, found.min_offset)

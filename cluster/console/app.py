@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from cluster.console.browse import PAGE_MAX, safe_text
 from cluster.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
-from cluster.console.desk import Desk, TooManyDesksError
+from cluster.console.desk import DESKS_MAX, Desk, TooManyDesksError
 from cluster.console.fleet_topics import SORTS as FLEET_TOPIC_SORTS
 from cluster.console.guard import ConsoleGuard, ConsoleRules, same
 from cluster.console.history import TEXT_MAX
@@ -38,7 +39,7 @@ from rocketstore.client.errors import NotFoundError
 
 BODY_BYTES_MAX: Final = 4096
 LOOKUPS_MAX: Final = 8
-"""Concurrent lookups that wait for a node; further ones are refused, because they would only queue."""
+"""Concurrent lookups in one group that wait for a node; further ones are refused, because they would only queue."""
 CHANGES_MAX: Final = 30
 CHANGES_S: Final = 10.0
 """So many changes of topics, groups and messages within so many seconds."""
@@ -75,7 +76,7 @@ class Console:
         self._version = version
         self._on_failure = on_failure
         self._files = load_files(Path(__file__).parent / "static")
-        self._lookups = 0
+        self._lookups: Counter[Desk | Overview] = Counter()  # apart, for a group that hangs is only in its own way
         self._acting = 0
         self._changes = RateBound(CHANGES_MAX, CHANGES_S)
         self._limiter: CapacityLimiter | None = None
@@ -116,7 +117,7 @@ class Console:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._limiter = CapacityLimiter(LOOKUPS_MAX + 4)
+        self._limiter = CapacityLimiter(DESKS_MAX * LOOKUPS_MAX + 4)
         publishing = asyncio.create_task(
             self._shown.run() if isinstance(self._shown, Overview) else self._shown.streams.run()
         )
@@ -220,15 +221,19 @@ class Console:
 
     def _lookup(self, look: Callable[[Desk, Request], object]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            return await self._looking(lambda: self._in_thread(partial(look, self._desk(request), request)))
+            return await self._looking(request, lambda: self._in_thread(partial(look, self._desk(request), request)))
 
         return handle
 
-    async def _looking(self, look: Callable[[], Awaitable[object]]) -> Response:
-        """The answer of ``look``, unless too many wait for theirs."""
-        if self._lookups >= LOOKUPS_MAX:
+    async def _looking(self, request: Request, look: Callable[[], Awaitable[object]]) -> Response:
+        """The answer of ``look``, unless too many about the same wait for theirs."""
+        try:
+            what = self._what(request)
+        except _NO_DESK as error:
+            return _refused(error)
+        if self._lookups[what] >= LOOKUPS_MAX:
             return _error(503, "too many requests are already waiting for the nodes")
-        self._lookups += 1
+        self._lookups[what] += 1
         try:
             found = await look()
         except _NO_DESK as error:
@@ -236,7 +241,7 @@ class Console:
         except DLedgerError as error:
             return _failed(error)
         finally:
-            self._lookups -= 1
+            self._lookups -= Counter({what: 1})  # nobody else is remembered
         return _error(404, "not found, or no longer there") if found is None else JSONResponse(found)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
@@ -251,7 +256,7 @@ class Console:
                 return await found.topics.topic(name)
             return await self._in_thread(partial(found.messages.topic, name))
 
-        return await self._looking(look)
+        return await self._looking(request, look)
 
     def _group(self, desk: Desk, request: Request) -> object:
         return desk.messages.group(_text(request, "name"))

@@ -7,7 +7,8 @@ dump, and truncated if large.
 from __future__ import annotations
 
 import unicodedata
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -16,12 +17,14 @@ from cluster.console.inputs import OFFSET_MAX, BadInputError
 from cluster.console.sampler import wall_ms
 from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
+from dledger.errors import InvalidRequestError
+from rocketstore.client.admin import QueueProgress
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
     from dledger.types import Entry
-    from rocketstore.client import Admin, ReceivedMessage
+    from rocketstore.client import Admin, QueueRange, ReceivedMessage
     from rocketstore.message.message import Message
 
 PAGE_MAX: Final = 100
@@ -31,6 +34,10 @@ PREVIEW_CHARACTERS: Final = 160
 TEXT_BYTES_MAX: Final = 64 * 1024
 HEX_BYTES_MAX: Final = 4 * 1024
 QUEUES_MAX: Final = 256
+COLUMNS_MAX: Final = 32
+"""Groups shown beside the queues of a topic."""
+GROUPS_MAX: Final = 1024
+"""Groups whose offsets in a topic are looked up."""
 CURSOR_CHARACTERS_MAX: Final = 12_000
 """Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
 FIELD_MAX: Final = 4096
@@ -115,7 +122,7 @@ class MessageBrowser:
         found = self._admin.queue_range(topic, queue_id)
         low = max(found.min_offset, 0)
         end = found.max_offset if offset < 0 else min(offset + 1, found.max_offset)
-        messages = read_back(self._admin, topic, queue_id, max(end - count, low), end)
+        messages, _ = read_back(self._admin, topic, queue_id, max(end - count, low), end)
         return {
             "min_offset": low,
             "max_offset": found.max_offset,
@@ -142,19 +149,24 @@ class MessageBrowser:
     def topic(self, name: str) -> dict[str, object]:
         """The queues of a topic, and every group's progress in each."""
         info = self._admin.topic(name)
-        queues = max(info.read_queues, info.write_queues)
-        ranges = [self._admin.queue_range(name, one) for one in range(min(queues, QUEUES_MAX))]
-        groups = {}
-        for group in self._admin.groups()[:QUEUES_MAX]:
-            places = self._admin.offsets(group, name)
-            if places:
-                groups[group] = [places.get((name, one.queue_id), -1) for one in ranges]
+        ranges = self._admin.queue_ranges(name)
+        everybody = self._admin.groups()
+        places = self._admin.group_offsets(everybody[:GROUPS_MAX])
+        users = {group: place for group, place in places.items() if any(topic == name for topic, _ in place)}
+        shown = ranges[:QUEUES_MAX]
+        groups = {
+            group: [users[group].get((name, one.queue_id), -1) for one in shown]
+            for group in sorted(users)[:COLUMNS_MAX]
+        }
         return {
             "name": name,
             "write_queues": info.write_queues,
             "read_queues": info.read_queues,
             "permission": info.permission,
-            "all_queues": queues,
+            "all_queues": len(ranges),
+            "all_groups": len(users),
+            "groups_asked": min(len(everybody), GROUPS_MAX),
+            "groups_there": len(everybody),
             "queues": [
                 {
                     "queue": one.queue_id,
@@ -162,16 +174,26 @@ class MessageBrowser:
                     "max_offset": one.max_offset,
                     "newest_ms": one.last_update_ms,
                 }
-                for one in ranges
+                for one in shown
             ],
             "groups": groups,
         }
 
     def group(self, name: str) -> dict[str, object]:
-        """A group's progress per queue, and the number of its dead letters."""
+        """A group's progress per queue, and the number of its dead letters. Raises ``NotFoundError``."""
+        committed = self._admin.offsets(name)
+        if not committed:
+            raise NotFoundError(f"group {name} has no offsets")
+        ranges = ranges_of(self._admin, sorted({topic for topic, _ in committed}))
+        rows = [
+            QueueProgress(topic, one.queue_id, committed.get((topic, one.queue_id), -1), one.min_offset, one.max_offset)
+            for topic in sorted(ranges)
+            for one in ranges[topic]
+        ]
         return {
             "name": name,
             "dead_letters": self._dead_letters(name),
+            "all_rows": len(rows),
             "rows": [
                 {
                     "topic": row.topic,
@@ -181,7 +203,7 @@ class MessageBrowser:
                     "max_offset": row.max_offset,
                     "lag": row.lag,
                 }
-                for row in self._admin.progress(name)
+                for row in rows[:QUEUES_MAX]
             ],
         }
 
@@ -193,17 +215,27 @@ class MessageBrowser:
         return max(found.max_offset - max(found.min_offset, 0), 0)
 
 
-def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> list[ReceivedMessage]:
-    """The messages of a queue from offset ``first`` up to ``end``, the newest first. Raises ``DLedgerError``."""
-    found: list[ReceivedMessage] = []
-    at = first
-    while at < end:
-        page, at_next = admin.messages(topic, queue_id, at, max_messages=end - at)
-        found += [one for one in page if one.queue_offset < end]
-        if at_next <= at:
-            break
-        at = at_next
-    return found[::-1]
+def ranges_of(admin: Admin, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+    """The queues of topics that are there, in few requests. Raises ``DLedgerError``, also for what may not be read."""
+    found: dict[str, list[QueueRange]] = {}
+    with suppress(InvalidRequestError):  # of an older version
+        found = admin.topic_ranges(topics)
+    for name in topics:
+        if name not in found:
+            with suppress(NotFoundError):  # it was deleted
+                found[name] = admin.queue_ranges(name)
+    return found
+
+
+def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> tuple[list[ReceivedMessage], int]:
+    """The messages of a queue from offset ``first`` up to ``end``, the newest first, and where the oldest begin.
+
+    That is ``first``, unless they are too large for one answer. Raises ``DLedgerError``.
+    """
+    if first >= end:
+        return [], first
+    found, ends = admin.newest(topic, [*[0] * queue_id, end], max_messages=end - first, queue_id=queue_id)
+    return [one for one in found if one.queue_offset >= first], max(first, ends[queue_id] if ends else first)
 
 
 def _ends_of(older: str) -> list[int]:

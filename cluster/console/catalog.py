@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_page
+from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, SortedLists, Wanted
 from cluster.console.sampler import JOIN_TIMEOUT_S, wall_ms
 from dledger.errors import DLedgerError
 from rocketstore.message.checks import is_internal
@@ -96,6 +96,8 @@ class Catalog:
         self._nudged = False
         self._topics: dict[str, TopicRow] = {}
         self._groups: dict[str, GroupRow] = {}
+        self._sorted_topics = SortedLists(TOPIC_SORTS)
+        self._sorted_groups = SortedLists(GROUP_SORTS)
         self._left_out = {"topics": 0, "groups": 0}
         self._shown_topics: dict[str, float] = {}
         self._shown_groups: dict[str, float] = {}
@@ -155,16 +157,18 @@ class Catalog:
     def topics(self, wanted: Wanted) -> dict[str, object]:
         """A page of the topics."""
         with self._changed:
-            rows, about = tuple(self._topics.values()), self._about("topics", self._topics.values())
-        listed = list_page(rows, wanted, TOPIC_SORTS)
+            rows, about = self._topics, self._about("topics", self._topics.values())
+            version = self._version
+        listed = self._sorted_topics.page(version, rows.values(), wanted)
         self._note(self._shown_topics, [one.name for one in listed.rows])
         return {**about, **listed.told()}
 
     def groups(self, wanted: Wanted) -> dict[str, object]:
         """A page of the groups."""
         with self._changed:
-            rows, about = tuple(self._groups.values()), self._about("groups", self._groups.values())
-        listed = list_page(rows, wanted, GROUP_SORTS)
+            rows, about = self._groups, self._about("groups", self._groups.values())
+            version = self._version
+        listed = self._sorted_groups.page(version, rows.values(), wanted)
         self._note(self._shown_groups, [one.name for one in listed.rows])
         return {**about, **listed.told()}
 

@@ -34,8 +34,8 @@ NAME_CHARS_MAX: Final = 127
 TAG_CHARS_MAX: Final = 256
 KEYS_CHARS_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 18
-COUNTED_QUEUES_MAX: Final = 64
-"""Queues whose messages are counted for a question."""
+ASKED_GROUPS_MAX: Final = 1024
+"""Groups whose offsets are looked up for a question."""
 NAMED_MAX: Final = 5
 RESEND_LEVEL: Final = 1
 """The shortest delay."""
@@ -210,9 +210,9 @@ class BrokerChanges:
     def _delete_topic(self, asked: Fields) -> Done:
         name = _topic_name(asked, "name")
         if not asked.flag("confirmed"):
-            topic = self._admin.topic(name)
-            count = self._count(name, range(topic.read_queues))
-            users = [one for one in self._admin.groups()[:COUNTED_QUEUES_MAX] if self._admin.offsets(one, name)]
+            count = self._count(name, range(TOPIC_QUEUES_MAX))
+            offsets = self._admin.group_offsets(self._admin.groups()[:ASKED_GROUPS_MAX])
+            users = [group for group, places in offsets.items() if any(topic == name for topic, _ in places)]
             losses = f"Its {count} can no longer be read." if count != "no messages" else "It has no messages."
             if users:
                 losses += f" {_named(users)} {'loses its' if len(users) == 1 else 'lose their'} offsets in it."
@@ -222,12 +222,8 @@ class BrokerChanges:
 
     def _count(self, topic: str, queues: range) -> str:
         """How many messages are in these queues, in words."""
-        count = 0
-        for queue_id in queues[:COUNTED_QUEUES_MAX]:
-            found = self._admin.queue_range(topic, queue_id)
-            count += max(found.max_offset - max(found.min_offset, 0), 0)
-        if len(queues) > COUNTED_QUEUES_MAX:
-            return "1 message or more" if count == 1 else f"{count:,} messages or more"
+        ranges = [one for one in self._admin.queue_ranges(topic) if one.queue_id in queues]
+        count = sum(max(one.max_offset - max(one.min_offset, 0), 0) for one in ranges)
         return {0: "no messages", 1: "1 message"}.get(count, f"{count:,} messages")
 
     # --- groups ------------------------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cluster.console.browse import QUEUES_MAX, safe_text
+from cluster.console.browse import QUEUES_MAX, ranges_of, safe_text
 from dledger.access.permissions import RETRY_PREFIX
 from dledger.errors import AccessDeniedError, InvalidRequestError, UnavailableError
-from rocketstore.client.allocation import allocate, queues_in_java_order
-from rocketstore.client.errors import NotFoundError
+from rocketstore.client.allocation import owners, queues_in_java_order
 from rocketstore.client.frames import open_frames
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import body_of, sign
@@ -136,19 +135,18 @@ class ClientLists:
         connected = self.consumers(group, status.address)
         offsets = self._admin.offsets(group)
         subscribed = set(connected.subscriptions) if connected is not None else set()
-        topics = sorted({topic for topic, _ in offsets} | subscribed | {RETRY_PREFIX + group})
+        read_queues = {one.name: one.read_queues for one in self._admin.topics()}
+        topics = {topic for topic, _ in offsets} | subscribed | {RETRY_PREFIX + group}
+        ranges = ranges_of(self._admin, sorted(topics & read_queues.keys()))  # others are deleted, or not there yet
         rows: list[dict[str, object]] = []
         count = 0
-        for topic in topics:
-            try:
-                ranges = self._admin.queue_ranges(topic)
-            except NotFoundError:  # it was deleted, or nothing was retried yet
-                continue
-            count += len(ranges)
-            owners = self._owners(connected, topic, status.broker_name, len(ranges)) if len(rows) < QUEUES_MAX else {}
-            for one in ranges[: QUEUES_MAX - len(rows)]:
+        for topic in sorted(ranges):
+            count += len(ranges[topic])
+            shared = read_queues[topic]
+            having = self._owners(connected, topic, status.broker_name, shared) if len(rows) < QUEUES_MAX else {}
+            for one in ranges[topic][: QUEUES_MAX - len(rows)]:
                 committed = offsets.get((topic, one.queue_id), -1)
-                rows.append(_row(topic, one, committed, owners.get(one.queue_id, "")))
+                rows.append(_row(topic, one, committed, having.get(one.queue_id, "")))
         return {
             "group": group,
             "members": list(connected.members[:CLIENTS_MAX]) if connected else [],
@@ -166,13 +164,8 @@ class ClientLists:
         shares = {name: queues, **self._elsewhere(topic)}
         everything = [QueueName(topic, number, broker) for broker, count in shares.items() for number in range(count)]
         ordered = queues_in_java_order(everything)
-        ids = connected.ids
-        return {
-            one.queue_id: safe_text(member)
-            for member in set(ids)
-            for one in allocate(ordered, ids, member)
-            if one.broker_name == name
-        }
+        divided = owners(ordered, connected.ids)
+        return {one.queue_id: safe_text(member) for one, member in divided.items() if one.broker_name == name}
 
     def _elsewhere(self, topic: str) -> dict[str, int]:
         """How many queues of a topic each group of brokers has, as name servers tell; empty without them."""

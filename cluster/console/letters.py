@@ -32,8 +32,7 @@ class LetterBrowser:
             return {"group": group, "topic": topic, **_NO_DEAD}
         low = max(found.min_offset, 0)
         end = found.max_offset if before < 0 else min(before, found.max_offset)
-        first = max(end - PAGE, low)
-        messages = read_back(self._admin, topic, 0, first, end)
+        messages, first = read_back(self._admin, topic, 0, max(end - PAGE, low), end)
         about: dict[str, object] = {"min_offset": low, "max_offset": found.max_offset, "first": first}
         return {
             "group": group,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from cluster.console.inputs import BadInputError
 
@@ -14,6 +15,8 @@ LIST_MAX: Final = 50_000
 """Names kept of one list; of more, the rest is counted only."""
 SEARCH_CHARACTERS_MAX: Final = 255
 PAGES_MAX: Final = LIST_MAX // PAGE_ROWS + 1
+SORTED_MAX: Final = 8
+"""Lists kept sorted, those asked for last."""
 _YES_OR_NO: Final = {"": False, "false": False, "true": True}
 
 
@@ -88,6 +91,11 @@ def list_page(rows: Iterable[RowT], wanted: Wanted, sorts: Mapping[str, SortedBy
 
     What is unknown comes last, whichever way the list is sorted; among equals, names decide.
     """
+    return _page(_found(rows, wanted, sorts), wanted)
+
+
+def _found(rows: Iterable[RowT], wanted: Wanted, sorts: Mapping[str, SortedBy[RowT]]) -> tuple[list[RowT], int]:
+    """All rows that are wanted, in order, and how many there would be without a search."""
     there = [one for one in rows if wanted.internal or not one.internal]
     part = wanted.search.strip().casefold()
     found = [one for one in there if part in one.name.casefold()] if part else list(there)
@@ -97,8 +105,35 @@ def list_page(rows: Iterable[RowT], wanted: Wanted, sorts: Mapping[str, SortedBy
         known = [one for one in found if value(one) is not None]
         known.sort(key=lambda one: value(one), reverse=wanted.descending)  # type: ignore[arg-type,return-value]  # none is None
         found = [*known, *(one for one in found if value(one) is None)]
+    return found, len(there)
+
+
+def _page(listed: tuple[Sequence[RowT], int], wanted: Wanted) -> Listed:
+    found, total = listed
     page = min(wanted.page, max(0, len(found) - 1) // PAGE_ROWS)
-    return Listed(tuple(found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]), page, len(found), len(there))
+    return Listed(tuple(found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]), page, len(found), total)
+
+
+class SortedLists(Generic[RowT]):
+    """Lists of one version as pages wanted them last, so that very many pages cost little more than one."""
+
+    def __init__(self, sorts: Mapping[str, SortedBy[RowT]]) -> None:
+        self._sorts = sorts
+        self._lock = threading.Lock()  # guards the fields below
+        self._version = -1
+        self._lists: dict[Wanted, tuple[list[RowT], int]] = {}
+
+    def page(self, version: int, rows: Iterable[RowT], wanted: Wanted) -> Listed:
+        """Like ``list_page``; ``rows`` are those of this version or a little newer."""
+        key = replace(wanted, page=0)
+        with self._lock:
+            if version != self._version:
+                self._version, self._lists = version, {}
+            listed = self._lists.pop(key, None) or _found(rows, wanted, self._sorts)
+            self._lists[key] = listed
+            if len(self._lists) > SORTED_MAX:
+                del self._lists[next(iter(self._lists))]
+        return _page(listed, wanted)
 
 
 class LookOrder:

@@ -224,9 +224,9 @@ def members_by_id(
 ) -> dict[NodeId, NodeStatus | DLedgerError]:
     """The result of ``members_status``: for every member known to any node, its status or its error."""
     found: dict[NodeId, NodeStatus | DLedgerError] = {status.node_id: status for status in statuses}
-    for status in statuses:
-        for member in status.members:
-            if member.node_id not in found:
-                unknown = UnavailableError(f"{member.node_id}: its client address is not known yet")
-                found[member.node_id] = failures.get(member.client_address, unknown)
+    for member in [member for status in statuses for member in status.members]:
+        if not isinstance(found.get(member.node_id), NodeStatus) and member.client_address in failures:
+            found[member.node_id] = failures[member.client_address]
+        elif member.node_id not in found:  # another one may know it
+            found[member.node_id] = UnavailableError(f"{member.node_id}: its client address is not known yet")
     return dict(sorted(found.items()))

@@ -270,7 +270,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         """
         outcomes = self._own_outcomes()
         under_way = set(self.sent)
-        within = f"within {self.timeout_ms / 1000:g} s"
+        within = f"within {round(self.timeout_ms / 1000, 2):g} s"
         waited = self.error or waited_for
         answered = self.error or "no answer"
         for place in self.left:

@@ -26,6 +26,8 @@ from rocketstore.types import SCHEDULE_TOPIC, PutMessageStatus, PutResult
 
 SUB, PUB = Permission.SUB, Permission.PUB
 NOTHING_DENIED: Final[Mapping[str, PutResult]] = {}
+_NOTHING: Final = ""
+"""The name of no topic and no group."""
 
 
 class BrokerAccess:
@@ -54,8 +56,10 @@ class BrokerAccess:
             "QueryById": self._readable_records,
             "ListTopics": self._usable_topics,
             "ListGroups": self._usable_groups,
-            "TopicRanges": self._readable_ranges,
-            "GroupOffsets": self._members_offsets,
+        }
+        self._narrowings: dict[str, Callable[[Caller, bytes], bytes]] = {
+            "TopicRanges": self._readable_topics,
+            "GroupOffsets": self._members_groups,
         }
         # Every account may ask who leads, query its own producers, and be a member of a producer group: a member is
         # asked only about messages of topics to which it may send.
@@ -65,8 +69,13 @@ class BrokerAccess:
         """Raises ``AccessDeniedError`` unless the caller may call this method. Unknown methods are denied."""
         if name in self._checks:
             self._checks[name](caller, data)
-        elif name not in self._filters and name not in self._free:
+        elif name not in self._filters and name not in self._narrowings and name not in self._free:
             raise self.guard.denied(caller, name, "", "has no rule")
+
+    def narrowed(self, name: str, caller: Caller, data: bytes) -> bytes:
+        """The request without what the caller may not see: not even how much of it there is may be told."""
+        narrow = self._narrowings.get(name)
+        return data if narrow is None or caller.account.admin else narrow(caller, data)
 
     def filtered(self, name: str, caller: Caller, answer: bytes) -> bytes:
         """The response without what the caller may not see."""
@@ -211,20 +220,18 @@ class BrokerAccess:
         groups = [one for one in parse(pb.ListGroupsResponse, answer).groups if caller.account.group(one)]
         return pb.ListGroupsResponse(groups=groups).SerializeToString()
 
-    def _readable_ranges(self, caller: Caller, answer: bytes) -> bytes:
-        if caller.account.admin:
-            return answer
-        found = parse(pb.TopicRangesResponse, answer)
-        topics = [
-            one
-            for one in found.topics
-            if one.topic not in NO_SEND_TOPICS and caller.may(ResourceKind.TOPIC, one.topic, SUB)
-        ]
-        return pb.TopicRangesResponse(topics=topics, covered=found.covered).SerializeToString()
+    # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _members_offsets(self, caller: Caller, answer: bytes) -> bytes:
-        if caller.account.admin:
-            return answer
-        found = parse(pb.GroupOffsetsResponse, answer)
-        groups = [one for one in found.groups if caller.may(ResourceKind.GROUP, one.group, SUB)]
-        return pb.GroupOffsetsResponse(groups=groups, covered=found.covered).SerializeToString()
+    def _readable_topics(self, caller: Caller, data: bytes) -> bytes:
+        names = [
+            name if name not in NO_SEND_TOPICS and caller.may(ResourceKind.TOPIC, name, SUB) else _NOTHING
+            for name in parse(pb.TopicRangesRequest, data).topics
+        ]
+        return pb.TopicRangesRequest(topics=names).SerializeToString()
+
+    def _members_groups(self, caller: Caller, data: bytes) -> bytes:
+        names = [
+            name if caller.may(ResourceKind.GROUP, name, SUB) else _NOTHING
+            for name in parse(pb.GroupOffsetsRequest, data).groups
+        ]
+        return pb.GroupOffsetsRequest(groups=names).SerializeToString()

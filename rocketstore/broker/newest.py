@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import Final
 
 from dledger.errors import InvalidRequestError
@@ -11,6 +12,7 @@ from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.refusals import NotFoundRefusalError
 from rocketstore.broker.surveys import Surveys
 from rocketstore.broker.topics import TopicAccess
+from rocketstore.message.record import QUEUE_OFFSET, QUEUE_OFFSET_AT
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.store.message_store import MessageStore
 
@@ -20,7 +22,7 @@ BYTES_MAX: Final = 1 << 20
 """In one answer, unless its first message alone is larger."""
 
 GONE_MAX: Final = 1000
-"""Messages passed over for one answer because they were removed in the meantime."""
+"""Places passed over for one answer because they have no message, or none any more."""
 
 
 class NewestMessages:
@@ -57,27 +59,43 @@ class NewestMessages:
         ]
         if wire.HasField("queue_id"):
             ends = [end if queue == wire.queue_id else lows[queue] for queue, end in enumerate(ends)]
-        heads = [self._head(wire.topic, queue, ends[queue]) for queue in range(queues) if ends[queue] > lows[queue]]
+        passed = 0
+
+        def settle(queue: int) -> Iterator[tuple[int, int]]:
+            """The queue's next head, if it has one. Places without a message, which have no time, are passed over."""
+            nonlocal passed
+            while ends[queue] > lows[queue] and passed <= GONE_MAX:
+                head = self._head(wire.topic, queue, ends[queue])
+                if head[0] <= 0:
+                    yield head
+                    return
+                ends[queue] -= 1
+                passed += 1
+
+        heads = [head for queue in range(queues) for head in settle(queue)]
         heapq.heapify(heads)
         records: list[bytes] = []
         room = BYTES_MAX
-        gone = 0
-        while heads and len(records) < wire.max_messages and gone <= GONE_MAX:
-            queue = heads[0][1]
-            found = self._store.get(wire.topic, queue, ends[queue] - 1, max_count=1)
-            record = bytes(found.records[0]) if found.records else b""  # none: it was removed in the meantime
+        while heads and len(records) < wire.max_messages and passed <= GONE_MAX:
+            _, queue = heapq.heappop(heads)
+            record = self._record(wire.topic, queue, ends[queue] - 1)
             if records and len(record) > room:
                 break
             ends[queue] -= 1
             if record:
                 records.append(record)
                 room -= len(record)
-            gone += not record
-            if ends[queue] > lows[queue]:
-                heapq.heapreplace(heads, self._head(wire.topic, queue, ends[queue]))
-            else:
-                heapq.heappop(heads)
-        return pb.NewestResponse(records=records, ends=ends, more=bool(heads)).SerializeToString()
+            passed += not record
+            for head in settle(queue):
+                heapq.heappush(heads, head)
+        more = any(end > low for end, low in zip(ends, lows, strict=True))
+        return pb.NewestResponse(records=records, ends=ends, more=more).SerializeToString()
+
+    def _record(self, topic: str, queue: int, offset: int) -> bytes:
+        """The message there; empty if it was removed in the meantime: a get then gives a later one, or none."""
+        found = self._store.get(topic, queue, offset, max_count=1).records
+        record = bytes(found[0]) if found else b""
+        return record if record and QUEUE_OFFSET.unpack_from(record, QUEUE_OFFSET_AT)[0] == offset else b""
 
     def _head(self, topic: str, queue: int, end: int) -> tuple[int, int]:
         """A queue's newest message before ``end``, to be sorted: the newest comes first, of equals that of queue 0."""

@@ -326,7 +326,8 @@ class BrokerService:
                 found = await handler(data, call.quota.owner)
             else:
                 access.check(name, caller, data)
-                found = access.filtered(name, caller, await handler(data, call.quota.owner))
+                answer = await handler(access.narrowed(name, caller, data), call.quota.owner)
+                found = access.filtered(name, caller, answer)
             call.check_answer(len(found))
             return found
 

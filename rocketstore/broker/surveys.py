@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from dledger.errors import InvalidRequestError
+from dledger.errors import CorruptLogError, InvalidRequestError
 from rocketstore.broker.codec import parse
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.topics import TopicAccess
@@ -55,7 +56,10 @@ class Surveys:
         """One queue's first offset, its end, and the store time of its newest message. Reads files."""
         low = max(self._store.min_offset(topic, queue_id), self._topics.begin_offset(topic, queue_id), 0)
         high = max(self._store.max_offset(topic, queue_id), low)
-        last_update_ms = self._store.store_time(topic, queue_id, high - 1) if high > low else -1
+        last_update_ms = -1
+        if high > low:
+            with suppress(CorruptLogError):  # told to those who read the message; the offsets are known all the same
+                last_update_ms = self._store.store_time(topic, queue_id, high - 1)
         return pb.QueueRangeResponse(min_offset=low, max_offset=high, last_update_ms=last_update_ms)
 
     async def group_offsets(self, data: bytes) -> bytes:

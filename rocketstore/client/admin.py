@@ -11,7 +11,7 @@ from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
-from dledger.errors import DLedgerError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.methods import (
@@ -202,9 +202,14 @@ class Admin:
         self._connection.ask_master(DELETE_TOPIC, pb.DeleteTopicRequest(name=name), self._connection.deadline())
 
     def queue_ranges(self, topic: str) -> list[QueueRange]:
-        """The offsets of each of the topic's queues."""
-        info = self.topic(topic)
-        return [self.queue_range(topic, one) for one in range(max(info.read_queues, info.write_queues))]
+        """The offsets of all the topic's queues, also of those that may only be written. Raises ``NotFoundError``."""
+        try:
+            found = self.topic_ranges([topic])
+        except InvalidRequestError:  # of an older version
+            found = {}
+        if topic in found:
+            return found[topic]
+        return [self.queue_range(topic, one) for one in range(self.topic(topic).read_queues)]  # or the reason why not
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         """The offsets of one queue."""

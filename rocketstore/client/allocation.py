@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from rocketstore.client.shares import QueueName
 
 _T = TypeVar("_T")
+_H = TypeVar("_H", bound=Hashable)
 
 
 def in_java_order(client_ids: Iterable[str]) -> list[str]:
@@ -30,9 +31,16 @@ def allocate(queues: Sequence[_T], client_ids: Iterable[str], me: str) -> Sequen
     ``queues`` must be in the same order for all members. A client that is no member gets none.
     """
     members = in_java_order(client_ids)
-    if me not in members:
-        return []
-    place = members.index(me)
+    return _run(queues, members.index(me), members) if me in members else []
+
+
+def owners(queues: Sequence[_H], client_ids: Iterable[str]) -> dict[_H, str]:
+    """Every queue's member by the same rule; empty without members."""
+    members = in_java_order(client_ids)
+    return {one: member for place, member in enumerate(members) for one in _run(queues, place, members)}
+
+
+def _run(queues: Sequence[_T], place: int, members: Sequence[str]) -> Sequence[_T]:
     least, larger = divmod(len(queues), len(members))
     begin = place * least + min(place, larger)
     return queues[begin : begin + least + (place < larger)]

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from dledger.values import parse_address
-from rocketstore.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError
+from rocketstore.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError, reason_of
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import LENGTH_BYTES, Frame, decode, encode, frame_length
@@ -116,7 +116,7 @@ class _Link:
                 link.close()
                 raise
         except (OSError, ValueError) as error:  # TLS errors and time-outs are OS errors, too
-            raise UnreachableError(f"cannot connect to {self._address}: {error or type(error).__name__}") from error
+            raise UnreachableError(f"cannot connect to {self._address}: {reason_of(error)}") from error
 
     def _ask(self, link: socket.socket, request: Frame, deadline: float) -> Frame:
         opaque = next(self._opaques) & _OPAQUE_MASK

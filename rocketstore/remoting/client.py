@@ -141,7 +141,7 @@ class RemotingClient:
                     ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
                 )
         except (OSError, ValueError) as error:  # TLS errors and time-outs are OS errors, too
-            raise UnreachableError(f"cannot connect to {address}: {_reason(error)}") from error
+            raise UnreachableError(f"cannot connect to {address}: {reason_of(error)}") from error
         return connection
 
     def _forget(self, connection: RemotingConnection) -> None:
@@ -167,11 +167,11 @@ def _settle(
         sent.set_exception(error)
 
 
-def _reason(error: Exception) -> str:
-    """The system's words for an error of its own, which asyncio puts differently."""
+def reason_of(error: Exception) -> str:
+    """The system's words for an error of its own, which asyncio puts differently; without its number."""
     if isinstance(error, ConnectionError) and error.errno:
         return os.strerror(error.errno)
-    return str(error) or type(error).__name__
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def _refuse(connection: RemotingConnection, request: Frame) -> None:

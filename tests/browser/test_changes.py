@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
+from cluster.console import clients
 from cluster.console.control import NoControl
 from cluster.console.server import ConsoleServer, ListenAddress
 from rocketstore.broker.server import BrokerServer
@@ -18,9 +20,21 @@ from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
+from tests.support.waiting import wait_until
+from tests.unit.cluster.console.support import request
 from tests.unit.rocketstore.broker.test_server import plain
 
 FOCUSED = "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent;"
+ASKED = """
+const direct = window.fetch;
+window.asked = [];
+window.fetch = (...request) => {
+  if (request[1]?.method === 'POST') window.asked.push(request[1].body);
+  return direct(...request);
+};
+document.getElementById('confirm').addEventListener('close', () => setTimeout(() => { window.answered = true; }, 0));
+"""
+"""Notes what the page asks for, and when a question is over."""
 OVERFLOWING = """
 return [...document.querySelectorAll('dialog[open], dialog[open] .tools, dialog[open] .field')]
   .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1)
@@ -49,6 +63,21 @@ def console_of(broker: BrokerServer, *, read_only: bool = False) -> ConsoleServe
     target = GroupTarget((f"127.0.0.1:{broker.port}",), "", 20.0)
     control = NoControl() if read_only else None
     return ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0), control=control)
+
+
+HOLD = """
+const real = window.fetch;
+window.held = window.told = false;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0]).includes(arguments[0])) return answer;
+  const found = await answer.json();
+  await new Promise((resolve) => { window.held = true; window.letGo = resolve; });
+  setTimeout(() => { window.fetch = real; window.told = true; }); // when the page has taken it
+  return { ok: answer.ok, status: answer.status, json: async () => found };
+};
+"""
+"""The answer to the request whose address contains this comes when ``letGo`` is called."""
 
 
 def is_warning(page: Page, selector: str) -> bool:
@@ -146,6 +175,182 @@ def test_a_reset_shows_what_it_does_before_it_does_it(page: Page, broker: Broker
         page.leave()
 
 
+@pytest.mark.parametrize(("permission", "chosen"), [(4, "r"), (2, "w"), (0, "none")])
+def test_a_change_of_a_topic_begins_with_what_it_is(
+    page: Page, broker: BrokerServer, permission: int, chosen: str
+) -> None:
+    """Whoever changes the queues only, leaves the permission as it was."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.put_topic(TopicInfo("limited", 3, 2, permission))
+        page.open(console.url)
+        page.click("tr[data-row=limited] .expander")
+        page.click("[aria-label='Change topic limited']")
+        given = (
+            "return [...document.querySelectorAll('#form-content input, #form-content select')].map((one) => one.value)"
+        )
+        page.wait(lambda: page.js(given) == ["2", "3", chosen], "its shape")
+        page.click("#form-content button[type=submit]")
+        until_says(page, "changed topic limited")
+        assert admin.topic("limited") == TopicInfo("limited", 3, 2, permission)
+        admin.delete_topic("limited")
+        page.leave()
+
+
+def test_an_impatient_finger_does_it_once(page: Page, broker: BrokerServer) -> None:
+    """A button that was pressed waits for its answer."""
+    address = f"127.0.0.1:{broker.port}"
+    with console_of(broker) as console, Admin([address], timeout_s=20) as admin, Producer([address]) as producer:
+        sent = producer.send(Message("orders", b"x"), queue_id=3)
+        admin.send_back("hasty", "orders", sent.offset, delay_level=-1, retries_max=0)
+        admin.set_offsets("hasty", "orders", {3: 0})
+        before = admin.queue_range("orders", 3).max_offset
+        page.open(console.url)
+        page.click("tr[data-row=orders] .expander")
+        page.click("[aria-label='Send a message to orders']")
+        page.js(
+            "document.getElementById('form-queue').value = '3'; const form = document.querySelector('#form-content form'); form.requestSubmit(); form.requestSubmit()"
+        )
+        until_says(page, "Stored in queue 3 of orders")
+        page.press(Keys.ESCAPE)
+        page.click("#tab-groups")
+        page.click("tr[data-row=hasty] .expander")
+        page.click("[aria-label='Dead letters of hasty']")
+        until_says(page, "1 dead letter")
+        page.js(
+            "const one = document.querySelector('[aria-label=\"Send dead letter 0 again\"]'); one.click(); one.click()"
+        )
+        until_says(page, "dead letter 0 of hasty goes to its consumers again, once")
+        page.leave()
+
+        wait_until(lambda: admin.queue_range("orders", 3).max_offset > before, "the message")
+        wait_until(lambda: "%RETRY%hasty" in {one.name for one in admin.topics()}, "the retry topic")
+        wait_until(lambda: admin.queue_range("%RETRY%hasty", 0).max_offset > 0, "the copy, after a second")
+        assert admin.queue_range("orders", 3).max_offset == before + 1
+        state: Any = request(f"{console.url}api/state").json()
+        assert sum("dead letter 0 of hasty" in one["text"] for one in state["events"]) == 1
+        admin.delete_group("hasty")
+
+
+def test_groups_with_clients_are_turned_page_by_page(
+    page: Page, broker: BrokerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is left out between two pages."""
+    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        for group in ("turned-1", "turned-2", "turned-3"):
+            admin.set_offsets(group, "orders", {0: 0})
+        page.open(console.url)
+        page.click("#tab-clients")
+        until_says(page, "Groups 1 to 1 of ")
+        for words, numbers in (("Next", "2 to 2"), ("Next", "3 to 3"), ("Previous", "2 to 2")):
+            page.js(
+                "[...document.querySelectorAll('#panel-clients .result-line button')].find((one) => one.textContent === arguments[0]).click()",
+                words,
+            )
+            until_says(page, f"Groups {numbers} of ")
+        page.leave()
+        for group in ("turned-1", "turned-2", "turned-3"):
+            admin.delete_group(group)
+
+
+def test_a_yes_counts_for_one_question(page: Page, broker: BrokerServer) -> None:
+    """Escape is a no, whatever the answer to the question before was."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        for name in ("gone", "kept"):
+            admin.put_topic(TopicInfo(name, 1, 1))
+        page.open(console.url)
+        page.click("tr[data-row=gone] .expander")
+        page.click("[aria-label='Delete topic gone']")
+        until_says(page, "It has no messages.")
+        page.click("#confirm-yes")
+        until_says(page, "deleted topic gone")
+
+        page.click("tr[data-row=kept] .expander")
+        page.js(ASKED)
+        page.click("[aria-label='Delete topic kept']")
+        page.wait(lambda: page.js("return document.getElementById('confirm').open"), "the question")
+        page.press(Keys.ESCAPE)
+        page.wait(lambda: page.js("return window.answered"), "the dialog is closed")
+
+        assert page.js("return window.asked") == ['{"name":"kept"}']
+        assert page.js(FOCUSED) == "Delete topic kept"
+        admin.delete_topic("kept")
+        page.leave()
+
+
+def test_a_plan_that_comes_late_is_not_that_of_another_choice(page: Page, broker: BrokerServer) -> None:
+    """Offsets of one topic would be set in another."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.put_topic(TopicInfo("returns", 4, 4))
+        admin.set_offsets("both", "orders", {1: 0})
+        admin.set_offsets("both", "returns", {1: 0})
+        page.open(console.url)
+        page.click("#tab-groups")
+        page.click("tr[data-row=both] .expander")
+        page.click("[aria-label='Reset the offsets of both']")
+        page.js(HOLD, "/api/reset-plan")
+        page.click("#form-content button[type=submit]")
+        page.wait(lambda: page.js("return held"), "the plan is on its way")
+        page.js(
+            "const one = document.getElementById('form-topic'); one.value = 'returns'; one.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+
+        assert page.js("return document.querySelector('.plan').childElementCount") == 0
+        assert page.js("return document.querySelector('#form-content button[type=submit]').textContent") == (
+            "Show what it does"
+        )
+        page.click("#form-content button[type=submit]")
+        until_says(page, "Reset 4 queues")
+        assert admin.offsets("both") == {("orders", 1): 0, ("returns", 1): 0}
+        admin.delete_group("both")
+        admin.delete_topic("returns")
+        page.leave()
+
+
+def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page: Page, broker: BrokerServer) -> None:
+    """Else one would resend the dead letters of a group that the dialog does not name, or read another message."""
+    with console_of(broker) as console, Admin([f"127.0.0.1:{broker.port}"], timeout_s=20) as admin:
+        admin.set_offsets("billing", "orders", {1: 0})
+        admin.put_topic(TopicInfo("letters", 1, 1))
+        with Producer([f"127.0.0.1:{broker.port}"], timeout_s=20) as producer:
+            for body in (b"first", b"second"):
+                producer.send(Message("letters", body), queue_id=0)
+        page.open(console.url)
+        page.click("#tab-groups")
+        for name in ("audit", "billing"):
+            page.click(f"tr[data-row={name}] .expander")
+        page.js(HOLD, "/api/dead-letters?group=audit")
+        page.click("[aria-label='Dead letters of audit']")
+        page.wait(lambda: page.js("return held"), "the answer about the one is on its way")
+        page.press(Keys.ESCAPE)
+        page.click("[aria-label='Dead letters of billing']")
+        until_says(page, "None. Messages come here")
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+        assert page.text("sheet-title") == "Dead letters of billing"
+        assert page.text("sheet-body").startswith("None.")
+        page.press(Keys.ESCAPE)
+
+        page.click("#tab-messages")
+        page.js("document.getElementById('search-topic').value = 'letters'")
+        page.click("#panel-messages button[type=submit]")
+        page.wait(lambda: "second" in page.text("panel-messages"), "both messages")
+        page.js(HOLD, "/api/message?topic=letters&queue=0&offset=0")
+        page.click("[aria-label='Show message 0 of queue 0']")
+        page.wait(lambda: page.js("return held"), "the answer about the one is on its way")
+        page.click("[aria-label='Show message 1 of queue 0']")
+        page.wait(lambda: page.js("return document.getElementById('detail').open"), "the other")
+        page.js("letGo()")
+        page.wait(lambda: page.js("return told"), "it has come")
+        assert page.text("detail-title") == "Message 1 of queue 0 of letters"
+        assert "second" in page.text("detail-body")
+        admin.delete_topic("letters")
+        admin.delete_group("billing")
+        page.leave()
+
+
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 375)])
 def test_dialogs_and_lists_can_be_read_and_used(page: Page, broker: BrokerServer, theme: str, width: int) -> None:
     """Names, contrast, sizes of targets, nothing beyond the edge; a wrong field is marked and says why."""
@@ -206,4 +411,8 @@ def test_a_read_only_console_offers_no_changes(page: Page, broker: BrokerServer)
         buttons = "return [...document.querySelectorAll('#browser .tools button, #sheet td button')].filter((one) => one.checkVisibility()).map((one) => one.textContent)"
         assert page.js(buttons)[:2] == ["Members", "Dead letters (1)"]
         assert set(page.js(buttons)[2:]) <= {"0", "1", "2"}
+        page.press(Keys.ESCAPE)
+        for tab in ("topics", "messages", "clients", "delayed"):
+            page.click(f"#tab-{tab}")
+            assert page.js(buttons) == []
         page.leave()

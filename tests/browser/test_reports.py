@@ -94,6 +94,7 @@ def test_a_picture_is_saved_as_one_file_that_looks_the_same(page: Page, tmp_path
         shapes = [one for one in root.iter() if one.tag in (f"{SVG}rect", f"{SVG}path", f"{SVG}text")]
         assert len(shapes) > 20
         assert all("fill: " in one.get("style", "") for one in shapes)
+        assert [one for one in root.iter() if "cursor" in one.get("class", "").split()] == []  # follows the mouse
         assert "var(" not in (saved / f"{name}.svg").read_text(encoding="utf-8")
         assert "background: rgb(26, 33, 43)" in root.get("style", "").replace("background-color", "background")
         assert (saved / f"{name}.png").read_bytes().startswith(b"\x89PNG")

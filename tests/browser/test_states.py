@@ -123,12 +123,26 @@ def test_without_the_console_nothing_is_said_to_be_true_now(page: Page, group: F
     until_says(page, "verdict", "No connection to the console")
 
     assert page.text("verdict-level") == "? unknown"
+    assert "stale" in page.js("return [...document.getElementById('main').classList]")
     assert ": n0 leads." in page.text("verdict-more")
     assert "n0 leads" not in page.js("return document.title")
     with console_of(group.addresses, port):
         until_says(page, "verdict", "n0 leads")
+        assert "stale" not in page.js("return [...document.getElementById('main').classList]")
         page.leave()
     page.found = [one for one in page.found if "ERR_CONNECTION_REFUSED" not in one and "ERR_INCOMPLETE" not in one]
+
+
+def test_half_of_a_group_is_no_majority(page: Page) -> None:
+    """Of four nodes, three are needed."""
+    with fake_group(4) as group, console_of(group.addresses) as console:
+        page.open(console.url)
+        until_says(page, "verdict-more", "All 4 nodes respond. Up to 1 may fail.")
+        group.kill(0)
+        group.kill(1)
+        until_says(page, "verdict", "No leader")
+        until_says(page, "verdict-more", "2 of 4 nodes respond; 3 are needed.")
+        page.leave()
 
 
 def test_lists_stay_with_their_time_while_no_broker_answers(page: Page) -> None:

@@ -459,7 +459,7 @@ class FakeBroker:
             for number, queue in enumerate(queues)
             if not request.HasField("queue_id") or number == request.queue_id
             for message, record in zip(queue.messages, queue.records, strict=True)
-            if message.queue_offset < ends[number]
+            if queue.base <= message.queue_offset < ends[number]
         ]
         left.sort(reverse=True)
         for _, number, offset, _ in left[: request.max_messages]:

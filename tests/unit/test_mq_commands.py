@@ -227,6 +227,17 @@ def test_an_unknown_topic_is_told(run: Run) -> None:
         assert "topic nope does not exist" in shown.stderr
 
 
+def test_print_reads_the_queues_that_may_be_read(run: Run, brokers: FakeBrokers) -> None:
+    """A topic that grows gets its new queues for writing first."""
+    put(brokers, 2, 0)
+    put(brokers, 1, 3)
+    brokers.topics["orders"].read_queues = 2
+
+    assert run("message", "print", "-t", "orders").stdout.split() == ["0-0", "0-1"]
+    refused = run("message", "print", "-t", "orders", "--queue", "3")
+    assert (refused.exit_code, "topic orders has 2 read queues: there is no queue 3" in refused.stderr) == (1, True)
+
+
 def test_topic_status_and_route(run: Run, brokers: FakeBrokers) -> None:
     """A row per queue, a row per broker."""
     put(brokers, 3, 1)

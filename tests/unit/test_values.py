@@ -140,6 +140,12 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
         parse_addresses(text)
 
 
+def test_a_port_that_cannot_be_is_told_the_highest() -> None:
+    """The rest of such an address looks right."""
+    with pytest.raises(ValueError, match="a port up to 65535"):
+        parse_address("h:99999")
+
+
 def test_a_server_may_listen_on_any_port() -> None:
     """Port 0."""
     assert parse_address("[::1]:0", port_min=0) == ("::1", 0)
@@ -151,14 +157,14 @@ def test_flags_read_the_same_and_tell_their_limits() -> None:
     assert (Number().convert("5", None, None), Seconds().convert("1e-3", None, None)) == (5.0, 0.001)
     assert (Seconds().convert("0.5", None, None), Seconds().convert("2m", None, None)) == (0.5, 120.0)
     for flag, text, words in (
-        (Size(min=1), "0", "x>=1"),
+        (Size(min=1), "0", "use 1 or more"),
         (Size(min=1), "big", "invalid size"),
-        (Seconds(min=0, min_open=True), "0s", "x>0"),
+        (Seconds(min=0, min_open=True), "0s", "use more than 0"),
         (Seconds(), "soon", "invalid duration"),
         (Seconds(), "9" * 400, "invalid duration"),
         (Seconds(), "nan", "invalid duration"),
         (Seconds(), "inf", "invalid duration"),
-        (Number(min=0, min_open=True), "0", "x>0"),
+        (Number(min=0, min_open=True), "0", "use more than 0"),
         (Number(min=0), "nan", "finite"),
         (Number(min=0), "1e999", "finite"),
     ):

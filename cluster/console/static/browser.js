@@ -131,7 +131,8 @@ function showRows(messages, none, words, ...buttons) {
 
 function showNewest(found, at, newer) {
   const far = found.has_older && !found.older ? " This topic has too many queues to go further back here." : "";
-  showRows(found.messages, at ? "No older messages are left." : "No messages yet.",
+  const none = found.has_older ? "None here: they were removed. Older ones may be left." : at ? "No older messages are left." : "No messages yet.";
+  showRows(found.messages, none,
     at ? `Older messages, the newest first.${far}` : `The newest messages at ${format.clock(found.as_of_ms)}.${far}`,
     turn("Older", found.older !== "", () => search(found.older, [...newer, at])),
     turn("Newer", newer.length > 0, () => search(newer[newer.length - 1], newer.slice(0, -1))),
@@ -239,20 +240,21 @@ const showEntry = (index) => showDetail(`Entry ${format.count(index)}`, "/api/en
 
 const mono = (words) => h("span", { class: "mono" }, words);
 
+let detailed = 0;
+
 async function showDetail(title, path, parameters, facts) {
-  let found;
-  const dialog = $("detail");
-  text($("detail-title"), title);
+  const mine = (detailed += 1);
+  let shown;
   try {
-    found = await ask(path, parameters);
-    $("detail-body").replaceChildren(
-      h("dl", { class: "facts" }, facts(found).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      bodyOf(found.body),
-    );
+    const found = await ask(path, parameters);
+    shown = [h("dl", { class: "facts" }, facts(found).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])), bodyOf(found.body)];
   } catch (error) {
-    $("detail-body").replaceChildren(h("p", { class: "empty bad" }, error.message));
+    shown = [h("p", { class: "empty bad" }, error.message)];
   }
-  dialog.showModal();
+  if (mine !== detailed) return;
+  text($("detail-title"), title);
+  $("detail-body").replaceChildren(...shown);
+  $("detail").showModal();
 }
 
 function bodyOf(body) {

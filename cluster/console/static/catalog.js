@@ -118,7 +118,12 @@ const fillTopic = (place, name) => fill(place, "/api/topic", name, (found) => {
     h("button", { type: "button", class: "linklike", "aria-label": `Messages of queue ${queue.queue} of ${name}`, onclick: () => browse(name, queue.queue) }, "messages"),
   ]);
   const table = plain(columns, rows);
-  if (found.all_queues > found.queues.length) table.append(h("p", { class: "quiet" }, `The first ${found.queues.length} of ${found.all_queues} queues.`));
+  const left = [
+    found.all_queues > found.queues.length ? `The first ${found.queues.length} of ${found.all_queues} queues.` : "",
+    found.all_groups > groups.length ? `The first ${groups.length} of ${found.all_groups} groups that consume it.` : "",
+    found.groups_there > found.groups_asked ? `Only the first ${format.count(found.groups_asked)} of ${format.count(found.groups_there)} groups were asked whether they do.` : "",
+  ];
+  table.append(...left.filter(Boolean).map((words) => h("p", { class: "quiet" }, words)));
   return h("div", {}, changes.topicTools(found, () => close(lists.topics.table, name)), table);
 });
 
@@ -132,5 +137,6 @@ const fillGroup = (place, name) => fill(place, "/api/group", name, (found) => {
     [["Topic"], ["Queue", true], ["Committed", true], ["End", true], ["Lag", true]],
     found.rows.map((row) => [row.topic, String(row.queue), row.committed < 0 ? "–" : format.count(row.committed), format.count(row.max_offset), lagCell(row.lag)]),
   );
+  if (found.all_rows > found.rows.length) table.append(h("p", { class: "quiet" }, `The first ${found.rows.length} of ${format.count(found.all_rows)} queues.`));
   return h("div", {}, changes.groupTools(found, () => close(lists.groups.table, name)), table);
 });

@@ -42,8 +42,8 @@ export function topicTools(topic, close) {
 }
 
 /** The same of one consumer group, as `/api/group` has it. */
-export function groupTools({ name, rows, dead_letters: dead }, close) {
-  const topics = rows.map((row) => row.topic);
+export function groupTools({ name, rows, all_rows: all, dead_letters: dead }, close) {
+  const topics = all > rows.length ? [] : rows.map((row) => row.topic); // too many to choose from
   return h("p", { class: "tools" },
     tool("Members", `Members of ${name}`, () => showMembers(name)),
     tool(dead ? `Dead letters (${format.count(dead)})` : "Dead letters", `Dead letters of ${name}`, () => showDeadLetters(name)),
@@ -168,6 +168,7 @@ function resetOffsets(group, topics) {
       const at = values.to === "time" ? new Date(values.time).getTime() : values.to;
       if (Number.isNaN(at)) throw Object.assign(new Error("Choose a time"), { answer: { field: "time" } });
       const found = await ask("/api/reset-plan", { group, topic: values.topic, to: at });
+      if (choice(form.values()) !== choice(values)) return null; // chosen anew meanwhile
       chosen = choice(values);
       if (choice(form.values()) !== chosen) return null; // something else was chosen meanwhile
       plan = found;

@@ -130,16 +130,20 @@ export function openForm({ title, intro = "", fields, submit, more = [], send, d
   return { button, values };
 }
 
-/** Show a dialog with lists. `fill(body)` draws them, and is called again by what it draws. */
+/**
+ * Show a dialog with lists. `fill(body)` draws them, and is called again by what it draws. Every dialog has a body of
+ * its own, so that an answer which comes late does not appear under another one's title.
+ */
 export function openSheet(title, fill) {
   const dialog = $("sheet");
   const goBack = wayBack();
   text($("sheet-title"), title);
-  $("sheet-body").replaceChildren(h("p", { class: "quiet" }, "Loading…"));
+  const body = h("div", {}, h("p", { class: "quiet" }, "Loading…"));
+  $("sheet-body").replaceChildren(body);
   dialog.addEventListener("close", () => {
-    $("sheet-body").replaceChildren();
+    body.remove();
     goBack();
   }, { once: true });
   dialog.showModal();
-  fill($("sheet-body"));
+  fill(body);
 }

@@ -331,6 +331,16 @@ def test_nothing_is_sent_again_without_time_for_an_answer(monkeypatch: pytest.Mo
     assert [type(outcome) for outcome in batch.outcomes] == [UnavailableError]
 
 
+def test_a_limit_is_told_as_a_person_would() -> None:
+    """What is left of 5 s after the leader was looked for is still 5 s to whoever reads it."""
+    window = Window(WindowOptions(timeout_ms=4999.99), RULES, None)
+    (batch,) = add(window, b"a")
+
+    window.step(5000.0)
+
+    assert "within 5 s" in str(batch.outcomes[0])
+
+
 def test_an_abandoned_window_sends_nothing_more() -> None:
     """What was under way is unknown, the rest was certainly not stored."""
     window = opened(WindowOptions(linger_ms=0.0, batch_items=1, inflight_requests_max=1), numbering=named())

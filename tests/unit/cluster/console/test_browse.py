@@ -5,13 +5,14 @@ And queues of which messages were removed are shown as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cluster.console import browse
 from cluster.console.browse import MessageBrowser, read_back
-from rocketstore.client import Admin, Message, QueueProgress, QueueRange, ReceivedMessage, TopicInfo
+from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage, TopicInfo
 from rocketstore.client.received import split_records
 from rocketstore.message.record import encode_record
 
@@ -19,14 +20,21 @@ from rocketstore.message.record import encode_record
 class Brokers(Admin):
     """Two queues of which messages were removed: the first five, and those with odd offsets; a group is in one."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, fit: int = 100) -> None:
+        """``fit``: so many messages fit into one answer."""
+        self.fit = fit
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, 2, 2)
 
+    def queue_ranges(self, topic: str) -> list[QueueRange]:
+        return [self.queue_range(topic, queue) for queue in range(2)]
+
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         return QueueRange(queue_id, 5, 12, 1)
+
+    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+        return {name: [QueueRange(queue, 5, 12, 1) for queue in range(2)] for name in topics}
 
     def groups(self) -> list[str]:
         return ["elsewhere", "g"]
@@ -34,21 +42,84 @@ class Brokers(Admin):
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         return {("T", 1): 8} if group == "g" else {}
 
-    def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
-        return []
+    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
+        return {group: {("T", 1): 8} if group == "g" else {("U", 0): 3} for group in groups}
 
-    def messages(
-        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
-    ) -> tuple[list[ReceivedMessage], int]:
-        there = [one for one in range(6, 12, 2) if one >= offset][:max_messages]
-        records = [encode_record(Message(topic, b"x", queue_id), queue_offset=one) for one in there]
-        return split_records(b"".join(records)), there[-1] + 1 if there else offset
+    def newest(
+        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
+        assert queue_id is not None
+        there = [one for one in range(10, 5, -2) if one < ends[queue_id]]
+        shown = there[: min(max_messages, self.fit)]
+        records = [encode_record(Message(topic, b"x", queue_id), queue_offset=one) for one in shown]
+        left = (*[0] * queue_id, shown[-1]) if len(shown) < len(there) else ()
+        return split_records(b"".join(records)), left
+
+
+class Many(Brokers):
+    """A group that consumes many topics of four queues, and as many groups that consume one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self.names = [f"name-{number:03}" for number in range(500)]
+
+    def topic(self, name: str) -> TopicInfo:
+        self.requests += 1
+        return TopicInfo(name, 1000, 1000)
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        self.requests += 1
+        return super().queue_range(topic, queue_id)
+
+    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+        self.requests += 1
+        return {name: [QueueRange(queue, 0, 1, 1) for queue in range(4)] for name in topics}
+
+    def groups(self) -> list[str]:
+        return self.names
+
+    def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
+        self.requests += 1
+        return {(name, queue): 1 for name in ([topic] if topic else self.names) for queue in range(4)}
+
+    def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
+        self.requests += 1
+        return {group: {("T", 0): 1} for group in groups}
+
+
+def test_what_a_group_costs_does_not_grow_with_its_topics() -> None:
+    """A page asks every few seconds while its row is open; and it is shown no more rows than it can take."""
+    brokers = Many()
+    found: Any = MessageBrowser(brokers).group("g")
+
+    assert brokers.requests <= 3
+    assert (len(found["rows"]), found["all_rows"]) == (browse.QUEUES_MAX, 2000)
+
+
+def test_what_a_topic_costs_does_not_grow_with_its_queues_and_groups() -> None:
+    """Groups that are left out of the table are counted."""
+    brokers = Many()
+    found: Any = MessageBrowser(brokers).topic("T")
+
+    assert brokers.requests <= 4
+    assert (len(found["groups"]), found["all_groups"]) == (browse.COLUMNS_MAX, 500)
+
+
+def test_large_messages_are_read_back_as_far_as_one_answer_goes() -> None:
+    """However large they are, so that looking at them takes little memory; the next page begins where they end."""
+    brokers = Brokers(fit=2)
+
+    (first, reached), (rest, end) = read_back(brokers, "T", 1, 5, 12), read_back(brokers, "T", 1, 5, 8)
+
+    assert ([one.queue_offset for one in first], reached) == ([10, 8], 8)
+    assert ([one.queue_offset for one in rest], end) == ([6], 5)
 
 
 def test_messages_of_a_queue_are_read_up_to_an_end() -> None:
-    """Also if those in between were removed, and brokers give later ones instead: these are on another page."""
-    assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 5, 9)] == [8, 6]
-    assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 5, 12)] == [10, 8, 6]
+    """Also if those in between were removed, and brokers give older ones instead: these are on another page."""
+    assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 7, 9)[0]] == [8]
+    assert [one.queue_offset for one in read_back(Brokers(), "T", 1, 5, 12)[0]] == [10, 8, 6]
 
 
 def test_removed_dead_letters_are_not_counted() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.broker_target import BrokerTarget
-from cluster.console import changes, clients
+from cluster.console import clients
 from cluster.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges
 from cluster.console.clients import ClientLists
 from cluster.console.inputs import Fields
@@ -222,24 +222,20 @@ def test_deleting_a_topic_is_asked_about_first(desk: Desk) -> None:
         desk.admin.topic("dropped")
 
 
-def test_deleting_a_topic_that_shrinks_counts_what_is_still_read(desk: Desk) -> None:
-    """Queues that get no new messages have old ones."""
-    desk.topic("shrinking", 3, {0: 1, 2: 2})
-    desk.admin.put_topic(TopicInfo("shrinking", 3, 1))
+@pytest.mark.parametrize(
+    "shape", [TopicInfo("shrinks", 3, 1), TopicInfo("grows", 1, 3), TopicInfo("write-only", 3, 3, 2)], ids=str
+)
+def test_deleting_a_topic_counts_what_is_in_all_its_queues(desk: Desk, shape: TopicInfo) -> None:
+    """Queues that get no new messages have old ones, those that are not read yet have new ones; or none may be read."""
+    desk.topic(shape.name, 3, {0: 1, 2: 2})
+    desk.admin.put_topic(shape)
 
-    asked: Any = desk.do("delete-topic", name="shrinking").json()
+    asked: Any = desk.do("delete-topic", name=shape.name).json()
+    opened = desk.get(f"topic?name={shape.name}")
 
     assert asked["confirm"]["text"] == "Its 3 messages can no longer be read."
-
-
-def test_a_question_says_if_not_all_queues_were_counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many may be lost that counting them would take long."""
-    monkeypatch.setattr(changes, "COUNTED_QUEUES_MAX", 2)
-    desk.topic("wide", 3, {0: 1, 2: 4})
-
-    asked: Any = desk.do("delete-topic", name="wide").json()
-
-    assert asked["confirm"]["text"] == "Its 1 message or more can no longer be read."
+    assert [one["max_offset"] for one in opened["queues"]] == [1, 0, 2]
+    assert opened["all_queues"] == 3
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -375,6 +371,26 @@ def test_queues_are_shown_at_the_members_that_have_them(desk: Desk) -> None:
         rows = [(one["queue"], one["member"]) for one in found["rows"] if one["topic"] == "divided"]
         shown = {one["id"]: {queue for queue, member in rows if member == one["id"]} for one in found["members"]}
         assert shown == {one.client_id: own(one) for one in members}
+
+
+def test_queues_that_are_only_written_are_nobodys(desk: Desk) -> None:
+    """Members divide those that are read."""
+    desk.topic("growing", 4)
+    desk.admin.put_topic(TopicInfo("growing", 2, 4))
+    options = GroupOptions(start="first", timeout_s=20)
+    with GroupConsumer([desk.address], group="grown", options=options) as one:
+        one.subscribe("growing")
+        one.start()
+        wait_until(partial(is_joined, desk, "grown"), "it is a member")
+
+        rows = [row for row in desk.get("members?group=grown")["rows"] if row["topic"] == "growing"]
+
+    assert [(row["queue"], row["member"] == one.client_id) for row in rows] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (3, False),
+    ]
 
 
 def test_rocketmqs_clients_are_listed_with_their_versions(desk: Desk, broker: BrokerServer) -> None:

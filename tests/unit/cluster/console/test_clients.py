@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,12 @@ class Brokers(Admin):
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
         return {("T", 0): 2, ("T", 1): 7}
 
-    def queue_ranges(self, topic: str) -> list[QueueRange]:
-        if topic != "T":
-            raise NotFoundError(topic)
-        return [QueueRange(queue, 5, 9, 1) for queue in range(3)]
+    def topics(self) -> list[TopicInfo]:
+        return [TopicInfo("T", 3, 3)]
+
+    def topic_ranges(self, topics: Sequence[str]) -> dict[str, list[QueueRange]]:
+        assert list(topics) == ["T"]
+        return {"T": [QueueRange(queue, 5, 9, 1) for queue in range(3)]}
 
 
 class Nobody(ClientLists):

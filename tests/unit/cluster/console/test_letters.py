@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.console.letters import PAGE, LetterBrowser
@@ -18,23 +19,21 @@ class Brokers(Admin):
 
     def __init__(self, low: int = 0, end: int = 0, **properties: str) -> None:
         self.low, self.end, self.properties = low, end, properties
-        self.asked: list[int] = []
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         assert (topic, queue_id) == ("%DLQ%g", 0)
         return QueueRange(0, self.low, self.end, 1)
 
-    def messages(
-        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 32, tags: str = "*"
-    ) -> tuple[list[ReceivedMessage], int]:
-        self.asked.append(offset)
-        assert offset >= self.low, "it was removed"
-        end = min(offset + max_messages, self.end)
+    def newest(
+        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+    ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
+        assert queue_id == 0
+        first = max(ends[0] - max_messages, self.low)
         records = [
             encode_record(Message(topic, b"x", properties=self.properties), queue_offset=one)
-            for one in range(offset, end)
+            for one in range(ends[0] - 1, first - 1, -1)
         ]
-        return split_records(b"".join(records)), end
+        return split_records(b"".join(records)), (first,) if first > self.low else ()
 
     def delayed(
         self, level: int = 0, offset: int = -1, *, max_messages: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,15 @@ from hypothesis import strategies as some
 
 from cluster.console import listing
 from cluster.console.inputs import BadInputError
-from cluster.console.listing import PAGES_MAX, SEARCH_CHARACTERS_MAX, LookOrder, Wanted, list_page
+from cluster.console.listing import (
+    PAGES_MAX,
+    SEARCH_CHARACTERS_MAX,
+    SORTED_MAX,
+    LookOrder,
+    SortedLists,
+    Wanted,
+    list_page,
+)
 
 SORTS = {"name": lambda row: row.name, "size": lambda row: row.size}
 
@@ -147,6 +155,50 @@ def test_a_request_may_leave_everything_out() -> None:
     assert Wanted.of({}, SORTS) == Wanted()
     asked = {"search": "x" * SEARCH_CHARACTERS_MAX, "sort": "size", "descending": "true", "page": str(PAGES_MAX - 1)}
     assert Wanted.of(asked, SORTS) == Wanted("x" * SEARCH_CHARACTERS_MAX, "size", True, PAGES_MAX - 1)
+
+
+# --- many pages ------------------------------------------------------------------------------------------------------
+
+
+def sizes_asked(asked: list[str]) -> SortedLists[File]:
+    """Lists that note in ``asked`` of whom they ask the size."""
+
+    def size(row: File) -> int | None:
+        asked.append(row.name)
+        return row.size
+
+    return SortedLists({"size": size})
+
+
+@given(FILES, some.lists(some.tuples(some.integers(1, 2), WANTED, some.integers(0, 4))))
+def test_lists_that_are_kept_sorted_show_what_others_show(
+    rows: list[File], asked: list[tuple[int, Wanted, int]]
+) -> None:
+    """Whatever was asked for before, and whichever version is asked for."""
+    versions = {1: rows, 2: rows[1:]}
+    lists = SortedLists(SORTS)
+    for version, some_list, number in asked:
+        wanted = replace(some_list, page=number)
+        assert lists.page(version, versions[version], wanted) == list_page(versions[version], wanted, SORTS)
+
+
+def test_many_pages_cost_what_one_costs() -> None:
+    """Until the list changes; a search of its own is sorted anew, and so is what nobody has asked for lately."""
+    rows = [File(str(number), number) for number in range(10)]
+    asked: list[str] = []
+    lists = sizes_asked(asked)
+
+    lists.page(1, rows, Wanted(sort="size"))
+    once = len(asked)
+    for number in range(100):
+        lists.page(1, rows, Wanted(sort="size", page=number % 3))
+    assert len(asked) == once > 0
+    lists.page(2, rows, Wanted(sort="size"))
+    assert len(asked) == 2 * once
+    for number in range(SORTED_MAX):
+        lists.page(2, rows, Wanted(f"nobody{number}", sort="size"))
+    lists.page(2, rows, Wanted(sort="size"))
+    assert len(asked) == 3 * once
 
 
 # --- turns -----------------------------------------------------------------------------------------------------------

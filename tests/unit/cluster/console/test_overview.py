@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console import desk, watcher
+from cluster.console.app import LOOKUPS_MAX
 from cluster.console.changes import BrokerChange
 from cluster.console.control import NoControl
 from cluster.console.fleet import Fleet
@@ -267,6 +270,26 @@ def test_one_group_can_be_looked_into(make: MakeOverview, server: NameServer, in
         with stream(f"{console.url}api/events?broker=a") as events:
             assert next(events)[0] == "snapshot"
             assert request(f"{console.url}healthz").json()["pages"] == 1
+
+
+def test_a_group_that_hangs_keeps_nobody_from_looking_into_another(
+    make: MakeOverview, server: NameServer, inside: FakeBrokers
+) -> None:
+    """However many pages wait for its brokers, which accept connections and say nothing."""
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        hanging = [f"127.0.0.1:{silent.getsockname()[1]}"]
+        stack.enter_context(joined(server, a=inside.addresses, hangs=hanging))
+        console = make()
+        known(console, "a", "hangs")
+        place = urlsplit(console.url)
+        for _ in range(LOOKUPS_MAX):
+            waiting = stack.enter_context(socket.create_connection((place.hostname, place.port)))
+            waiting.sendall(f"GET /api/topic?name=T&broker=hangs HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+        wait_until(lambda: request(f"{console.url}api/group?name=g&broker=hangs").status == 503, "all of them wait")
+
+        assert request(f"{console.url}api/topic?name=orders&broker=a").status == 200
+        assert request(f"{console.url}api/topic?name=T").status == 200
 
 
 def refused(reply: Reply) -> tuple[int, object]:

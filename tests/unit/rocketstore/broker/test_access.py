@@ -238,7 +238,7 @@ def test_a_method_that_nobody_thought_of_is_denied(broker: Harness) -> None:
     methods = {one.name for one in pb.DESCRIPTOR.services_by_name["BrokerService"].methods}
     hot = {"Send", "SendStream", "Pull", "PullStream", "EndTransaction"}
 
-    assert methods - hot == set(access._checks) | set(access._filters) | access._free
+    assert methods - hot == set(access._checks) | set(access._filters) | set(access._narrowings) | access._free
 
 
 def test_a_slow_call_is_ended_and_a_pull_may_wait_longer() -> None:

@@ -19,7 +19,9 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.broker.surveys import Surveys
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.client import Admin, NotFoundError, Producer, TopicInfo
+from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
+from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig
@@ -31,10 +33,15 @@ from tests.unit.rocketstore.broker.test_server import plain
 Place = tuple[int, int]
 """Queue and offset."""
 TIMES = some.lists(some.lists(some.integers(0, 5), max_size=6), min_size=1, max_size=4)
+HOLE = -1
+HOLES = some.lists(some.lists(some.integers(HOLE, 5), max_size=8), min_size=1, max_size=4)
 
 
 class Queues(MessageStore):
-    """Queues of messages named after their places, with these store times; those before ``lows`` are removed."""
+    """Queues of messages named after their places, with these store times; those before ``lows`` are removed.
+
+    Where the time is ``HOLE``, the log has no message; a get from there gives the next one.
+    """
 
     def __init__(self, times: Sequence[Sequence[int]]) -> None:
         self.times = [list(one) for one in times]
@@ -54,9 +61,14 @@ class Queues(MessageStore):
 
     def get(self, topic: str, queue_id: int, offset: int, **_: object) -> GetResult:
         self.reads.append((queue_id, offset))
-        if (queue_id, offset) in self.unreadable:
-            return GetResult(GetMessageStatus.MESSAGE_WAS_REMOVING, offset + 1, 0, 9)
-        return GetResult(GetMessageStatus.FOUND, offset + 1, 0, 9, (b"%d:%d" % (queue_id, offset) + self.body,))
+        times = self.times[queue_id]
+        while offset < len(times) and (times[offset] == HOLE or (queue_id, offset) in self.unreadable):
+            offset += 1
+        if offset >= len(times):
+            return GetResult(GetMessageStatus.MESSAGE_WAS_REMOVING, offset, 0, 9)
+        body = b"%d:%d" % (queue_id, offset) + self.body
+        record = encode_record(Message("T", body, queue_id), queue_offset=offset)
+        return GetResult(GetMessageStatus.FOUND, offset + 1, 0, 9, (record,))
 
 
 class NoState(BrokerState):
@@ -81,7 +93,8 @@ def ask(queues: Queues, **wanted: object) -> pb.NewestResponse:
 
 
 def places(answer: pb.NewestResponse) -> list[Place]:
-    return [(int(queue), int(offset)) for queue, offset in (one.split(b"-")[0].split(b":") for one in answer.records)]
+    bodies = [one.body for one in split_records(b"".join(answer.records))]
+    return [(int(queue), int(offset)) for queue, offset in (one.split(b"-")[0].split(b":") for one in bodies)]
 
 
 def pages(queues: Queues, **wanted: object) -> Iterator[list[Place]]:
@@ -96,12 +109,11 @@ def pages(queues: Queues, **wanted: object) -> Iterator[list[Place]]:
 
 def merged(times: Sequence[Sequence[int]]) -> list[Place]:
     """The queue whose last message is the newest gives the next one; of equals, the first."""
-    left = [list(one) for one in times]
+    left = [[(time, at) for at, time in enumerate(one) if time != HOLE] for one in times]
     found = []
     while any(left):
-        queue = max((one for one in range(len(left)) if left[one]), key=lambda one: (left[one][-1], -one))
-        left[queue].pop()
-        found.append((queue, len(left[queue])))
+        queue = max((one for one in range(len(left)) if left[one]), key=lambda one: (left[one][-1][0], -one))
+        found.append((queue, left[queue].pop()[1]))
     return found
 
 
@@ -112,6 +124,14 @@ def test_all_messages_come_once_and_the_newest_first(times: list[list[int]], siz
 
     assert [place for page in found for place in page] == merged(times)
     assert [len(page) for page in found[:-1]] == [size] * (len(found) - 1)
+
+
+@given(HOLES, some.integers(1, 4))
+def test_places_without_a_message_are_passed_over(times: list[list[int]], size: int) -> None:
+    """The message behind one comes once, and those before it when it is their turn."""
+    found = list(pages(Queues(times), max_messages=size))
+
+    assert [place for page in found for place in page] == merged(times)
 
 
 @given(TIMES, some.data())
@@ -164,18 +184,28 @@ def test_messages_removed_meanwhile_are_passed_over_but_not_without_end() -> Non
     """An answer may then have none, and say that there are more."""
     queues = Queues([range(2 * GONE_MAX + 5)])
     queues.unreadable = {(0, offset) for offset in range(3, 2 * GONE_MAX + 5)}
+    holes = Queues([[*range(3), *[HOLE] * (2 * GONE_MAX + 2)]])
     found = list(pages(queues))
+    assert [len(page) for page in pages(holes)] == [0, 0, 3]
 
     assert found[0] == []
     assert len(found) == 3
     assert [place for page in found for place in page] == [(0, 2), (0, 1), (0, 0)]
 
 
+def test_a_message_removed_at_this_moment_does_not_repeat_the_next_one() -> None:
+    """A get from its place gives that one, which has been shown."""
+    queues = Queues([[1, 2, 3]])
+    queues.unreadable = {(0, 1)}
+
+    assert list(pages(queues)) == [[(0, 2), (0, 0)]]
+
+
 def test_an_answer_has_room_for_one_message_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """And for no more bytes than it may have if there are several."""
     queues = Queues([[1, 2, 3]])
-    queues.body = b"-" + b"x" * 100
-    monkeypatch.setattr(newest, "BYTES_MAX", 250)
+    queues.body = b"-" + b"x" * 1000
+    monkeypatch.setattr(newest, "BYTES_MAX", 2500)
     assert [len(page) for page in pages(queues)] == [2, 1]
     monkeypatch.setattr(newest, "BYTES_MAX", 1)
     assert list(pages(queues)) == [[(0, 2)], [(0, 1)], [(0, 0)]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from dledger.access.rules import parse_rules
 from dledger.client.security import ClientSecurity
+from dledger.errors import CorruptLogError
 from rocketstore.broker import surveys
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import TopicConfig
@@ -110,6 +112,25 @@ def test_offsets_are_covered_in_the_same_way(
     ]
 
 
+def test_a_damaged_message_hides_only_its_own_time(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its queue ends is known all the same, and so is everything about other queues and topics."""
+    broker.send(pb.Message(topic="T", body=b"1", queue_id=2), pb.Message(topic="less-to-read", body=b"2", queue_id=0))
+    whole = broker.store.store_time
+
+    def store_time(topic: str, queue_id: int, offset: int) -> int:
+        if topic == "T":
+            raise CorruptLogError(Path("log"), 0, "the message does not match its CRC", "")
+        return whole(topic, queue_id, offset)
+
+    monkeypatch.setattr(broker.store, "store_time", store_time)
+
+    found, covered = ranges(broker, "T", "less-to-read")
+
+    assert covered == 2
+    assert (found["T"][2].max_offset, found["T"][2].last_update_ms) == (1, -1)
+    assert found["less-to-read"][0].last_update_ms > 0
+
+
 def test_nothing_asked_is_nothing_told(broker: Harness) -> None:
     """And covers nothing."""
     assert ranges(broker) == ({}, 0)
@@ -143,3 +164,18 @@ def test_an_account_is_told_what_it_may_read(account: str, topics: list[str], gr
 
     assert (list(found), covered) == (topics, 4)
     assert (sorted(members), covered_groups) == (groups, 2)
+
+
+def test_how_much_is_hidden_is_not_told_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is covered is the same whether a topic or a group that one may not see is there, small, or large."""
+    monkeypatch.setattr(surveys, "QUEUES_MAX", 4)
+    there = [TopicConfig("T", 1, 1), TopicConfig("hidden", 4, 4), TopicConfig(SCHEDULE_TOPIC, 4, 4)]
+    security = ClientSecurity(access_key="alice", secret_key="alice-secret")
+    with Harness(None, *there, rules=parse_rules(RULES), security=security) as broker:
+        broker.state.committed = {("other", "T", queue): 1 for queue in range(4)} | {("g", "T", 0): 1}
+
+        of_topics = {name: ranges(broker, name, name, "T") for name in ("hidden", "gone", SCHEDULE_TOPIC)}
+        of_groups = {name: offsets(broker, name, name, "g") for name in ("other", "gone")}
+
+    assert of_topics["hidden"] == of_topics[SCHEDULE_TOPIC] == of_topics["gone"]
+    assert of_groups["other"] == of_groups["gone"]

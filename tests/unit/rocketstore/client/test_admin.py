@@ -68,6 +68,9 @@ def test_queue_ranges(admin: Admin, brokers: FakeBrokers) -> None:
         (3, 0, 0),
     ]
     assert [row.last_update_ms for row in rows] == [-1, 1_700_000_000_000, -1, -1]
+    for node in brokers.nodes:
+        node.fail_calls["TopicRanges"] = deque([(grpc.StatusCode.UNIMPLEMENTED, "older", {})])
+    assert admin.queue_ranges("orders") == rows
 
 
 def test_messages_are_found_by_id_key_unique_key_and_place(admin: Admin, brokers: FakeBrokers) -> None:

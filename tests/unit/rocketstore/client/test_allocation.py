@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.client.allocation import allocate, in_java_order, queues_in_java_order
+from rocketstore.client.allocation import allocate, in_java_order, owners, queues_in_java_order
 from rocketstore.client.shares import QueueName
 
 
@@ -48,6 +48,14 @@ def test_queues_are_sorted_as_java_sorts_them() -> None:
     java = [("a", "x", 1), ("a", "x", 10), ("a", "\U00010000", 0), ("a", "\ue000", 0), ("b", "a", 0)]
     queues = [QueueName(topic, queue_id, name) for topic, name, queue_id in java]
     assert queues_in_java_order([*reversed(queues), queues[0]]) == queues
+
+
+@given(st.integers(0, 64), st.integers(0, 80))
+def test_owners_are_who_the_queues_are_given_to(queues: int, members: int) -> None:
+    """By the same rule."""
+    names = [f"c{number:03}" for number in range(members)]
+
+    assert owners(range(queues), names) == {one: name for name in names for one in allocate(range(queues), names, name)}
 
 
 def test_who_is_no_member_gets_nothing() -> None:

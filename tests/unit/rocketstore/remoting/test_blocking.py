@@ -1,8 +1,9 @@
-"""The client without an event loop: what happens when it is closed by another thread."""
+"""The client without an event loop: what happens when it is closed by another thread, or cannot connect."""
 
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -30,3 +31,13 @@ def test_closing_during_a_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPat
             with pytest.raises(UnreachableError, match="closed"):
                 client.call(address, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0), 5.0)
     assert [one.fileno() for one in made] == [-1]
+
+
+def test_why_nobody_is_reached_is_said_in_words() -> None:
+    """Without the system's number of the error."""
+    with closing(BlockingRemotingClient()) as client, socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        server.close()
+        with pytest.raises(UnreachableError) as refused:
+            client.call(address, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0), 5.0)
+    assert str(refused.value) == f"cannot connect to {address}: Connection refused"

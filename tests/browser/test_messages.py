@@ -1,0 +1,141 @@
+"""Messages page by page, in a real browser: nothing is shown twice, nothing left out, nothing of another search."""
+
+# ruff: noqa: E501  # JavaScript, which nobody wraps here
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.broker_target import BrokerTarget
+from cluster.connection import GroupTarget
+from cluster.console.server import ConsoleServer, ListenAddress
+from rocketstore.message.message import Message
+from tests.browser.chromium import Page
+from tests.browser.test_page import find, press
+from tests.support.fake_broker import FakeBrokers, fake_brokers
+
+REMOVED, SENT, DEAD = 5, 70, 45
+OFFSETS = "return [...document.querySelectorAll(`#${arguments[0]} td button.linklike`)].map((one) => Number(one.textContent.split(':').pop()))"
+LATE = """
+const direct = window.fetch;
+window.fetch = async (...request) => {
+  if (String(request[0]).includes('topic=slow')) await new Promise((resolve) => { window.answer = resolve; });
+  return direct(...request);
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[FakeBrokers]:
+    """A queue whose first messages were removed before a group had them, and the group's dead letters."""
+    with fake_brokers(1) as made:
+        for topic, count in (("orders", SENT), ("slow", 1), ("%DLQ%late", DEAD)):
+            made.add_topic(topic, 1)
+            for number in range(count):
+                made.put(Message(topic, b"%d" % number, 0, store_timestamp=1000 + number))
+        made.queues["orders", 0].base = REMOVED
+        made.offsets["late", "orders", 0] = 2
+        yield made
+
+
+@pytest.fixture
+def console(page: Page, brokers: FakeBrokers) -> Iterator[ConsoleServer]:
+    """Their console, open."""
+    target = GroupTarget(tuple(brokers.addresses), "", 20.0)
+    with ConsoleServer(target, BrokerTarget(target.bootstrap, 20.0), place=ListenAddress(port=0)) as server:
+        page.open(server.url)
+        yield server
+        page.leave()
+
+
+def shows(page: Page, newest: int, oldest: int, panel: str = "panel-messages") -> None:
+    """Wait until these messages are there, the newest first, and no other."""
+    wanted = list(range(newest, oldest - 1, -1))
+    page.wait(lambda: page.js(OFFSETS, panel) == wanted, f"{newest} to {oldest}")
+
+
+def turn(page: Page, words: str) -> None:
+    """A button of the line above the dead letters."""
+    page.js(
+        "[...document.querySelectorAll('#sheet .result-line button')].find((one) => one.textContent === arguments[0]).click()",
+        words,
+    )
+
+
+def test_the_newest_messages_lead_to_all_older_ones_and_back(page: Page, console: ConsoleServer) -> None:
+    """Newer is the page before, and not the first one."""
+    page.click("#tab-messages")
+    find(page, by="newest", topic="orders", queue="")
+    shows(page, 69, 50)
+    for newest, oldest in ((49, 30), (29, 10), (9, 5)):
+        press(page, "Older")
+        shows(page, newest, oldest)
+    for newest, oldest in ((29, 10), (49, 30)):
+        press(page, "Newer")
+        shows(page, newest, oldest)
+    press(page, "Newest")
+    shows(page, 69, 50)
+
+
+def test_a_queue_is_turned_from_any_offset(page: Page, console: ConsoleServer) -> None:
+    """Each page begins where the other ends, in both directions."""
+    page.click("#tab-messages")
+    find(page, by="offset", topic="orders", queue="0", offset="40")
+    shows(page, 40, 21)
+    press(page, "Older")
+    shows(page, 20, 5)
+    press(page, "Newer")
+    shows(page, 40, 21)
+    press(page, "Newer")
+    shows(page, 60, 41)
+    press(page, "Newer")
+    shows(page, 69, 50)
+
+
+def test_dead_letters_are_turned_without_a_gap(page: Page, console: ConsoleServer) -> None:
+    """From the newest to the oldest and back."""
+    page.click("#tab-groups")
+    page.click("tr[data-row=late] .expander")
+    page.click("[aria-label='Dead letters of late']")
+    shows(page, 44, 25, "sheet")
+    turn(page, "Older")
+    shows(page, 24, 5, "sheet")
+    turn(page, "Older")
+    shows(page, 4, 0, "sheet")
+    turn(page, "Newer")
+    shows(page, 24, 5, "sheet")
+    turn(page, "Newest")
+    shows(page, 44, 25, "sheet")
+
+
+def test_an_answer_that_comes_late_replaces_no_later_one(page: Page, console: ConsoleServer) -> None:
+    """Whoever searches again sees what was searched for last."""
+    page.click("#tab-messages")
+    page.js(LATE)
+    find(page, by="newest", topic="slow", queue="")
+    page.wait(lambda: page.js("return window.answer !== undefined"), "the first search")
+    find(page, by="newest", topic="orders", queue="")
+    shows(page, 69, 50)
+
+    page.js("window.answer()")
+    page.wait(
+        lambda: page.js(
+            "return performance.getEntriesByType('resource').some((one) => one.name.includes('topic=slow'))"
+        ),
+        "its answer",
+    )
+    assert page.js("return new Promise((resolve) => setTimeout(resolve, 0))") is None
+    shows(page, 69, 50)
+
+
+def test_removed_messages_are_neither_lag_nor_skipped(page: Page, console: ConsoleServer) -> None:
+    """A group that is behind what was removed cannot get it any more, whatever its offset."""
+    page.click("tr[data-row=orders] .expander")
+    page.wait(lambda: "2 (65)" in page.text("panel-topics"), "the group's place and lag")
+    page.click("#tab-groups")
+    page.click("tr[data-row=late] .expander")
+    page.click("[aria-label='Reset the offsets of late']")
+    page.click("#form-content button[type=submit]")
+    page.wait(lambda: "65 messages would be skipped and not delivered." in page.text("form-dialog"), "the plan")
