@@ -170,7 +170,6 @@ function resetOffsets(group, topics) {
       const found = await ask("/api/reset-plan", { group, topic: values.topic, to: at });
       if (choice(form.values()) !== choice(values)) return null; // chosen anew meanwhile
       chosen = choice(values);
-      if (choice(form.values()) !== chosen) return null; // something else was chosen meanwhile
       plan = found;
       shown.replaceChildren(...planOf(found));
       form.button.textContent = `Reset ${found.rows.length === 1 ? "1 queue" : `${found.rows.length} queues`}`;
