@@ -20,7 +20,7 @@ import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
-from dledger.contexts import ContextOption
+from dledger.contexts import ContextOption, check_place
 from dledger.values import address_text, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -214,7 +214,9 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
         security: CommandSecurity,
         **others: object,
     ) -> None:
-        name_servers = namesrv if namesrv and precede(click.get_current_context(), ("namesrv",), ("broker",)) else ()
+        context = click.get_current_context()
+        check_place(context, "broker", "namesrv")
+        name_servers = namesrv if namesrv and precede(context, ("namesrv",), ("broker",)) else ()
         if broker_name and not name_servers:
             raise click.UsageError("--broker-name chooses among the brokers of name servers: give them (--namesrv)")
         command(target=BrokerTarget(broker, timeout_s, security, name_servers, broker_name), **others)

@@ -11,7 +11,7 @@ import click
 
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
-from dledger.contexts import ContextOption
+from dledger.contexts import ContextOption, check_place
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -50,6 +50,7 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_target(
         bootstrap: tuple[str, ...], group: str, timeout_s: float, security: CommandSecurity, **others: object
     ) -> None:
+        check_place(click.get_current_context(), "bootstrap", "nodes", "namesrv")  # the last two: of the console
         command(target=GroupTarget(bootstrap, group, timeout_s, security), **others)
 
     with_target = click.option(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from dledger.contexts import ContextOption
 
@@ -46,9 +47,14 @@ class CommandSecurity:
 
 
 def _secret_key(file: Path | None) -> str:
-    """Reads a file or the environment; never an option, because other users can see command lines."""
-    if file is None:
-        return os.environ.get("DLEDGER_SECRET_KEY", "")
+    """Reads a file or the environment; never an option, because other users can see command lines.
+
+    A context's file is for the context's access key: the environment wins over both.
+    """
+    secret = os.environ.get("DLEDGER_SECRET_KEY", "")
+    source = click.get_current_context().get_parameter_source("secret_key_file")
+    if file is None or (secret and source is ParameterSource.DEFAULT_MAP):
+        return secret
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -34,6 +34,7 @@ SETTINGS: Final = (
     "secret_key_file",
 )
 """The options a context may hold, by their parameters' names."""
+_PLACES: Final = ("bootstrap", "broker", "namesrv")
 FILES: Final = frozenset({"tls_ca", "tls_cert", "tls_key", "secret_key_file"})
 CHOSEN: Final = "dledger.context"
 """In click's ``meta``: the name given with ``--context``, or None."""
@@ -193,6 +194,21 @@ def chosen_in(ctx: click.Context) -> tuple[str, Mapping[str, str]]:
         name = contexts.current if given is None else given
         found = ctx.meta[f"{CHOSEN}.values"] = (name, contexts.named(name) if name else {})
     return found
+
+
+def check_place(ctx: click.Context, *names: str) -> None:
+    """Raises ``ConfigError`` if the context is of some place, but of those options of a command that say where, none.
+
+    The command would go to the default of its options, which is another place.
+    """
+    there = {one.name for one in ctx.command.params}
+    own = [one for one in names if one in there]
+    if any(ctx.get_parameter_source(one) is not ParameterSource.DEFAULT for one in own):
+        return
+    name, values = chosen_in(ctx)
+    if any(one in values for one in _PLACES):
+        options = " or ".join(f"--{one}" for one in own)
+        raise ConfigError([f"context {name} has no addresses for this command: give {options}"])
 
 
 def complete_name(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:

@@ -23,7 +23,8 @@ Examples:
 
 An option wins over its environment variable, and that over the context. DLEDGER_CONTEXT=NAME chooses one, too, and
 --context "" none. Contexts are kept in $XDG_CONFIG_HOME/dledger/contexts.json (~/.config), without secret keys: only
-the file's name is. They hold for commands that talk to a group; servers and demos do not read them.""",
+the file's name is. They hold for commands that talk to a group; servers and demos do not read them. A command whose
+addresses the context does not have, as --broker, is refused.""",
 )
 def context() -> None:
     """Keep addresses and security options under names, as kubectl and natscli do."""

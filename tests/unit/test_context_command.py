@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from cluster.commands.completion import SHELLS
+from cluster.connection import GroupTarget
+from cluster.security_options import CommandSecurity
 
 Run = Callable[..., Result]
 
@@ -163,3 +165,46 @@ def test_every_shell_of_the_choice_has_a_script(run: Run) -> None:
     for shell in SHELLS:
         assert "_DLEDGER_COMPLETE" in run("completion", shell).output
     assert run("completion", "tcsh").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("context", "command", "missing"),
+    [
+        (("-b", "10.0.0.1:1"), ("topic", "delete", "orders", "--yes"), "--broker or --namesrv"),
+        (("--broker", "10.0.0.1:1"), ("append", "hello"), "--bootstrap"),
+        (("--broker", "10.0.0.1:1"), ("console",), "--bootstrap or --nodes or --namesrv"),
+    ],
+)
+def test_a_context_without_the_addresses_of_a_command_does_not_send_it_to_the_default_ones(
+    run: Run, context: tuple[str, ...], command: tuple[str, ...], missing: str
+) -> None:
+    """What was meant for production must not happen to what runs here; a context without any is of no place."""
+    run("context", "add", "prod", *context)
+    run("context", "add", "keys", "--insecure")
+
+    found = run("--context", "prod", *command)
+    elsewhere = run("--context", "keys", "status", "--timeout", "0.2")
+
+    assert "has no addresses" not in elsewhere.output
+    assert found.exit_code == 2
+    assert f"context prod has no addresses for this command: give {missing}" in found.stderr
+
+
+def test_a_secret_in_the_environment_wins_over_the_file_of_the_context(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key and its secret come from one place: a variable wins over the context."""
+    (tmp_path / "ops.key").write_text("secret of ops")
+    run("context", "add", "prod", "-b", "127.0.0.1:1", "--access-key", "ops", "--secret-key-file", "ops.key")
+    seen: list[CommandSecurity] = []
+    monkeypatch.setattr(GroupTarget, "connect", lambda target, **_: seen.append(target.security))
+
+    run("append", "hello")
+    monkeypatch.setenv("DLEDGER_ACCESS_KEY", "alice")
+    monkeypatch.setenv("DLEDGER_SECRET_KEY", "secret of alice")
+    run("append", "hello")
+
+    assert [(one.access_key, one.secret_key) for one in seen] == [
+        ("ops", "secret of ops"),
+        ("alice", "secret of alice"),
+    ]

@@ -163,7 +163,7 @@ function resetOffsets(group, topics) {
     send: async (values) => {
       if (plan !== null) {
         const places = Object.fromEntries(plan.rows.map((row) => [row.queue, row.to]));
-        return change("reset-offsets", { group, topic: values.topic, places });
+        return change("reset-offsets", { group, topic: plan.topic, places });
       }
       const at = values.to === "time" ? new Date(values.time).getTime() : values.to;
       if (Number.isNaN(at)) throw Object.assign(new Error("Choose a time"), { answer: { field: "time" } });

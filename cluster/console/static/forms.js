@@ -26,10 +26,14 @@ export function confirmed(title, words, yes, danger = false) {
   });
 }
 
-/** Do `work(fields)`; if the answer is a question, ask it, and do it again if the answer is yes. Null: it was no. */
+/**
+ * Do `work(fields)`; if the answer is a question, ask it, and do it again if the answer is yes. Null: it was no. Throws
+ * if the question arrives while another one is open, which would have its answer.
+ */
 export async function askedFirst(work, fields) {
   const answer = await work(fields);
   if (answer.confirm === undefined) return answer;
+  if ($("confirm").open) throw new Error("nothing was done, because another question was open");
   const { title, text: losses, yes } = answer.confirm;
   return (await confirmed(title, losses, yes, true)) ? work({ ...fields, confirmed: true }) : null;
 }
