@@ -26,14 +26,14 @@ def _plain(root: Path) -> BrokerConfig:
     return load_broker_settings(None, {}, {**SETTINGS, "storePathRootDir": str(root), "listenPort": "0"})[0]
 
 
-def _replicated(root: Path, *others: str) -> BrokerConfig:
-    peer, listen, client = free_ports(3)
+def _replicated(root: Path, others: int = 0) -> BrokerConfig:
+    listen, client, *peers = free_ports(3 + others)  # at once: they must differ
     flags = {
         "storePathRootDir": str(root),
         "enableDLegerCommitLog": "true",
         "dLegerGroup": "G",
         "dLegerSelfId": "n0",
-        "dLegerPeers": ";".join([f"n0-127.0.0.1:{peer}", *others]),
+        "dLegerPeers": ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(peers)),
         "cluster_id": "C",
         "listenPort": str(listen),
         "client_port": str(client),
@@ -46,8 +46,7 @@ def _replicated(root: Path, *others: str) -> BrokerConfig:
 
 def _member(root: Path) -> BrokerConfig:
     """The others do not run."""
-    one, two = free_ports(2)
-    return _replicated(root, f"n1-127.0.0.1:{one}", f"n2-127.0.0.1:{two}")
+    return _replicated(root, others=2)
 
 
 CONFIGS = {"plain": _plain, "alone": _replicated, "member": _member}
