@@ -99,7 +99,10 @@ def parse_address(text: str, port_min: int = 1) -> tuple[str, int]:
     host = without_brackets(host)
     port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PORT_MAX)) else -1
     if not host or not port_min <= port <= _PORT_MAX or (":" in host and not _is_ipv6(host)):
-        raise ValueError(f"invalid address {text!r}: use HOST:PORT with a port up to {_PORT_MAX}, such as 127.0.0.1:30911 or [::1]:30911")
+        raise ValueError(
+            f"invalid address {text!r}: use HOST:PORT with a port up to {_PORT_MAX}, "
+            "such as 127.0.0.1:30911 or [::1]:30911"
+        )
     return host, port
 
 
