@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from dledger.errors import InvariantError
+from dledger.rpc import loops
 from dledger.rpc.ports import CommitEvent, LogNode, NodeEvent, RoleEvent
 from dledger.types import NO_INDEX, LogIndex
 
@@ -110,7 +111,7 @@ class LoopThread:
 
     def _main(self) -> None:
         try:
-            asyncio.run(self._run())
+            loops.run(self._run())
         except BaseException as error:
             self._report(error)
             raise

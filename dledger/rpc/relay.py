@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -111,7 +112,7 @@ class Relay:
         self._name = _grpc_name(inner)
         self._buffer = buffer
         self._over = False
-        self.heard_at = self._loop.time()
+        self.heard_at = time.monotonic()
         """When the client last sent something."""
         NAMES.add(self._name, peer)
         self._inward = _Lane(self, outer, inner)
@@ -131,7 +132,7 @@ class Relay:
 
     def _heard(self, lane: _Lane) -> None:
         if lane is self._inward:
-            self.heard_at = self._loop.time()
+            self.heard_at = time.monotonic()
 
     def _ends(self, lane: _Lane) -> None:
         """One side has closed its sending side, and everything it sent was relayed."""

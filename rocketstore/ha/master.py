@@ -397,8 +397,9 @@ class _Slave:
         self._writer.transport.abort()
 
     def write(self, data: bytes) -> None:
-        """Send soon."""
-        self._writer.write(data)
+        """Send soon, unless the connection has ended: ``drain`` says so then, and uvloop would refuse."""
+        if not self._writer.is_closing():
+            self._writer.write(data)
 
     async def drain(self) -> None:
         """Wait until there is room to send more."""

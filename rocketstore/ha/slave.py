@@ -306,7 +306,7 @@ class _Session:
         slave = self._slave
         if not slave.pace.introduces:
             return self._unintroduced()
-        self._transport.write(REPORT.pack(GREETING))
+        self._say(REPORT.pack(GREETING))
         try:
             said, _ = await self._words(GREETING)
         except TimeoutError:
@@ -323,7 +323,7 @@ class _Session:
         words = SlaveWords(
             own.cluster, own.broker, own.broker_id, slave.epoch.now, self._log.segment_bytes, end, length, crc
         )
-        self._transport.write(words.encode(GREETING))
+        self._say(words.encode(GREETING))
         said, begun = await self._words(VERDICT, slave.pace.silence_s_max)
         verdict = SlaveVerdict.decode(said)
         if verdict.refusal:
@@ -411,7 +411,12 @@ class _Session:
     def _report(self, end: int) -> None:
         if not self._transport.is_closing():
             self._reported = end
-            self._transport.write(REPORT.pack(end))
+            self._say(REPORT.pack(end))
+
+    def _say(self, data: bytes) -> None:
+        """Send, unless the connection has ended, which the next read says; uvloop would refuse."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     async def _report_regularly(self) -> None:
         while True:

@@ -298,8 +298,8 @@ class RemotingConnection(asyncio.Protocol):
         """Send now what was passed to ``send``."""
         self._flushing = False
         out, self._out, self._out_bytes = self._out, [], 0
-        if self.is_closed or self._transport is None or not out:
-            return
+        if self.is_closed or self._transport is None or self._transport.is_closing() or not out:
+            return  # if it is closing, its end is on its way to us, and uvloop refuses to write
         self._transport.write(b"".join(out))
         self.heard_at = self._loop.time()
         if not self.is_full:

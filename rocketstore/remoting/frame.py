@@ -10,7 +10,9 @@ import json
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
 
 from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
 from rocketstore.remoting.errors import FrameError
@@ -39,6 +41,7 @@ _INT32_MIN: Final = -(1 << 31)
 _INT32_MAX: Final = (1 << 31) - 1
 _INT16_MIN: Final = -(1 << 15)
 _INT16_MAX: Final = (1 << 15) - 1
+_Int32 = Annotated[int, msgspec.Meta(ge=_INT32_MIN, le=_INT32_MAX)]
 _LANGUAGES: Final = tuple(Language)
 _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _NO_FIELDS: Final[Mapping[str, str]] = {}
@@ -167,7 +170,44 @@ def head_of(frame: Frame, body_bytes: int) -> bytes:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
+class _UsualHeader(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What RocketMQ's clients in Java and Go write: decoded in a third of the time of any JSON."""
+
+    code: _Int32 = 0
+    extFields: dict[str, str] | None = None  # noqa: N815  # the names are those on the wire
+    flag: _Int32 = 0
+    language: str = ""
+    opaque: _Int32 = 0
+    remark: str | None = None
+    serializeTypeCurrentRPC: str | None = None  # noqa: N815
+    version: _Int32 = 0
+
+
+_decode_usual: Final = msgspec.json.Decoder(_UsualHeader).decode
+
+
 def _from_json(header: bytes, body: bytes) -> Frame:
+    try:
+        usual = _decode_usual(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _from_any_json(header, body)
+    fields = usual.extFields
+    if fields is not None and len(fields) > FIELDS_MAX:
+        raise _too_many_fields(fields)
+    return Frame(
+        usual.code,
+        usual.opaque,
+        _NO_FIELDS if fields is None else fields,
+        body,
+        usual.flag,
+        usual.remark or "",
+        usual.version,
+        LANGUAGES.get(usual.language, Language.OTHER),
+    )
+
+
+def _from_any_json(header: bytes, body: bytes) -> Frame:
+    """With other members, numbers in fields, halves of surrogate pairs: whatever is a header at all."""
     try:
         values = strict(header.decode())
     except (ValueError, RecursionError) as error:
@@ -199,12 +239,16 @@ def _json_fields(found: object) -> Mapping[str, str]:
     if type(found) is not dict:
         raise FrameError("a header whose extFields is not an object")
     if len(found) > FIELDS_MAX:
-        raise FrameError(f"a header with {len(found)} fields: at most {FIELDS_MAX} are allowed")
+        raise _too_many_fields(found)
     fields: dict[str, str] = found
     for value in fields.values():
         if type(value) is not str:
             return _texts(fields)
     return fields
+
+
+def _too_many_fields(fields: Mapping[str, object]) -> FrameError:
+    return FrameError(f"a header with {len(fields)} fields: at most {FIELDS_MAX} are allowed")
 
 
 def _texts(fields: Mapping[str, object]) -> dict[str, str]:

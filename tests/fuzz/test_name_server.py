@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.rpc import loops
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
 from rocketstore.nameserver.tables import RouteTables
@@ -127,7 +128,7 @@ def test_every_request_is_answered_and_nothing_unforeseen_happens(requests: list
     logger = logging.getLogger("rocketstore")
     logger.addHandler(handler)
     try:
-        answered = asyncio.run(_play(requests, new_directory("nameserver")))
+        answered = loops.run(_play(requests, new_directory("nameserver")))
     finally:
         logger.removeHandler(handler)
 

@@ -13,7 +13,7 @@ from dledger.access.guard import AccessGuard
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, InvariantError
-from dledger.rpc import options
+from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
@@ -110,7 +110,7 @@ class ClientServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            loops.run(self._serve())
         except ConfigError as error:
             self._failure = error
         except BaseException as error:

@@ -14,6 +14,7 @@ import asyncio
 import ssl
 from collections import deque
 from contextlib import suppress
+from typing import cast
 
 from dledger.backoff import Backoff
 from dledger.config import Member
@@ -190,8 +191,12 @@ class _Connection(asyncio.Protocol):
 
     def write(self, kind: FrameType, *payload: bytes) -> None:
         """Send a frame; what the socket does not accept is buffered, and ``writable`` says when to pause."""
-        if self._transport is not None:
-            self._transport.write(push_frames.pack(kind, *payload))
+        self._send(push_frames.pack(kind, *payload))
+
+    def _send(self, data: bytes) -> None:
+        """Send bytes unless the connection has ended, which we are told of next: uvloop would refuse them."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def abort(self) -> None:
         """Break the connection."""
@@ -200,9 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send our handshake."""
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"{transport} is no stream")
-        self._transport = transport
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's classes are not asyncio's
         push_frames.tune(transport.get_extra_info("socket"))
         self._begin(transport)
 
@@ -250,17 +253,17 @@ class _TlsConnection(_Connection):
 
     def write(self, kind: FrameType, *payload: bytes) -> None:
         """See ``_Connection.write``."""
-        transport, seal = self._transport, self._stream.seal
-        if transport is None or transport.is_closing():
+        seal, send = self._stream.seal, self._send
+        if self._transport is None or self._transport.is_closing():
             return
         *small, large = payload
         if len(large) <= SEAL_BYTES:
-            transport.write(seal(push_frames.pack(kind, *payload)))
+            send(seal(push_frames.pack(kind, *payload)))
             return
-        transport.write(seal(push_frames.pack_head(kind, sum(map(len, payload)), *small)))
+        send(seal(push_frames.pack_head(kind, sum(map(len, payload)), *small)))
         view = memoryview(large)
         for start in range(0, len(large), SEAL_BYTES):
-            transport.write(seal(view[start : start + SEAL_BYTES]))
+            send(seal(view[start : start + SEAL_BYTES]))
 
     def _begin(self, transport: asyncio.Transport) -> None:
         transport.write(push_frames.TLS_PREAMBLE + self._stream.shake_hands(b""))
@@ -283,20 +286,19 @@ class _TlsConnection(_Connection):
 
     def _shake_hands(self, data: bytes) -> bool:
         """Continue the TLS handshake; once it is done, check the peer's name and send our handshake."""
-        stream, transport = self._stream, self._transport
+        stream = self._stream
         self._said += data
         reply = stream.shake_hands(data)
         if stream.agreed:
             tls.check_name(tls.names_of(stream.certificate), self._link.peer, f"of {self._link.address}")
-        if transport is not None:
-            transport.write(reply)
+        self._send(reply)
         if stream.agreed:
             self.write(FrameType.HANDSHAKE, self._link.introduction())
         return stream.agreed
 
     def _send_due(self) -> None:
-        if self._stream.has_due and self._transport is not None:
-            self._transport.write(self._stream.due())
+        if self._stream.has_due:
+            self._send(self._stream.due())
 
     def _refusal_in_the_clear(self) -> str:
         """A plaintext refusal from a peer without TLS, if it knows push connections."""

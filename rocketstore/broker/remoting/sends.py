@@ -145,8 +145,10 @@ class RemotingSends:
         self._stored_answers = StoredAnswers(_OTHERS)
         self._gathered: list[_Send] = []
         self._gathered_bytes = 0
-        self._planned: asyncio.Handle | None = None
-        """The storing of what is gathered."""
+        self._gathering: asyncio.TimerHandle | None = None
+        """Ends the wait for more."""
+        self._stores_soon = False
+        """Whether what is gathered is stored at the end of this turn of the loop."""
         self._flights = 0
         self._creating: dict[str, list[_Send]] = {}
 
@@ -302,20 +304,20 @@ class RemotingSends:
         self._gathered_bytes += send.size
         if self._flights < FLIGHTS_MAX or self._gathered_bytes >= GATHER_BYTES_MAX or send.half_of:
             self._store_soon()
-        elif self._planned is None:
-            self._planned = asyncio.get_running_loop().call_later(GATHER_S_MAX, self._store_gathered)
+        elif self._gathering is None and not self._stores_soon:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S_MAX, self._store_gathered)
 
     def _store_soon(self) -> None:
-        """At the end of this turn of the loop."""
-        planned = self._planned
-        if isinstance(planned, asyncio.TimerHandle):
-            planned.cancel()
-        elif planned is not None:
+        if self._stores_soon:
             return
-        self._planned = asyncio.get_running_loop().call_soon(self._store_gathered)
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._stores_soon = True
+        asyncio.get_running_loop().call_soon(self._store_gathered)
 
     def _store_gathered(self) -> None:
-        gathered, self._gathered, self._gathered_bytes, self._planned = self._gathered, [], 0, None
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        self._gathering, self._stores_soon = None, False
         together: list[_Send] = []
         for send in gathered:
             if together and not _fit(together[0], send):

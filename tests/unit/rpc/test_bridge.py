@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dledger.errors import InvariantError
+from dledger.rpc import loops
 from dledger.rpc.bridge import EventHub, LoopBridge, LoopThread
 from dledger.rpc.ports import CommitEvent
 from dledger.types import LogIndex
@@ -43,7 +44,7 @@ def test_a_commit_event_that_is_overtaken_does_not_take_the_commit_index_back() 
         overtaking.join()
         return hub.committed_index
 
-    assert asyncio.run(overtake()) == 12
+    assert loops.run(overtake()) == 12
 
 
 def test_a_callback_that_fails_does_not_hold_up_those_behind_it() -> None:
@@ -63,7 +64,7 @@ def test_a_callback_that_fails_does_not_hold_up_those_behind_it() -> None:
         await asyncio.sleep(0)
         return [*ran, *map(str, failures)]
 
-    assert sorted(asyncio.run(post())) == ["a bug", "second"]
+    assert sorted(loops.run(post())) == ["a bug", "second"]
 
 
 def test_a_loop_that_ends_by_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import grpc
 import pytest
 
 from dledger.errors import ConfigError
+from dledger.rpc import loops
 from dledger.rpc.bridge import LoopThread
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.front_door import LOOK_BYTES_MAX, DoorLimits, FrontDoor, Look, Take, Verdict, listen, stop_serving
@@ -454,7 +455,7 @@ def test_a_grpc_server_learns_who_its_client_is(tmp_path: Path, listened: str, d
             assert answer.decode().startswith(told)
             assert int(answer.decode().rpartition(":")[2])
 
-    asyncio.run(ask())
+    loops.run(ask())
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -482,6 +483,6 @@ def test_a_server_that_stops_loses_no_connection_that_it_has_accepted(turns: int
 
     with warnings.catch_warnings(record=True) as lost:
         warnings.simplefilter("always", ResourceWarning)
-        asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+        loops.run(asyncio.wait_for(main(), TIMEOUT_S))
         gc.collect()
     assert [str(one.message) for one in lost] == []

@@ -257,6 +257,14 @@ class Harness:
         self.stop()
         self._loop.stop()
 
+    def on_loop(self, act: Callable[[], object]) -> None:
+        """Do something on the broker's loop, and wait until it is done."""
+
+        async def acting() -> None:
+            act()
+
+        self.bridge.run(acting())
+
     async def _serve(self, bridge: LoopBridge) -> None:
         self.server = aio_server()
         self.service = BrokerService(

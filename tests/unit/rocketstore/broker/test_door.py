@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -40,8 +41,7 @@ class Echo(asyncio.Protocol):
         self._seen = seen
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's classes are not asyncio's
         self._seen.append(transport.get_extra_info("peername")[:2])
 
     def data_received(self, data: bytes) -> None:

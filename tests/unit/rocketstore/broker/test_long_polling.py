@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
 
+from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
 from rocketstore.broker.long_polling import TooManyPullsError, WaitingPulls
 from tests.unit.rocketstore.heads import head
@@ -42,7 +42,7 @@ def test_an_arrival_wakes_those_it_may_suit() -> None:
 
         assert [one.woken for one in (everything, wanted, other, elsewhere)] == [True, True, False, False]
 
-    asyncio.run(scenario())
+    loops.run(scenario())
 
 
 def test_a_burst_is_told_to_the_loop_once() -> None:
@@ -62,7 +62,7 @@ def test_a_burst_is_told_to_the_loop_once() -> None:
         pulls.arrived([head(100, tags_code=100)])
         assert len(bridge.posted) == 1
 
-    asyncio.run(scenario())
+    loops.run(scenario())
 
 
 def test_who_leaves_is_forgotten_and_makes_room() -> None:
@@ -84,4 +84,4 @@ def test_who_leaves_is_forgotten_and_makes_room() -> None:
         pulls.arrived([head(1)])
         assert not bridge.posted
 
-    asyncio.run(scenario())
+    loops.run(scenario())

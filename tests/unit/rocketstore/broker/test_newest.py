@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dledger.errors import InvalidRequestError
+from dledger.rpc import loops
 from rocketstore.broker import newest
 from rocketstore.broker.newest import BYTES_MAX, GONE_MAX, MESSAGES_MAX, NewestMessages
 from rocketstore.broker.readers import ReadThreads
@@ -86,7 +86,7 @@ def ask(queues: Queues, **wanted: object) -> pb.NewestResponse:
     try:
         surveys = Surveys(queues, NoState(), access, readers)
         request = pb.NewestRequest(**{"topic": "T", "max_messages": 3, **wanted})  # type: ignore[arg-type]  # by name
-        data = asyncio.run(NewestMessages(queues, access, readers, surveys).answer(request.SerializeToString()))
+        data = loops.run(NewestMessages(queues, access, readers, surveys).answer(request.SerializeToString()))
         return pb.NewestResponse.FromString(data)
     finally:
         readers.close()

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from dledger.access.quota import Limits, Quotas
+from dledger.rpc import loops
 from dledger.rpc.clients.answers import AnswerRoom
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection
@@ -275,7 +276,7 @@ def test_a_producer_that_takes_no_answers_is_not_read_for_ever() -> None:
         serving.cancel()
         return context.requests
 
-    assert asyncio.run(serve()) == STREAM_REQUESTS_PENDING_MAX
+    assert loops.run(serve()) == STREAM_REQUESTS_PENDING_MAX
 
 
 def test_garbage_ends_a_stream_with_a_reason(broker: Harness) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import certs
+from dledger.rpc import loops
 from rocketstore.ha.inbox import ROOM_BYTES, Inbox
 from tests.support.certificates import files
 
@@ -70,7 +71,7 @@ def test_all_that_is_sent_arrives_in_order(tmp_path: Path, tls: bool) -> None:
         async with server:
             return await everything(inbox)
 
-    pieces = asyncio.run(run())
+    pieces = loops.run(run())
 
     assert b"".join(pieces) == sent
     assert max(map(len, pieces)) <= ROOM_BYTES
@@ -101,7 +102,7 @@ def test_nothing_more_is_read_while_the_room_is_full() -> None:
         assert calls == ["pause", "resume"]
         assert len(inbox.get_buffer(-1)) == ROOM_BYTES
 
-    asyncio.run(run())
+    loops.run(run())
 
 
 def test_the_end_comes_after_what_was_sent() -> None:
@@ -117,4 +118,4 @@ def test_the_end_comes_after_what_was_sent() -> None:
         with pytest.raises(ConnectionResetError):
             await inbox.wait()
 
-    asyncio.run(run())
+    loops.run(run())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.ha.slave import MasterView
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.remoting.client import RemotingClient, UnreachableError
@@ -64,7 +64,7 @@ class Slave:
 
     def round(self) -> None:
         """One round."""
-        asyncio.run(self.sync.step())
+        loops.run(self.sync.step())
 
 
 @pytest.fixture

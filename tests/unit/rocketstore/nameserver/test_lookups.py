@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.rpc import loops
 from dledger.values import parse_address
 from rocketstore.nameserver.aio_lookups import AsyncNameServers
 from rocketstore.nameserver.errors import NameServerError
@@ -93,7 +93,7 @@ def test_tasks_find_the_same(pair: tuple[NameServer, NameServer]) -> None:
         finally:
             await frames.close()
 
-    assert asyncio.run(ask()) == (["g"], True, ("T",))
+    assert loops.run(ask()) == (["g"], True, ("T",))
 
 
 def test_a_route_is_remembered_and_asked_for_again_when_it_is_to_be_refreshed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from dledger.rpc import loops
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
@@ -36,7 +37,7 @@ def _with_server(test: Callable[[RemotingClient, str, list[int]], Awaitable[None
             await server.close(0)
             listening.close()
 
-    asyncio.run(run())
+    loops.run(run())
 
 
 def test_requests_arrive_in_the_order_in_which_they_are_made_also_while_connecting() -> None:
@@ -102,4 +103,4 @@ def test_whoever_wants_to_know_is_told_of_connections_that_end() -> None:
         await listening.wait_closed()
         assert lost == [address]
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    loops.run(asyncio.wait_for(run(), 30))

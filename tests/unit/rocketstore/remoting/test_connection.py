@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.remoting import connection as module
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
@@ -20,10 +21,11 @@ MIB = 1 << 20
 
 
 class Transport:
-    """Takes nothing to send, and remembers whether it is read from."""
+    """Takes nothing to send, and remembers whether it is read from. Once it has ended, it refuses, as uvloop's do."""
 
     def __init__(self, host: str) -> None:
         self.host = host
+        self.has_ended = False
         self._reads = True
         self.unsent = 0
         self.written = bytearray()
@@ -42,7 +44,12 @@ class Transport:
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    def is_closing(self) -> bool:
+        return self.has_ended
+
     def write(self, data: bytes) -> None:
+        if self.has_ended:
+            raise RuntimeError("the handler is closed")
         self.unsent += len(data)
         if len(self.written) < MIB:
             self.written += data
@@ -79,7 +86,25 @@ class _Side:
 
 
 def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+    loops.run(asyncio.wait_for(test(), 30))
+
+
+def test_answers_to_a_connection_that_has_just_ended_are_dropped() -> None:
+    """Its end is known to the loop, but not to us yet: an error would end what else is done in that turn."""
+
+    async def test() -> None:
+        side = _Side()
+        connection, transport = side.accept()
+        connection.data_received(encode(Frame(1, 7)))
+        transport.has_ended = True
+
+        connection.done(side.asked[0], side.asked[0].answer())
+
+        assert not transport.written
+        connection.connection_lost(None)
+        assert connection.is_closed
+
+    _on_a_loop(test)
 
 
 def test_a_killed_server_resets_its_connections_and_one_that_stops_ends_them() -> None:

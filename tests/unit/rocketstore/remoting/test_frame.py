@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rocketstore.remoting import frame as frame_module
 from rocketstore.remoting.codes import VERSION, Language
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import (
@@ -310,3 +315,67 @@ def test_an_answer_has_its_requests_number_and_form(form: HeaderForm) -> None:
     assert answer.is_response
     assert not answer.is_oneway
     assert decode(memoryview(encode(answer))) == answer
+
+
+# -- usual headers, which take a shorter way ---------------------------------------------------------------------------
+
+
+def _known(header: bytes, decoder: Callable[[bytes, bytes], Frame]) -> Frame | str:
+    """What a decoder makes of a header: the frame, or why it is none."""
+    try:
+        return decoder(header, b"body")
+    except FrameError as error:
+        return str(error)
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(1 << 33), 1 << 33) | st.floats() | st.text(max_size=8)
+_FIELDS = st.dictionaries(st.text(max_size=4), st.text(max_size=8) | _SCALARS | st.lists(_SCALARS, max_size=1))
+_MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "code": st.integers(-(1 << 32), 1 << 32) | _SCALARS,
+        "extFields": st.dictionaries(st.text(max_size=4), st.text(max_size=8)) | _FIELDS | _SCALARS,
+        "flag": st.integers(0, 3) | _SCALARS,
+        "language": st.sampled_from(["JAVA", "GO", "", "KLINGON"]) | _SCALARS,
+        "opaque": st.integers(-(1 << 32), 1 << 32) | _SCALARS,
+        "remark": st.text(max_size=8) | _SCALARS,
+        "serializeTypeCurrentRPC": st.just("JSON") | _SCALARS,
+        "version": st.integers(0, 500) | _SCALARS,
+        "unknown": _SCALARS,
+    },
+)
+
+
+@given(members=_MEMBERS, escaped=st.booleans(), garble=st.none() | st.tuples(st.floats(0, 1), st.binary(max_size=3)))
+def test_the_short_way_of_usual_headers_leads_to_the_same_frame(
+    members: dict[str, object], *, escaped: bool, garble: tuple[float, bytes] | None
+) -> None:
+    """Or to the same refusal: which of the two decoders reads a header makes no difference."""
+    header = json.dumps(members, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    if garble is not None:
+        at = round(garble[0] * len(header))
+        header = header[:at] + garble[1] + header[at + 1 :]
+
+    assert _known(header, frame_module._from_json) == _known(header, frame_module._from_any_json)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        rb'{"code":1,"code":2,"extFields":{"a":"1","a":"2"}}',
+        rb'{"remark":"\ud83d\ude00"}',
+        rb'{"remark":"\ud83d"}',
+        rb'{"extFields":{"\udc00":"\ud800\u0041"}}',
+        rb'{"co\u0064e":5}',
+        b' {"code":-0}\n ',
+        b'{"remark":"a\x01b"}',
+        b'{"remark":"\xff"}',
+        b'{"remark":"\xed\xa0\x80"}',
+        b'\xef\xbb\xbf{"code":1}',
+        b'{"extFields":{' + b",".join(b'"%d":""' % one for one in range(FIELDS_MAX + 1)) + b"}}",
+        b'{"extFields":' + b"[" * 100_000,
+    ],
+)
+def test_unusual_texts_are_read_alike_on_both_ways(header: bytes) -> None:
+    """Repeated members, escapes, halves of pairs, bytes that are not UTF-8, too many fields."""
+    assert _known(header, frame_module._from_json) == _known(header, frame_module._from_any_json)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.remoting import server as module
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -57,7 +58,7 @@ class _Server:
 
 
 def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+    loops.run(asyncio.wait_for(test(), 30))
 
 
 def _with_server(test: Callable[[_Server], Awaitable[None]], requests_max: int, host_requests_max: int) -> None:

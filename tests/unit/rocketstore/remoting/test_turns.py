@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.remoting import turns as module
 from rocketstore.remoting.turns import Turns
 
@@ -47,7 +48,7 @@ class _Work:
 
 
 def _on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+    loops.run(asyncio.wait_for(test(), 30))
 
 
 def test_requests_that_take_long_start_one_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.config import ConnectionLimits
-from dledger.rpc import options
+from dledger.rpc import loops, options
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.types import LogIndex
@@ -95,7 +95,7 @@ def test_a_server_takes_as_many_calls_at_a_time_as_it_was_told() -> None:
             await server.stop(None)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    asyncio.run(main())
+    loops.run(main())
 
 
 def test_headers_that_are_no_text_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:

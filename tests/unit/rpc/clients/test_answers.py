@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
+from dledger.rpc import loops
 from dledger.rpc.clients.answers import AnswerRoom, Leases
 from dledger.rpc.clients.connections import Connection
 
@@ -46,7 +47,7 @@ def test_an_answer_waits_for_room_of_its_connection() -> None:
             clients.leases("a").take_now(500)
         clients.leases("a").take_now(400)
 
-    asyncio.run(check())
+    loops.run(check())
 
 
 def test_connections_that_wait_take_turns() -> None:
@@ -66,7 +67,7 @@ def test_connections_that_wait_take_turns() -> None:
         await asyncio.gather(*greedy, *others)
         return served
 
-    assert sorted(asyncio.run(check())[:4]) == ["a", "a", "b", "c"]
+    assert sorted(loops.run(check())[:4]) == ["a", "a", "b", "c"]
 
 
 def test_who_gives_up_leaves_nothing_behind() -> None:
@@ -87,7 +88,7 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
         assert waiting[2].done()
         assert not waiting[2].cancelled()
 
-    asyncio.run(check())
+    loops.run(check())
 
 
 def test_room_that_a_lost_connections_calls_give_back_goes_to_others() -> None:
@@ -107,7 +108,7 @@ def test_room_that_a_lost_connections_calls_give_back_goes_to_others() -> None:
         assert all(isinstance(one, TooManyWaitsError) for one in results)
         await clients.leases("a").take(500)
 
-    asyncio.run(check())
+    loops.run(check())
 
 
 def test_room_at_once_is_there_or_not() -> None:
@@ -130,4 +131,4 @@ def test_room_at_once_is_there_or_not() -> None:
         moved.end()
         await waiting
 
-    asyncio.run(check())
+    loops.run(check())

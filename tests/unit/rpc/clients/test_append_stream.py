@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dledger.pb import client_pb2 as pb
+from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.answers import AnswerRoom
 from dledger.rpc.clients.append_stream import AppendStream
@@ -64,4 +65,4 @@ def test_a_stream_whose_answers_cannot_be_written_ends() -> None:
         await asyncio.wait_for(stream.run(), 10)
 
     with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(serve())
+        loops.run(serve())

@@ -1,4 +1,4 @@
-"""How soon the leader's end of a push connection tries again; no connection is made."""
+"""The leader's end of a push connection: how soon it tries again, and a connection that has just ended."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import asyncio
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, PushKind, PushResponse
 from dledger.errors import InvalidRequestError, ResponseCode
-from dledger.rpc import options
+from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.control_link import Introduction, Refusals
 from dledger.rpc.peers.identity import PeerIdentity
 from dledger.rpc.peers.push_frames import FrameType
-from dledger.rpc.peers.push_link import PushLink
+from dledger.rpc.peers.push_link import PushLink, _Connection
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
 
@@ -34,7 +34,7 @@ def a_link() -> PushLink:
         PeerIdentity.of(config),
         members[1],
         RecordingReceiver(),
-        asyncio.run(a_bridge()),
+        loops.run(a_bridge()),
         introduction=Introduction("", lambda _peer, _address: None, Refusals(N0, N1)),
         queue_pushes_max=1,
     )
@@ -90,3 +90,40 @@ def test_a_peer_that_refuses_is_called_seldom_until_it_answers() -> None:
 
     assert (refused, agreed) == ([LONGEST_S, LONGEST_S], [LONGEST_S])
     assert pauses(link, 1) == [FIRST_S]
+
+
+class _Ended(asyncio.Transport):
+    """It has ended, and the protocol has not been told yet: uvloop refuses to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return _Untuned() if name == "socket" else default
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.ended:
+            raise RuntimeError("the handler is closed")
+
+
+class _Untuned:
+    def setsockopt(self, *_: int) -> None:
+        """Not a real socket."""
+
+
+def test_pushes_for_a_connection_that_has_just_ended_are_dropped() -> None:
+    """What else waits for that turn of the loop, such as other peers' pushes and clients' answers, must go on."""
+    link, transport = a_link(), _Ended()
+
+    async def ending() -> None:
+        connection = _Connection(link)
+        connection.connection_made(transport)
+        transport.ended = True
+
+        connection.write(FrameType.PUSH, b"head", b"body")
+
+    loops.run(ending())

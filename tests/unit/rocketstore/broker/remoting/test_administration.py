@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.remoting import administration
@@ -100,7 +101,7 @@ def test_a_read_that_nobody_waits_for_takes_its_thread_until_it_ends() -> None:
 
     readers = ReadThreads(2)
     try:
-        asyncio.run(run(readers))
+        loops.run(run(readers))
     finally:
         go.set()
         readers.close()

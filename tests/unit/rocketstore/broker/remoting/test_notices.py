@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import cast
 
+from dledger.rpc import loops
 from rocketstore.broker.remoting import notices as module
 from rocketstore.broker.remoting.clients import ClientLink
 from rocketstore.broker.remoting.notices import Notices
@@ -42,7 +43,7 @@ def test_changes_that_follow_each_other_are_told_together() -> None:
         assert max(one.told["g"] for one in links) <= 20
         notices.close()
 
-    asyncio.run(asyncio.wait_for(test(), 30))
+    loops.run(asyncio.wait_for(test(), 30))
 
 
 def test_a_large_group_is_not_told_in_one_go() -> None:
@@ -59,4 +60,4 @@ def test_a_large_group_is_not_told_in_one_go() -> None:
         assert {one.told["g"] for one in links} == {1}
         notices.close()
 
-    asyncio.run(asyncio.wait_for(test(), 30))
+    loops.run(asyncio.wait_for(test(), 30))

@@ -98,13 +98,13 @@ def test_without_room_a_pull_waits_for_it(broker: RemotingHarness, client: Remot
     client.send()
     root, gets = broker.service.parts.quotas.root, broker.store.gets
     whole = root._limits.answer_bytes_max
-    broker.bridge.post(lambda: root.change_answer(whole))
+    broker.on_loop(lambda: root.change_answer(whole))
 
     pulled = client.begin(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
     wait_until(lambda: len(broker.service.parts.room._waiting) == 1, "it waits")
     assert broker.store.gets == gets
-    broker.bridge.post(lambda: root.change_answer(-whole))
-    broker.bridge.post(broker.service.parts.room.grown)
+    broker.on_loop(lambda: root.change_answer(-whole))
+    broker.on_loop(broker.service.parts.room.grown)
     assert client.answer_to(pulled).code == 0
     wait_until(lambda: unread_bytes(broker) == 0, "nothing counts as unread")
 

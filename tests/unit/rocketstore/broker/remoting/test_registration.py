@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting import registration as registration_module
@@ -73,7 +74,7 @@ def _registering(
                 for one in asyncio.all_tasks() - {asyncio.current_task()}:
                     one.cancel()
 
-        asyncio.run(run())
+        loops.run(run())
 
 
 def test_an_announcement_is_over_when_all_name_servers_know() -> None:
@@ -110,7 +111,7 @@ def test_without_name_servers_there_is_nobody_to_wait_for() -> None:
         await asyncio.wait_for(registration.announce(), 30)
 
     with Harness() as harness:
-        asyncio.run(run(harness))
+        loops.run(run(harness))
 
 
 def test_a_silent_name_server_does_not_delay_what_others_hear() -> None:
