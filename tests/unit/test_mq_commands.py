@@ -443,6 +443,16 @@ def test_print_shows_queues_one_after_the_other(run: Run, brokers: FakeBrokers) 
     put(brokers, 2, 1)
 
     assert len(run("message", "print", "-t", "orders").stdout.split()) == 602
+@pytest.mark.parametrize("text", ["x", "7F000001256B30946E09854E45E90000"])
+def test_query_by_id_says_how_to_find_a_producers_own_id(run: Run, text: str) -> None:
+    """Which is what RocketMQ's clients print; nothing is asked."""
+    shown = run("message", "query-by-id", text)
+
+    assert shown.exit_code == 2
+    assert text in shown.stderr.splitlines()[-1]
+    assert "dledger message query-by-key -t TOPIC --unique ID" in shown.stderr
+
+
     assert run("message", "print", "-t", "orders", "--max", "1").stdout.split() == ["0-0", "1-0"]
     some = run("message", "print", "-t", "orders", "--queue", "0", "--offset", "400", "--max", "2")
     assert some.stdout.split() == ["0-400", "0-401"]
