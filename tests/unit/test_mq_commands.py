@@ -230,6 +230,14 @@ def test_an_unknown_topic_is_told(run: Run) -> None:
 def test_print_reads_the_queues_that_may_be_read(run: Run, brokers: FakeBrokers) -> None:
     """A topic that grows gets its new queues for writing first."""
     put(brokers, 2, 0)
+def test_a_topic_that_does_not_exist_is_told_before_anybody_is_asked(run: Run) -> None:
+    """A misspelled name is no reason to decide anything."""
+    shown = run("topic", "delete", "oders", stdin=b"y\n")
+
+    assert shown.exit_code == 1
+    assert shown.output == "error: topic oders does not exist\n"
+
+
     put(brokers, 1, 3)
     brokers.topics["orders"].read_queues = 2
 
