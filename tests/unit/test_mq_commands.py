@@ -82,6 +82,16 @@ def test_every_command_has_help_with_examples(run: Run, group: str, name: str) -
     assert f"dledger {group}" in shown.output
 
 
+@pytest.mark.parametrize("group", sorted({group for group, _ in groups()}))
+def test_a_list_of_commands_says_whole_sentences(group: str) -> None:
+    """In a terminal of 80 columns; click would cut what is longer."""
+    shown = CliRunner().invoke(cli.main, [group, "--help"], prog_name="dledger", terminal_width=80)
+
+    commands = shown.output.partition("Commands:")[2].partition("Examples:")[0]
+    assert commands
+    assert "..." not in commands
+
+
 def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """As RocketMQ's mqbroker is started: ``dledger broker -c FILE``."""
     started: list[tuple[object, ...]] = []
@@ -199,6 +209,7 @@ def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
 
     assert (shown["node_id"], shown["role"], shown["bootTimestamp"]) == ("n0", "SYNC_MASTER", "1700000000000")
     assert (other["node_id"], other["role"]) == ("n1", "SLAVE")
+    assert (shown["is_master"], other["is_master"]) == ("true", False)
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -219,6 +230,14 @@ def test_a_topic_is_not_deleted_unasked(run: Run, brokers: FakeBrokers) -> None:
     assert "orders" in brokers.topics
 
 
+def test_a_topic_that_does_not_exist_is_told_before_anybody_is_asked(run: Run) -> None:
+    """A misspelled name is no reason to decide anything."""
+    shown = run("topic", "delete", "oders", stdin=b"y\n")
+
+    assert shown.exit_code == 1
+    assert shown.output == "error: topic oders does not exist\n"
+
+
 def test_an_unknown_topic_is_told(run: Run) -> None:
     """In every command that needs it."""
     for words in (("topic", "status"), ("topic", "route"), ("message", "consume", "-t"), ("message", "print", "-t")):
@@ -230,14 +249,6 @@ def test_an_unknown_topic_is_told(run: Run) -> None:
 def test_print_reads_the_queues_that_may_be_read(run: Run, brokers: FakeBrokers) -> None:
     """A topic that grows gets its new queues for writing first."""
     put(brokers, 2, 0)
-def test_a_topic_that_does_not_exist_is_told_before_anybody_is_asked(run: Run) -> None:
-    """A misspelled name is no reason to decide anything."""
-    shown = run("topic", "delete", "oders", stdin=b"y\n")
-
-    assert shown.exit_code == 1
-    assert shown.output == "error: topic oders does not exist\n"
-
-
     put(brokers, 1, 3)
     brokers.topics["orders"].read_queues = 2
 
@@ -432,6 +443,16 @@ def test_query_by_id(run: Run, brokers: FakeBrokers) -> None:
     assert run("message", "query-by-id", "0" * 32).exit_code == 1
 
 
+@pytest.mark.parametrize("text", ["x", "7F000001256B30946E09854E45E90000"])
+def test_query_by_id_says_how_to_find_a_producers_own_id(run: Run, text: str) -> None:
+    """Which is what RocketMQ's clients print; nothing is asked."""
+    shown = run("message", "query-by-id", text)
+
+    assert shown.exit_code == 2
+    assert text in shown.stderr.splitlines()[-1]
+    assert "dledger message query-by-key -t TOPIC --unique ID" in shown.stderr
+
+
 def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:
     """A row per message, or JSON; exit code 1 if there is none."""
     put(brokers, 2, 1, KEYS="k1 k2", UNIQ_KEY="U")
@@ -451,16 +472,6 @@ def test_print_shows_queues_one_after_the_other(run: Run, brokers: FakeBrokers) 
     put(brokers, 2, 1)
 
     assert len(run("message", "print", "-t", "orders").stdout.split()) == 602
-@pytest.mark.parametrize("text", ["x", "7F000001256B30946E09854E45E90000"])
-def test_query_by_id_says_how_to_find_a_producers_own_id(run: Run, text: str) -> None:
-    """Which is what RocketMQ's clients print; nothing is asked."""
-    shown = run("message", "query-by-id", text)
-
-    assert shown.exit_code == 2
-    assert text in shown.stderr.splitlines()[-1]
-    assert "dledger message query-by-key -t TOPIC --unique ID" in shown.stderr
-
-
     assert run("message", "print", "-t", "orders", "--max", "1").stdout.split() == ["0-0", "1-0"]
     some = run("message", "print", "-t", "orders", "--queue", "0", "--offset", "400", "--max", "2")
     assert some.stdout.split() == ["0-400", "0-401"]
