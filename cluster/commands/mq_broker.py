@@ -165,7 +165,8 @@ def _broker_json(address: str, answer: BrokerStatus | DLedgerError) -> dict[str,
 
 def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
     if isinstance(answer, DLedgerError):
-        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), str(answer))
+        reason = str(answer).removeprefix(f"{address} is unreachable: ")
+        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), reason)
     oldest, ha = answer.earliest_message_ms, HaFacts.of(answer.runtime)
     hours = f"{(time.time() * 1000 - oldest) / 3_600_000:.1f}" if oldest > 0 else ""
     return (

@@ -198,6 +198,8 @@ def test_cluster_list_tells_of_the_dead(run: Run, brokers: FakeBrokers) -> None:
 
     assert shown.exit_code == 1
     assert "unreachable" in shown.stdout
+    assert shown.stdout.count(brokers.addresses[0]) == 1
+    assert "connection refused" in shown.stdout
     assert "no master" in shown.stderr
     assert json.loads(run("cluster", "list", "--json").stdout)["master"] is None
 
