@@ -103,7 +103,7 @@ def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     def row(one: QueueRange) -> tuple[str, ...]:
         return (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
 
-    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row)
+    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row, least=("last update",))
 
 
 @topic.command(

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli
+from cluster import cli, terminal
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
 from cluster.local.group import free_ports
@@ -224,6 +224,20 @@ def test_topics(run: Run, brokers: FakeBrokers) -> None:
     assert [one["name"] for one in json.loads(run("topic", "list", "--json").stdout)] == ["new", "orders"]
     assert run("topic", "delete", "new", "--yes").exit_code == 0
     assert "new" not in brokers.topics
+
+
+def test_offsets_are_whole_in_a_narrow_terminal(
+    run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the last change gives way."""
+    put(brokers, 1)
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+
+    shown = run("topic", "status", "orders").stdout
+
+    assert shown.split()[:5] == ["queue", "min", "offset", "max", "offset"]
+    assert "(no room for: last update)" in shown
 
 
 def test_a_topic_is_not_deleted_unasked(run: Run, brokers: FakeBrokers) -> None:
