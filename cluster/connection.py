@@ -12,6 +12,7 @@ import click
 from cluster.security_options import NO_SECURITY, CommandSecurity, security_options
 from dledger import flag_values
 from dledger.contexts import ContextOption, check_place
+from dledger.errors import IdentityError
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -51,7 +52,12 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
         bootstrap: tuple[str, ...], group: str, timeout_s: float, security: CommandSecurity, **others: object
     ) -> None:
         check_place(click.get_current_context(), "bootstrap", "nodes", "namesrv")  # the last two: of the console
-        command(target=GroupTarget(bootstrap, group, timeout_s, security), **others)
+        try:
+            command(target=GroupTarget(bootstrap, group, timeout_s, security), **others)
+        except IdentityError as error:
+            told = IdentityError(f"{error}: choose the group with --group")
+            told.outcome = error.outcome
+            raise told from error
 
     with_target = click.option(
         "--timeout",

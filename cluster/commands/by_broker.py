@@ -24,11 +24,15 @@ def facts(found: Sequence[tuple[str, Sequence[_D]]]) -> list[dict[str, object]]:
 
 
 def print_table(
-    columns: Sequence[str], found: Sequence[tuple[str, Sequence[_T]]], row: Callable[[_T], tuple[str, ...]]
+    columns: Sequence[str],
+    found: Sequence[tuple[str, Sequence[_T]]],
+    row: Callable[[_T], tuple[str, ...]],
+    *,
+    least: Sequence[str] = (),
 ) -> None:
-    """Print one table."""
+    """Print one table; columns of ``least`` are left out where there is no room."""
     if len(found) > 1:
         rows = [(broker, *row(one)) for broker, ones in found for one in ones]
-        terminal.print_table(("broker", *columns), rows)
+        terminal.print_table(("broker", *columns), rows, least=least)
     else:
-        terminal.print_table(columns, [row(one) for _, ones in found for one in ones])
+        terminal.print_table(columns, [row(one) for _, ones in found for one in ones], least=least)

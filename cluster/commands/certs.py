@@ -124,6 +124,7 @@ def client(name: str, directory: Path, days: int, force: bool, if_missing: bool)
 
 @certs.command(
     "renew",
+    short_help="Renew certificates under the same names.",
     epilog="""\b
 Examples:
   dledger certs renew n0 n1 n2 billing

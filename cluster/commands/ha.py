@@ -149,9 +149,11 @@ def _rows(one: _Asked) -> Iterator[tuple[str, ...]]:
     facts, info = one.facts, one.info
     number = "" if one.broker_id is None else str(one.broker_id)
     if facts is None or info is None:
-        role = "unreachable" if info is None else "?"
+        role = "unreachable" if info is None else info.role.lower() or "?"
         end = "" if info is None or info.end is None else str(info.end)
         note = one.error or "it tells nothing of classic replication"
+        if info is not None and info.role:
+            note = "member of a group that elects its master: see dledger cluster list"
         yield (one.broker, number, one.address, role, "", end, "", "", "", note)
         return
     number = number or info.node

@@ -174,6 +174,10 @@ def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
         )
     except grpc.RpcError as error:
         from dledger.client.shared import reason_of
+        from dledger.rpc.tls import is_silent_refusal
 
-        return reason_of(error.details() or error.code().name)
+        details = error.details() or error.code().name
+        if is_silent_refusal(details):
+            return "it closed the connection: it may require TLS (--tls-ca), or be a name server (--nameserver)"
+        return reason_of(details)
     return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

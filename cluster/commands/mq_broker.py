@@ -67,13 +67,14 @@ broker.add_command(start, "start")
 
 
 @broker.command(
+    short_help="Show everything a broker reports.",
     epilog="""\b
 Examples:
   dledger broker status
   dledger broker status -b 10.0.0.1:10911,10.0.0.2:10911                      the master of them
   dledger broker status -b 10.0.0.1:10911 --node 10.0.0.2:10911               this one
   dledger broker status --namesrv 10.0.0.1:9876 --broker-name broker-a        the master of these
-  dledger broker status --json | jq .dispatch_behind_bytes"""
+  dledger broker status --json | jq .dispatch_behind_bytes""",
 )
 @click.option("--node", metavar="HOST:PORT", help="Query this broker; default: the master.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -87,7 +88,10 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
         return
     del facts["runtime"], facts["conditions"]
     facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
-    rows = [(name, str(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
+    rows = [
+        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in (*facts.items(), *sorted(found.runtime.items()))
+    ]
     terminal.print_table(("name", "value"), rows)
     for one in found.conditions:
         click.echo(terminal.condition_text(one))
@@ -161,7 +165,8 @@ def _broker_json(address: str, answer: BrokerStatus | DLedgerError) -> dict[str,
 
 def _row(address: str, answer: BrokerStatus | DLedgerError) -> tuple[str, ...]:
     if isinstance(answer, DLedgerError):
-        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), str(answer))
+        reason = str(answer).removeprefix(f"{address} is unreachable: ")
+        return ("", "", "", address, "unreachable", *[""] * (len(_COLUMNS) - 6), reason)
     oldest, ha = answer.earliest_message_ms, HaFacts.of(answer.runtime)
     hours = f"{(time.time() * 1000 - oldest) / 3_600_000:.1f}" if oldest > 0 else ""
     return (

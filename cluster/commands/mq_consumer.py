@@ -31,11 +31,12 @@ def consumer() -> None:
 
 
 @consumer.command(
+    short_help="Show committed offsets, and how far groups are behind.",
     epilog="""\b
 Examples:
   dledger consumer progress                          every group, with its lag
   dledger consumer progress -g billing -t orders     every queue
-  dledger consumer progress -g billing --json | jq 'map(.lag) | add'"""
+  dledger consumer progress -g billing --json | jq 'map(.lag) | add'""",
 )
 @click.option("-g", "--group", help="Show this group, queue by queue.")
 @click.option("-t", "--topic", default="", help="Only this topic.")

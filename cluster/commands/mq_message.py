@@ -86,6 +86,7 @@ class _Letter:
 
 
 @message.command(
+    short_help="Send messages: arguments, lines, or a file.",
     epilog="""\b
 Examples:
   dledger message send -t orders hello world                 two messages
@@ -97,7 +98,7 @@ Examples:
 
 A message is acknowledged when the master has stored it (in a group: a majority). Exit code 3 means that some messages
 have an unknown outcome: they may be stored or not. What is sent again meanwhile
-is stored once."""
+is stored once.""",
 )
 @click.argument("texts", nargs=-1, metavar="[TEXT]… | -")
 @click.option("-t", "--topic", required=True)
@@ -237,6 +238,7 @@ def _send_stream(
 
 
 @message.command(
+    short_help="Print the messages of a topic, once or with --follow.",
     epilog="""\b
 Examples:
   dledger message consume -t orders --from first             all there is, then stop
@@ -247,7 +249,7 @@ Without --group no position is kept. With one, the printed messages are committe
 them; --from applies only to a group without an offset. Several consumers of a group, also RocketMQ's, share its queues:
 each prints the messages of its own ones, and when one ends, the others take them over. With name servers, these are the
 queues of all groups of brokers that have the topic. With --queue or --alone, it reads those queues, or all, whoever
-else does. Without a terminal only the bodies are printed."""
+else does. Without a terminal only the bodies are printed.""",
 )
 @click.option("-t", "--topic", required=True)
 @click.option("-g", "--group", default="", help="Consumer group that remembers its position.")

@@ -10,7 +10,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
 from cluster.commands.mq_print import message_json, print_details, print_message
 from dledger import flag_values
-from dledger.errors import IndexOutOfRangeError
+from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin
@@ -31,12 +31,23 @@ Examples:
 @broker_options
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the message with an offset message id, which contains its position in the log."""
+    _check_offset_id(message_id)
     with target.groups() as groups:
         message = groups.storing(message_id).message_by_id(message_id)
     if as_json:
         terminal.print_json(message_json(message, message.body))
     else:
         print_details(message, message.body)
+
+
+def _check_offset_id(message_id: str) -> None:
+    """RocketMQ's clients print another id, the producer's, as msgId: only its topic's index knows that one."""
+    from rocketstore.message.ids import parse_offset_message_id
+
+    try:
+        parse_offset_message_id(message_id)
+    except InvalidRequestError as error:
+        raise click.UsageError(f"{error} (dledger message query-by-key -t TOPIC --unique ID)") from error
 
 
 @click.command(

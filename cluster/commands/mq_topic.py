@@ -103,7 +103,7 @@ def status(name: str, as_json: bool, target: BrokerTarget) -> None:
     def row(one: QueueRange) -> tuple[str, ...]:
         return (str(one.queue_id), str(one.min_offset), str(one.max_offset), time_text(one.last_update_ms))
 
-    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row)
+    by_broker.print_table(("queue", "min offset", "max offset", "last update"), found, row, least=("last update",))
 
 
 @topic.command(
@@ -159,10 +159,13 @@ Examples:
 @broker_options
 def delete(name: str, yes: bool, target: BrokerTarget) -> None:
     """Delete a topic and its messages."""
-    if not yes:
-        click.confirm(f"Delete topic {name} and its messages?", abort=True)
     with target.groups() as groups:
-        for broker, admin in groups.with_topic(name):
+        places = groups.with_topic(name)
+        for _, admin in places:
+            admin.topic(name)  # a misspelled name is told before anybody is asked
+        if not yes:
+            click.confirm(f"Delete topic {name} and its messages?", abort=True)
+        for broker, admin in places:
             admin.delete_topic(name)
             click.echo(f"deleted topic {name}{_at(broker)}")
 

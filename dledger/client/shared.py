@@ -176,6 +176,7 @@ _REASONS: Final = (
     ("DNS resolution failed", "its name cannot be resolved"),
     ("Failed parsing HTTP/2", "something else than a node or a broker listens there"),
     ("http1.x server", "something else than a node or a broker listens there"),
+    ("Stream removed", "the connection broke"),
 )
 """Parts of gRPC's messages, which name every address tried and every layer, and what they come to."""
 

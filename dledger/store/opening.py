@@ -87,8 +87,10 @@ class RecoveryReport:
             f"removed {', '.join(map(str, self.removed))}" if self.removed else "",
             f"in doubt: {self.doubt}" if self.doubt else "",
         ]
-        stop = "a clean stop" if self.clean_stop else "no clean stop"
-        return f"recovered in {self.duration_ms} ms after {stop}: {'; '.join((entry, *filter(None, more)))}"
+        stop = " after a clean stop" if self.clean_stop else " after no clean stop"
+        if self.last_index < 0 and not self.clean_stop:
+            stop = ""  # a new node has never been stopped
+        return f"recovered in {self.duration_ms} ms{stop}: {'; '.join((entry, *filter(None, more)))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from dledger.errors import InvalidRequestError
 from rocketstore.message.message import HostAddress
 
 PORT_MAX: Final = 65_535
+_SHOWN_MAX: Final = 64
+"""How much of a wrong id an error repeats."""
 _ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _PORT_AND_OFFSET: Final = Struct(">iq")
 _I32_MASK: Final = 0xFFFF_FFFF
@@ -45,11 +47,14 @@ def parse_offset_message_id(text: str) -> tuple[HostAddress, int]:
     A valid id need not refer to anything, and a producer's unique id can look like one, so check what is stored there.
     """
     if _ID.fullmatch(text) is None:
-        raise InvalidRequestError("an offset message id must have 32 or 56 hexadecimal digits")
+        raise InvalidRequestError(f"invalid offset message id {text[:_SHOWN_MAX]!r}: use 32 or 56 hexadecimal digits")
     packed = bytes.fromhex(text)
     port, offset = _PORT_AND_OFFSET.unpack(packed[-_PORT_AND_OFFSET.size :])
     if not 0 <= port <= PORT_MAX or offset < 0:
-        raise InvalidRequestError(f"impossible port {port} or offset {offset} in the id")
+        raise InvalidRequestError(
+            f"{text} is not an offset message id: it would name port {port} and offset {offset}; perhaps the "
+            "producer gave it to the message: then look for it in the topic, as a unique key"
+        )
     return HostAddress(packed[: -_PORT_AND_OFFSET.size], port), offset
 
 

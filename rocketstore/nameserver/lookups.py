@@ -114,7 +114,7 @@ class NameServers:
             if answer.code == unknown:
                 is_unknown = True
             else:
-                reasons.append(f"{address} answered with code {answer.code}: {answer.remark}")
+                reasons.append(f"{address} answered with code {answer.code}: {answer.remark.strip()}")
         if is_unknown:
             return None
         raise NameServerError(f"no name server answered: {'; '.join(reasons)}")

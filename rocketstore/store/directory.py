@@ -33,7 +33,7 @@ class StoreDirectory:
             keep_private(root)
             self._lock = DirectoryLock(root)
         except OSError as error:
-            raise DiskError(f"opening the store directory {root} failed: {error}") from error
+            raise DiskError(f"opening the store directory {root} failed: {error.strerror}") from error
         self._posix_fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.lockf(self._posix_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)

@@ -229,6 +229,20 @@ def test_a_cluster_of_many_groups_with_names_that_attack(page: Page, tmp_path: P
             assert page.js("return window.attacked ?? null") is None
 
 
+def test_topics_are_unknown_while_no_broker_is_registered(page: Page, tmp_path: Path) -> None:
+    """To create one would be bad advice: the brokers, which are down, may have thousands."""
+    with running(config_in(tmp_path)) as server, runtime_broker() as broker, shown(server.address) as console:
+        page.open(console.url)
+        page.wait(lambda: "No topics yet." in page.text("topics"), "there is nothing")
+        with calling(server) as caller:
+            caller.register(0, broker.address, name="gone", cluster="c", topics=("t",))
+            page.wait(lambda: "gone (" in page.text("topics"), "its topic is there")
+        page.wait(lambda: level(page, "gone") == "bad", "it is no longer registered")
+        page.wait(lambda: "No broker is registered, so no topic is known." in page.text("topics"), "it is told")
+        assert "Topics\n\u2013" in card(page, "gone")
+        page.leave()
+
+
 def test_name_servers_that_do_not_answer_are_told(page: Page) -> None:
     """Of both, why; and that nothing is known."""
     with shown(NO_SUCH_NAME_SERVER, "127.0.0.1:2") as console:

@@ -28,6 +28,7 @@ from dledger.errors import (
 )
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import Entry, LogIndex, Magic, NodeId, Position, Role, Term
+from tests.support.fake_group import fake_group
 from tests.support.pipes import named_pipe
 
 
@@ -201,6 +202,15 @@ def test_a_bad_bootstrap_address_is_a_usage_error(run: Callable[..., Result], bo
 
     assert shown.exit_code == 2
     assert "HOST:PORT" in shown.output
+
+
+def test_a_wrong_group_is_told_with_the_option_to_choose_another(run: Callable[..., Result]) -> None:
+    """The node names its own group; which option takes it, only the command knows."""
+    with fake_group(1) as group:
+        shown = run("status", "-b", group.addresses[0], "-g", "other")
+
+    assert shown.exit_code == 1
+    assert shown.output == "error: this node serves group 'default', not 'other': choose the group with --group\n"
 
 
 def test_the_bootstrap_reaches_the_client(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:

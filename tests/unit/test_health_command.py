@@ -166,6 +166,16 @@ def test_a_name_server_that_serves_is_healthy(tmp_path: Path) -> None:
     assert server.address in gone.output
 
 
+def test_a_name_server_asked_as_a_server_says_what_to_do(tmp_path: Path) -> None:
+    """It hangs up without a word, as a server that wants TLS does; gRPC's own words would name neither."""
+    with running(NameServerConfig(listen_port=0, kv_config_path=tmp_path / "kv.json")) as server:
+        asked = CliRunner().invoke(main, ["health", server.address])
+
+    assert asked.exit_code == 1
+    assert asked.output.startswith(f"error: {server.address}: it closed the connection: ")
+    assert "--nameserver" in asked.output
+
+
 def test_a_name_server_with_tls_is_asked_with_its_own_certificate(tmp_path: Path) -> None:
     """Which names the machine, not the loopback address that is dialled."""
     make_authority(tmp_path)

@@ -84,7 +84,7 @@ def test_a_recovery_is_one_line_with_all_that_was_found(log: Begin) -> None:
 @pytest.mark.parametrize(
     ("report", "told"),
     [
-        (RecoveryReport(False, -1, 0, 0, duration_ms=3), "recovered in 3 ms after no clean stop: the log is empty"),
+        (RecoveryReport(False, -1, 0, 0, duration_ms=3), "recovered in 3 ms: the log is empty"),
         (
             RecoveryReport(True, 41, 30, 12, duration_ms=7),
             "recovered in 7 ms after a clean stop: the last entry is 41; verified 12 from 30",

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster import cli
+from cluster import cli, terminal
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
 from cluster.local.group import free_ports
@@ -80,6 +80,16 @@ def test_every_command_has_help_with_examples(run: Run, group: str, name: str) -
     assert shown.exit_code == 0
     assert "Examples:" in shown.output
     assert f"dledger {group}" in shown.output
+
+
+@pytest.mark.parametrize("group", sorted({group for group, _ in groups()}))
+def test_a_list_of_commands_says_whole_sentences(group: str) -> None:
+    """In a terminal of 80 columns; click would cut what is longer."""
+    shown = CliRunner().invoke(cli.main, [group, "--help"], prog_name="dledger", terminal_width=80)
+
+    commands = shown.output.partition("Commands:")[2].partition("Examples:")[0]
+    assert commands
+    assert "..." not in commands
 
 
 def test_an_option_after_broker_starts_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +198,8 @@ def test_cluster_list_tells_of_the_dead(run: Run, brokers: FakeBrokers) -> None:
 
     assert shown.exit_code == 1
     assert "unreachable" in shown.stdout
+    assert shown.stdout.count(brokers.addresses[0]) == 1
+    assert "connection refused" in shown.stdout
     assert "no master" in shown.stderr
     assert json.loads(run("cluster", "list", "--json").stdout)["master"] is None
 
@@ -199,6 +211,7 @@ def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
 
     assert (shown["node_id"], shown["role"], shown["bootTimestamp"]) == ("n0", "SYNC_MASTER", "1700000000000")
     assert (other["node_id"], other["role"]) == ("n1", "SLAVE")
+    assert (shown["is_master"], other["is_master"]) == ("true", False)
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -213,10 +226,32 @@ def test_topics(run: Run, brokers: FakeBrokers) -> None:
     assert "new" not in brokers.topics
 
 
+def test_offsets_are_whole_in_a_narrow_terminal(
+    run: Run, brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the last change gives way."""
+    put(brokers, 1)
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+
+    shown = run("topic", "status", "orders").stdout
+
+    assert shown.split()[:5] == ["queue", "min", "offset", "max", "offset"]
+    assert "(no room for: last update)" in shown
+
+
 def test_a_topic_is_not_deleted_unasked(run: Run, brokers: FakeBrokers) -> None:
     """No answer is no."""
     assert run("topic", "delete", "orders", stdin=b"n\n").exit_code == 1
     assert "orders" in brokers.topics
+
+
+def test_a_topic_that_does_not_exist_is_told_before_anybody_is_asked(run: Run) -> None:
+    """A misspelled name is no reason to decide anything."""
+    shown = run("topic", "delete", "oders", stdin=b"y\n")
+
+    assert shown.exit_code == 1
+    assert shown.output == "error: topic oders does not exist\n"
 
 
 def test_an_unknown_topic_is_told(run: Run) -> None:
@@ -422,6 +457,16 @@ def test_query_by_id(run: Run, brokers: FakeBrokers) -> None:
     assert ["body", "\\xff"] in lines_of(shown)
     assert described["body_base64"] == "/w=="
     assert run("message", "query-by-id", "0" * 32).exit_code == 1
+
+
+@pytest.mark.parametrize("text", ["x", "7F000001256B30946E09854E45E90000"])
+def test_query_by_id_says_how_to_find_a_producers_own_id(run: Run, text: str) -> None:
+    """Which is what RocketMQ's clients print; nothing is asked."""
+    shown = run("message", "query-by-id", text)
+
+    assert shown.exit_code == 2
+    assert text in shown.stderr.splitlines()[-1]
+    assert "dledger message query-by-key -t TOPIC --unique ID" in shown.stderr
 
 
 def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:

@@ -1,7 +1,7 @@
 // A card for each group of brokers, by cluster: how it does, its members, its rates. Elements stay, so that focus does.
 
 import { $, attribute, classes, h, reshape, shape, text } from "./dom.js";
-import { clusters, fleet, groupUrl } from "./fleet.js";
+import { clusters, fleet, groupUrl, isRegistered } from "./fleet.js";
 import * as format from "./format.js";
 import { now } from "./store.js";
 
@@ -54,7 +54,8 @@ export function renderTopicCounts() {
 
 function topicsOf(name) {
   const { loaded, counts, unseen } = fleet.topics;
-  return loaded ? `${format.count(counts[name] ?? 0)}${unseen ? " or more" : ""}` : "–";
+  const group = fleet.groups.get(name);
+  return loaded && group && isRegistered(group) ? `${format.count(counts[name] ?? 0)}${unseen ? " or more" : ""}` : "–";
 }
 
 function keepAt(list, element, place) {

@@ -49,6 +49,8 @@ export function takeCatalog(message) {
   fleet.topics = message;
 }
 
+/** Whether name servers know any of the group's brokers. */
+export const isRegistered = (group) => group.members.some((member) => member.state !== "missing");
 /** The names of all clusters. */
 export const clusters = () => [...new Set([...fleet.groups.values()].map((group) => group.cluster))];
 export const groupUrl = (name) => `/group?${new URLSearchParams({ broker: name })}`;

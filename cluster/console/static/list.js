@@ -12,7 +12,7 @@ const ASK_MS = 5000; // the console looks most often at what was asked for withi
 export class List {
   /**
    * `about`: {panel (its id), path, things ("topics"), columns, order: {sort, descending}, internal (its toggle's words),
-   * none (what to say of an empty list), command (which lists all), silent() (why nothing can be told yet, if so)}.
+   * none (what to say of an empty list, also as a function), command (which lists all), silent() (why nothing can be told yet, if so)}.
    * Columns and rows as in `Table`; rows have names.
    */
   constructor(about) {
@@ -114,7 +114,7 @@ export class List {
     const silent = this.found?.loaded ? "" : (this.about.silent?.() ?? "");
     if (silent) return [silent, true];
     if (!this.found?.loaded) return [`Loading ${things}…`, false];
-    if (!shown) return [this.wanted.search ? `No ${things} have “${this.wanted.search}” in their names.` : none, false];
+    if (!shown) return [this.wanted.search ? `No ${things} have “${this.wanted.search}” in their names.` : typeof none === "function" ? none() : none, false];
     const { unseen, left_out: leftOut } = this.found;
     const some = unseen ? `The figures of ${format.count(unseen)} ${things} are still being asked for. ` : "";
     const more = leftOut ? `${format.count(leftOut)} more ${things} are not listed here. To see all: ${command}` : "";

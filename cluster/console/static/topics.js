@@ -1,7 +1,7 @@
 // The topics of all groups: in which groups each is, and when a row is opened, every queue there.
 
 import { h } from "./dom.js";
-import { fleet, groupUrl } from "./fleet.js";
+import { fleet, groupUrl, isRegistered } from "./fleet.js";
 import * as format from "./format.js";
 import { List } from "./list.js";
 import { ask } from "./stream.js";
@@ -17,7 +17,7 @@ let list;
 export function start() {
   list = new List({
     panel: "topics", path: "/api/topics", things: "topics", order: { sort: "name", descending: false },
-    internal: "Show internal topics", none: "No topics yet. Create one: dledger topic create orders", command: "dledger topic list",
+    internal: "Show internal topics", none, command: "dledger topic list",
     columns: [
       { name: "Topic", sort: "name", cell: (row) => list.table.expander(row.name, row.name, (place) => fill(place, row.name)) },
       { name: "Groups", sort: "groups", number: true, cell: (row) => format.count(row.shares?.length) },
@@ -30,6 +30,12 @@ export function start() {
     for (const [name, place] of list.table.open) fill(place, name);
   }, REFRESH_MS);
 }
+
+/** Without a registered broker, name servers know no topic, although the brokers may have many. */
+const none = () =>
+  fleet.groups.size > 0 && ![...fleet.groups.values()].some(isRegistered)
+    ? "No broker is registered, so no topic is known."
+    : "No topics yet. Create one: dledger topic create orders";
 
 export function render() {
   list.renew(fleet.topics);

@@ -70,6 +70,13 @@ def test_a_killed_leader_is_unreachable_at_once_and_its_successor_tells_how_long
     assert texts(known)[-2:] == ["n0 stopped answering", "n2 leads in term 2"]
 
 
+def test_why_a_node_does_not_respond_does_not_repeat_its_address(known: History) -> None:
+    """There is little room, and the address stands above."""
+    known.failed("h:1", UnavailableError("h:1 is unreachable: connection refused"), T0 + 400, silent=False)
+
+    assert node(known, "n0")["error"] == "connection refused"
+
+
 def test_a_leader_that_led_before_the_first_look_has_led_for_an_unknown_time(known: History) -> None:
     """The console's own start is not its begin."""
     assert present(known)["group"]["leader_began"] is False

@@ -63,6 +63,16 @@ def test_what_is_no_offset_id_is_refused(text: str) -> None:
         parse_offset_message_id(text)
 
 
+def test_a_refused_id_is_named_and_a_producers_own_is_recognized() -> None:
+    """RocketMQ's clients print the producer's id as msgId; it has the same length and says nothing of the place."""
+    with pytest.raises(
+        InvalidRequestError, match=r"invalid offset message id 'x{64}': use 32 or 56 hexadecimal digits"
+    ):
+        parse_offset_message_id("x" * 10_000)
+    with pytest.raises(InvalidRequestError, match=r"7F000001256B30946E09854E45E90000 is not an .* as a unique key"):
+        parse_offset_message_id("7F000001256B30946E09854E45E90000")
+
+
 @given(st.text() | st.text("0123456789abcdefABCDEF", min_size=32, max_size=32))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """With no other error."""

@@ -137,6 +137,14 @@ def test_what_cannot_be_used_is_an_error(answer: Frame) -> None:
         NameServers([], _Frames())
 
 
+def test_a_remark_is_told_without_the_space_that_rocketmq_begins_it_with() -> None:
+    """As in `` request type 106 not supported``."""
+    frames = _Frames(a=[Frame(3, 0, remark=" not supported")])
+
+    with pytest.raises(NameServerError, match="a answered with code 3: not supported"):
+        NameServers(["a"], frames, timeout_s=1.0).clusters()
+
+
 def test_not_every_route_is_remembered() -> None:
     """The oldest goes."""
     frames = _Frames(a=[_answer()])

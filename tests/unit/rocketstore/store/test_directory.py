@@ -45,6 +45,16 @@ def test_a_second_store_is_refused_until_the_first_lets_go(tmp_path: Path) -> No
     open_directory(tmp_path).release()
 
 
+def test_a_directory_that_cannot_be_made_is_told_without_numbers(tmp_path: Path) -> None:
+    """Once, with the reason: no errno, no second path."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(DiskError) as raised:
+        open_directory(tmp_path / "file" / "store")
+
+    assert str(raised.value) == f"opening the store directory {tmp_path / 'file' / 'store'} failed: Not a directory"
+
+
 def test_a_directory_that_rocketmq_has_open_is_refused(tmp_path: Path) -> None:
     """RocketMQ locks the first byte of the lock file by fcntl."""
     command = [sys.executable, "-c", JAVA_LOCK, str(tmp_path / "lock")]
