@@ -15,6 +15,7 @@ import click
 from dledger import flag_values
 from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.command import job_command, run_standalone
+from dledger_spark.jobs.extent import pinned
 from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS, Span, silent_hours, spans
 from dledger_spark.jobs.own_topics import is_own
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
@@ -47,9 +48,11 @@ class StatsOptions:
 
 
 def run(spark: SparkSession, options: StatsOptions) -> JobReport:
-    """Count."""
+    """Count what is committed now: all passes stop there, although a running log grows."""
     extra = {"tag": ", tags string", "key": ", keys string"}
-    log = options.source.read(spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by))
+    log = pinned(options.source).read(
+        spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by)
+    )
     everything = _cube(log).cache()
     cube, apart = everything, not (options.internal or options.source.topics)
     if apart:
