@@ -76,17 +76,6 @@ def extent_of(source: LogSource) -> Extent:
     return _of_group(options) if source.is_live else _of_directory(source, options)
 
 
-def pinned(source: LogSource) -> LogSource:
-    """The same without what a running group appends from now on, so that several passes over it see the same rows.
-
-    Raises ``ConfigError``, and errors from asking the group.
-    """
-    if not source.is_live or source.to_index is not None:
-        return source
-    end = extent_of(source).end
-    return source if end <= (source.from_index or 0) else replace(source, to_index=end)
-
-
 def _of_group(options: ReadOptions) -> Extent:
     from dledger_spark.source.client_log import ClientLog
 
