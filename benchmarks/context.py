@@ -55,6 +55,8 @@ class BenchSettings:
         )
         if settings.rounds < 1 or settings.kills < 1:
             problems.append("BENCH_ROUNDS and BENCH_KILLS must be at least 1")
+        if settings.directory is not None and not settings.directory.is_dir():
+            problems.append(f"BENCH_DIR={directory!r} must be a directory")
         if problems:
             raise ConfigError(problems)
         return settings

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from cluster.security_options import CommandSecurity, security_options
 from dledger import flag_values
+from dledger.contexts import ContextOption
 from dledger.errors import ConfigError
 from dledger.values import address_text
 
@@ -51,13 +53,21 @@ class OwnServer:
 Examples:
   dledger health                      the server that this environment's settings describe (DLEDGER_…)
   dledger health 127.0.0.1:10911
-  dledger health $DLEDGER_BOOTSTRAP   each of a group
+  dledger health -b $DLEDGER_BOOTSTRAP    each of a group
   dledger health 127.0.0.1:20911 --service dledger.v1.RaftService
   dledger health --nameserver         the name server that this environment's settings describe
 
 Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings.""",
 )
 @click.argument("addresses", required=False, metavar="[HOST:PORT,…]", callback=flag_values.addresses)
+@click.option(
+    "-b",
+    "--bootstrap",
+    cls=ContextOption,
+    metavar="HOST:PORT,…",
+    callback=flag_values.addresses,
+    help="The same as the argument, as for other commands; default: the context's.",
+)
 @click.option("--service", default="", help="Check one gRPC service; default: the whole server.")
 @click.option("--nameserver", is_flag=True, help="Ask a name server, which has RocketMQ's protocol and no gRPC.")
 @click.option(
@@ -71,11 +81,21 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
 )
 @security_options
 def health(
-    addresses: tuple[str, ...] | None, service: str, nameserver: bool, timeout_s: float, security: CommandSecurity
+    addresses: tuple[str, ...] | None,
+    bootstrap: tuple[str, ...] | None,
+    service: str,
+    nameserver: bool,
+    timeout_s: float,
+    security: CommandSecurity,
 ) -> None:
     """Check with gRPC's health protocol whether servers are serving; without an address, the one in this container."""
     if nameserver and service:
         raise click.UsageError("a name server has no gRPC services: omit --service")
+    of_context = click.get_current_context().get_parameter_source("bootstrap") is ParameterSource.DEFAULT_MAP
+    if addresses and bootstrap and not of_context:
+        raise click.UsageError("addresses are given twice: with --bootstrap and without")
+    if not nameserver or not of_context:  # a context's are those of nodes
+        addresses = addresses or bootstrap
     problems = 0
     for address in addresses or (None,):
         if nameserver:
@@ -86,7 +106,7 @@ def health(
         click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
     if problems and not addresses and (group := os.environ.get("DLEDGER_BOOTSTRAP")):
         click.echo(
-            f"This was the server of this environment's settings. For the group: dledger health {group}", err=True
+            f"This was the server of this environment's settings. For the group: dledger health -b {group}", err=True
         )
     if problems:
         raise SystemExit(1)

@@ -88,13 +88,17 @@ def status(node: str | None, as_json: bool, target: BrokerTarget) -> None:
         return
     del facts["runtime"], facts["conditions"]
     facts["members"] = ", ".join(f"{name}={address}" for name, address in sorted(found.members.items()))
-    rows = [
-        (name, str(value).lower() if isinstance(value, bool) else str(value))
-        for name, value in (*facts.items(), *sorted(found.runtime.items()))
-    ]
+    rows = [(name, _fact_text(value)) for name, value in (*facts.items(), *sorted(found.runtime.items()))]
     terminal.print_table(("name", "value"), rows)
     for one in found.conditions:
         click.echo(terminal.condition_text(one))
+
+
+def _fact_text(value: object) -> str:
+    """As RocketMQ's tools write it, and no digits that mean nothing."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _status_of(node: str | None, target: BrokerTarget) -> BrokerStatus:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cluster.console.browse import PAGE_MAX, safe_text
+from cluster.console.browse import PAGE_MAX, WantedMessages, safe_text
 from cluster.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from cluster.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from cluster.console.control import Action, ActionRefusedError
@@ -264,10 +264,8 @@ class Console:
     def _messages(self, desk: Desk, request: Request) -> object:
         browser = desk.messages
         match request.query_params.get("by"):
-            case "newest":
-                query = request.query_params
-                one = _number(request, "queue", 0, 65535) if query.get("queue") else None
-                return browser.newest(_text(request, "topic"), one, query.get("older", ""), _count(request))
+            case "time":
+                return browser.by_time(_wanted(request), _count(request))
             case "offset":
                 queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", -1, _OFFSET_MAX)
                 return browser.by_offset(_text(request, "topic"), queue, offset, _count(request))
@@ -278,7 +276,7 @@ class Console:
             case "id":
                 return browser.by_id(_text(request, "id"))
             case _:
-                raise BadInputError("by must be newest, offset, key, unique or id")
+                raise BadInputError("by must be time, offset, key, unique or id")
 
     def _message(self, desk: Desk, request: Request) -> object:
         queue, offset = _number(request, "queue", 0, 65535), _number(request, "offset", 0, _OFFSET_MAX)
@@ -449,6 +447,25 @@ def _number(request: Request, name: str, low: int, high: int) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and low <= int(text) <= high):
         raise BadInputError(f"{name} must be a whole number from {low} to {high}")
     return int(text)
+
+
+def _wanted(request: Request) -> WantedMessages:
+    query = request.query_params
+
+    def optional(name: str, high: int) -> int | None:
+        return _number(request, name, 0, high) if query.get(name) else None
+
+    since_ms, before_ms = optional("since_ms", _OFFSET_MAX) or 0, optional("before_ms", _OFFSET_MAX) or 0
+    if 0 < before_ms <= since_ms:
+        raise BadInputError("the end of the time must be after its begin")
+    return WantedMessages(
+        topic=_text(request, "topic"),
+        queue_id=optional("queue", 65535),
+        since_ms=since_ms,
+        before_ms=before_ms,
+        oldest_first=query.get("order") == "oldest",
+        after=query.get("after", ""),
+    )
 
 
 def _count(request: Request) -> int:

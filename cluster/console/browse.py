@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +96,21 @@ def _text_of(data: bytes, *, cut_off: bool) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class WantedMessages:
+    """Of a topic, or of one of its queues, the newest first; ``after``: what the page before said of the next one.
+
+    Those stored at ``since_ms`` or later, and before ``before_ms``; 0: no limit.
+    """
+
+    topic: str
+    queue_id: int | None = None
+    since_ms: int = 0
+    before_ms: int = 0
+    oldest_first: bool = False
+    after: str = ""
+
+
 class MessageBrowser:
     """Looks things up at the brokers. Thread-safe; raises ``DLedgerError``."""
 
@@ -106,14 +121,21 @@ class MessageBrowser:
         """Calls in progress fail."""
         self._admin.close()
 
-    def newest(self, topic: str, queue_id: int | None, older: str, count: int) -> dict[str, object]:
-        """A topic's newest messages across its queues (or of one), or those ``older`` than a page that said so."""
-        found, ends = self._admin.newest(topic, _ends_of(older), max_messages=count, queue_id=queue_id)
+    def by_time(self, wanted: WantedMessages, count: int) -> dict[str, object]:
+        """A page of a topic's messages, by time."""
+        found, ends = self._admin.newest(
+            wanted.topic,
+            _ends_of(wanted.after),
+            max_messages=count,
+            queue_id=wanted.queue_id,
+            stored=(wanted.since_ms, wanted.before_ms),
+            oldest_first=wanted.oldest_first,
+        )
         more = ".".join(map(str, ends))
         return {
             "messages": [_message_json(one.decode(), *_body_of(one)) for one in found],
-            "older": more if len(more) <= CURSOR_CHARACTERS_MAX else "",
-            "has_older": bool(ends),
+            "next": more if len(more) <= CURSOR_CHARACTERS_MAX else "",
+            "has_next": bool(ends),
             "as_of_ms": wall_ms(),
         }
 
@@ -137,9 +159,12 @@ class MessageBrowser:
         return _whole(messages[0].decode(), *_body_of(messages[0]))
 
     def by_key(self, topic: str, key: str, *, unique: bool) -> dict[str, object]:
-        """Messages with a business key, or with the unique id assigned by the producer."""
+        """The newest messages with a business key, or with the unique id assigned by the producer, the newest first."""
         found = self._admin.messages_by_key(topic, key, max_messages=PAGE_MAX, unique=unique)
-        return {"messages": [_message_json(one, one.body, "") for one in found]}
+        return {
+            "messages": [_message_json(one, one.body, "") for one in reversed(found)],
+            "may_have_more": len(found) == PAGE_MAX,
+        }
 
     def by_id(self, message_id: str) -> dict[str, object]:
         """The message with an offset message id."""
@@ -238,13 +263,13 @@ def read_back(admin: Admin, topic: str, queue_id: int, first: int, end: int) -> 
     return [one for one in found if one.queue_offset >= first], max(first, ends[queue_id] if ends else first)
 
 
-def _ends_of(older: str) -> list[int]:
+def _ends_of(after: str) -> list[int]:
     """Raises ``BadInputError`` for what no page said."""
-    parts = older.split(".") if older else []
-    if len(older) > CURSOR_CHARACTERS_MAX or not all(
+    parts = after.split(".") if after else []
+    if len(after) > CURSOR_CHARACTERS_MAX or not all(
         one.isascii() and one.isdigit() and len(one) <= 19 and int(one) <= OFFSET_MAX for one in parts
     ):
-        raise BadInputError("older must be what the page before it said")
+        raise BadInputError("after must be what the page before it said")
     return [int(one) for one in parts]
 
 

@@ -48,6 +48,8 @@ def chart(result: DrillResult, number: int) -> str:
         _time_axis(x, span_s, bottom),
         _marks(result.rounds, x, bottom),
         _gaps(result.rounds, x, rate_top),
+        _panel_title(rate_top, "messages/s"),
+        _panel_title(latency_top, "latency: median, and 99th percentile (dashed); logarithmic"),
         f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{bottom}" visibility="hidden"/>',
     ]
     names = (
@@ -192,7 +194,7 @@ def _rate_panel(result: DrillResult, x: Callable[[float], float], top: float) ->
     highest = max([one.acknowledged_per_s + one.failed_per_s for one in series] or [1.0]) or 1.0
     ceiling, step = _nice(min(highest, RATES_SHOWN * result.rate))
     y = _scale(0, ceiling, top + RATE_HEIGHT, top)
-    found = [_grid([(value, f"{value:,.0f}") for value in _steps(step, ceiling)], y), _panel_title(top, "messages/s")]
+    found = [_grid([(value, f"{value:,.0f}") for value in _steps(step, ceiling)], y)]
     found.append(f'<path class="acknowledged" d="{_steps_path(series, x, y)}"/>')
     for one in series:
         if one.failed_per_s:
@@ -233,7 +235,6 @@ def _latency_panel(series: Sequence[Bucket], x: Callable[[float], float], top: f
     return "".join(
         [
             _grid(ticks, y),
-            _panel_title(top, "latency: median, and 99th percentile (dashed); logarithmic"),
             f'<path class="p99" d="{_line([(one.at_s, one.p99_ms) for one in series], x, y)}"/>',
             f'<path class="p50" d="{_line([(one.at_s, one.p50_ms) for one in series], x, y)}"/>',
         ]
@@ -262,7 +263,8 @@ def _grid(ticks: Iterable[tuple[float, str]], y: Callable[[float], float]) -> st
 
 
 def _panel_title(top: float, text: str) -> str:
-    return f'<text class="panel" x="{LEFT}" y="{top - 8}">{text}</text>'
+    """From the margin on, where a short one meets no line; a longer one is drawn over them."""
+    return f'<text class="panel" x="0" y="{top - 8}">{text}</text>'
 
 
 def _time_axis(x: Callable[[float], float], span_s: float, bottom: float) -> str:

@@ -30,6 +30,7 @@ BEHIND_S_MAX: Final = 0.25
 """A producer that was delayed catches up on no more than this."""
 SEND_TIMEOUT_S: Final = 4.0
 POLL_S: Final = 0.25
+ERROR_CHARACTERS_MAX: Final = 200
 JOIN_TIMEOUT_S: Final = 120.0
 
 
@@ -195,4 +196,4 @@ def _failed(number: int, body: bytes, sent_s: float, ended_s: float, error: DLed
 
 def _short(error: DLedgerError) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}"
+    return text[:ERROR_CHARACTERS_MAX] or type(error).__name__

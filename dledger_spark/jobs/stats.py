@@ -30,7 +30,9 @@ _BARS_MAX: Final = 20
 _BY_MINUTE_HOURS_MAX: Final = 3
 _BY_MINUTE_MESSAGES_MAX: Final = 20_000_000
 """A longer log is not read a second time for the sake of a chart."""
-_SCHEMA: Final = "index bigint, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp, size int"
+_SCHEMA: Final = (
+    "index bigint, position bigint, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp, size int"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class StatsOptions:
 
 
 def run(spark: SparkSession, options: StatsOptions) -> JobReport:
-    """Count."""
+    """Count. Further passes stop where the first one did, although a running log grows."""
+    from pyspark.sql import functions as f
+
     extra = {"tag": ", tags string", "key": ", keys string"}
     log = options.source.read(spark, _SCHEMA + "".join(words for by, words in extra.items() if by in options.by))
     everything = _cube(log).cache()
@@ -61,6 +65,8 @@ def run(spark: SparkSession, options: StatsOptions) -> JobReport:
         queues = _rows(_by_queue(cube, options.top)) if "queue" in options.by else []
     finally:
         everything.unpersist()
+    if total["last_position"] is not None:
+        log = log.where(f.col("position") <= total["last_position"])
     words = [(by, _rows(_by_word(log, by, options.top))) for by in ("tag", "key") if by in options.by]
     tables = [_topic_table(topics, total)] if "topic" in options.by else []
     tables += [_own_table(own)] if own and "topic" in options.by else []
@@ -100,6 +106,7 @@ def _cube(log: DataFrame) -> DataFrame:
         f.max(ms).alias("last_ms"),
         f.min("index").alias("first_index"),
         f.max("index").alias("last_index"),
+        f.max("position").alias("last_position"),
     )
 
 
@@ -113,6 +120,7 @@ def _total(cube: DataFrame) -> Row:
         f.max("last_ms").alias("last_ms"),
         f.min("first_index").alias("first_index"),
         f.max("last_index").alias("last_index"),
+        f.max("last_position").alias("last_position"),
     ).collect()
     return rows[0]
 

@@ -1,4 +1,4 @@
-"""A topic's messages from the newest one backwards, across its queues."""
+"""A topic's messages by time, across its queues: from the newest one backwards, or from the oldest one on."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class NewestMessages:
         wire = parse(pb.NewestRequest, data)
         if not 0 < wire.max_messages <= MESSAGES_MAX:
             raise InvalidRequestError(f"max_messages must be 1 to {MESSAGES_MAX}")
-        if min(wire.ends, default=0) < 0:
-            raise InvalidRequestError("ends must not be negative")
+        if min([*wire.ends, wire.since_ms, wire.before_ms]) < 0:
+            raise InvalidRequestError("ends, since_ms and before_ms must not be negative")
         topic = self._topics.find(wire.topic)
         if topic is None:
             raise NotFoundRefusalError(f"topic {wire.topic!r} does not exist")
@@ -48,28 +48,30 @@ class NewestMessages:
         return await self._readers.run(self._found, wire, max(topic.read_queues, topic.write_queues))
 
     def _found(self, wire: pb.NewestRequest, queues: int) -> bytes:
-        ranges = [self._surveys.range_of(wire.topic, queue) for queue in range(queues)]
-        lows = [one.min_offset for one in ranges]
-        # A queue that did not exist at the last answer has only messages that are newer than that.
-        ends = [
-            max(one.min_offset, min(one.max_offset, wire.ends[queue] if queue < len(wire.ends) else 0))
-            if wire.ends
-            else one.max_offset
-            for queue, one in enumerate(ranges)
-        ]
-        if wire.HasField("queue_id"):
-            ends = [end if queue == wire.queue_id else lows[queue] for queue, end in enumerate(ends)]
+        lows, highs = self._bounds(wire, queues)
         passed = 0
 
+        def place(queue: int) -> int:
+            return lows[queue] if wire.oldest_first else highs[queue] - 1
+
+        def step(queue: int) -> None:
+            if wire.oldest_first:
+                lows[queue] += 1
+            else:
+                highs[queue] -= 1
+
         def settle(queue: int) -> Iterator[tuple[int, int]]:
-            """The queue's next head, if it has one. Places without a message, which have no time, are passed over."""
+            """The queue's next head, to be sorted, if it has one. Places without a message have no time: passed over.
+
+            Of equally old messages, that of queue 0 comes first.
+            """
             nonlocal passed
-            while ends[queue] > lows[queue] and passed <= GONE_MAX:
-                head = self._head(wire.topic, queue, ends[queue])
-                if head[0] <= 0:
-                    yield head
+            while highs[queue] > lows[queue] and passed <= GONE_MAX:
+                time_ms = self._store.store_time(wire.topic, queue, place(queue))
+                if time_ms >= 0:
+                    yield (time_ms if wire.oldest_first else -time_ms), queue
                     return
-                ends[queue] -= 1
+                step(queue)
                 passed += 1
 
         heads = [head for queue in range(queues) for head in settle(queue)]
@@ -78,25 +80,48 @@ class NewestMessages:
         room = BYTES_MAX
         while heads and len(records) < wire.max_messages and passed <= GONE_MAX:
             _, queue = heapq.heappop(heads)
-            record = self._record(wire.topic, queue, ends[queue] - 1)
+            record = self._record(wire.topic, queue, place(queue))
             if records and len(record) > room:
                 break
-            ends[queue] -= 1
+            step(queue)
             if record:
                 records.append(record)
                 room -= len(record)
             passed += not record
             for head in settle(queue):
                 heapq.heappush(heads, head)
-        more = any(end > low for end, low in zip(ends, lows, strict=True))
+        more = any(high > low for high, low in zip(highs, lows, strict=True))
+        ends = lows if wire.oldest_first else highs
         return pb.NewestResponse(records=records, ends=ends, more=more).SerializeToString()
+
+    def _bounds(self, wire: pb.NewestRequest, queues: int) -> tuple[list[int], list[int]]:
+        """Of every queue, from which offset up to which (exclusive) messages are wanted."""
+        lows, highs = [], []
+        for queue in range(queues):
+            found = self._surveys.range_of(wire.topic, queue)
+            low, high = found.min_offset, found.max_offset
+            if wire.since_ms:
+                low = max(low, min(self._first_since(wire.topic, queue, wire.since_ms), high))
+            if wire.before_ms:
+                high = max(low, min(self._first_since(wire.topic, queue, wire.before_ms), high))
+            if queue < len(wire.ends):
+                end = max(low, min(high, wire.ends[queue]))
+                low, high = (end, high) if wire.oldest_first else (low, end)
+            elif wire.ends and not wire.oldest_first:  # it did not exist at the last answer: all of it is newer
+                high = low
+            if wire.HasField("queue_id") and queue != wire.queue_id:
+                high = low
+            lows.append(low)
+            highs.append(high)
+        return lows, highs
+
+    def _first_since(self, topic: str, queue: int, time_ms: int) -> int:
+        """The offset of a queue's first message stored at this time or later, or one after its last message."""
+        nearest = self._store.offset_by_time(topic, queue, time_ms)
+        return nearest + (self._store.store_time(topic, queue, nearest) < time_ms)
 
     def _record(self, topic: str, queue: int, offset: int) -> bytes:
         """The message there; empty if it was removed in the meantime: a get then gives a later one, or none."""
         found = self._store.get(topic, queue, offset, max_count=1).records
         record = bytes(found[0]) if found else b""
         return record if record and QUEUE_OFFSET.unpack_from(record, QUEUE_OFFSET_AT)[0] == offset else b""
-
-    def _head(self, topic: str, queue: int, end: int) -> tuple[int, int]:
-        """A queue's newest message before ``end``, to be sorted: the newest comes first, of equals that of queue 0."""
-        return -self._store.store_time(topic, queue, end - 1), queue

@@ -266,14 +266,30 @@ class Admin:
         return split_records(answer.records), max(answer.next_offset, 0)
 
     def newest(
-        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+        self,
+        topic: str,
+        ends: Sequence[int] = (),
+        *,
+        max_messages: int = 32,
+        queue_id: int | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
     ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
-        """A topic's messages from the newest one backwards, across its queues (or of one).
+        """A topic's messages from the newest one backwards (or from the oldest one on), across its queues (or of one).
 
-        Returns them with the ``ends`` for the next, older ones; these are empty when there are none left. Raises
+        Of those ``stored`` at the first time or later, and before the second one (0: no limit), in milliseconds.
+        Returns them with the ``ends`` for the next ones; these are empty when there are none left. Raises
         ``NotFoundError``.
         """
-        request = pb.NewestRequest(topic=topic, max_messages=max_messages, queue_id=queue_id, ends=ends)
+        request = pb.NewestRequest(
+            topic=topic,
+            max_messages=max_messages,
+            queue_id=queue_id,
+            ends=ends,
+            oldest_first=oldest_first,
+            since_ms=stored[0],
+            before_ms=stored[1],
+        )
         answer = self._connection.ask_reader(NEWEST, request, self._connection.deadline())
         found = [one for record in answer.records for one in split_records(record)]
         return found, tuple(answer.ends) if answer.more else ()

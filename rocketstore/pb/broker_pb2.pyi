@@ -230,16 +230,22 @@ class TopicRangesResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicRange, _Mapping]]] = ..., covered: _Optional[int] = ...) -> None: ...
 
 class NewestRequest(_message.Message):
-    __slots__ = ("topic", "max_messages", "queue_id", "ends")
+    __slots__ = ("topic", "max_messages", "queue_id", "ends", "oldest_first", "since_ms", "before_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     max_messages: int
     queue_id: int
     ends: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic: _Optional[str] = ..., max_messages: _Optional[int] = ..., queue_id: _Optional[int] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
+    oldest_first: bool
+    since_ms: int
+    before_ms: int
+    def __init__(self, topic: _Optional[str] = ..., max_messages: _Optional[int] = ..., queue_id: _Optional[int] = ..., ends: _Optional[_Iterable[int]] = ..., oldest_first: _Optional[bool] = ..., since_ms: _Optional[int] = ..., before_ms: _Optional[int] = ...) -> None: ...
 
 class NewestResponse(_message.Message):
     __slots__ = ("records", "ends", "more")

@@ -35,6 +35,9 @@ def brokers() -> Iterator[FakeBrokers]:
             made.add_topic(topic, 1)
             for number in range(count):
                 made.put(Message(topic, b"%d" % number, 0, store_timestamp=1000 + number))
+        made.add_topic("timed", 1)
+        for number in range(SENT):
+            made.put(Message("timed", b"%d" % number, 0, store_timestamp=1 + 1000 * number))
         made.queues["orders", 0].base = REMOVED
         made.offsets["late", "orders", 0] = 2
         yield made
@@ -67,7 +70,7 @@ def turn(page: Page, words: str) -> None:
 def test_the_newest_messages_lead_to_all_older_ones_and_back(page: Page, console: ConsoleServer) -> None:
     """Newer is the page before, and not the first one."""
     page.click("#tab-messages")
-    find(page, by="newest", topic="orders", queue="")
+    find(page, by="time", topic="orders", queue="")
     shows(page, 69, 50)
     for newest, oldest in ((49, 30), (29, 10), (9, 5)):
         press(page, "Older")
@@ -76,6 +79,23 @@ def test_the_newest_messages_lead_to_all_older_ones_and_back(page: Page, console
         press(page, "Newer")
         shows(page, newest, oldest)
     press(page, "Newest")
+    shows(page, 69, 50)
+
+
+def test_messages_of_a_time_come_in_the_order_that_is_chosen(page: Page, console: ConsoleServer) -> None:
+    """Without pressing Find; the buttons that turn the pages are named after the order."""
+    page.click("#tab-messages")
+    moment = "const at = new Date(arguments[0]); return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19)"
+    find(page, by="time", topic="timed", queue="", since=page.js(moment, 3_000), before=page.js(moment, 50_000))
+    shows(page, 49, 30)
+    change = "const one = document.getElementById('search-order'); one.value = 'oldest'; one.dispatchEvent(new Event('change'))"
+    page.js(change)
+    page.wait(lambda: page.js(OFFSETS, "panel-messages") == list(range(3, 23)), "the oldest")
+    press(page, "Newer")
+    page.wait(lambda: page.js(OFFSETS, "panel-messages") == list(range(23, 43)), "the next ones")
+    press(page, "Oldest")
+    page.wait(lambda: page.js(OFFSETS, "panel-messages") == list(range(3, 23)), "the first ones again")
+    find(page, by="time", topic="timed", queue="", since="", before="", order="newest")
     shows(page, 69, 50)
 
 
@@ -114,9 +134,9 @@ def test_an_answer_that_comes_late_replaces_no_later_one(page: Page, console: Co
     """Whoever searches again sees what was searched for last."""
     page.click("#tab-messages")
     page.js(LATE)
-    find(page, by="newest", topic="slow", queue="")
+    find(page, by="time", topic="slow", queue="")
     page.wait(lambda: page.js("return window.answer !== undefined"), "the first search")
-    find(page, by="newest", topic="orders", queue="")
+    find(page, by="time", topic="orders", queue="")
     shows(page, 69, 50)
 
     page.js("window.answer()")

@@ -184,11 +184,14 @@ def test_one_queue_of_a_topic_is_a_click_away(page: Page, broker_console: Consol
 
 
 def press(page: Page, words: str) -> None:
-    """A button of the line above the messages."""
-    page.js(
-        "[...document.querySelectorAll('#panel-messages .result-line button')].find((one) => one.textContent === arguments[0]).click()",
-        words,
-    )
+    """A button of the line above the messages, which has none while a search goes on."""
+    script = """
+        const all = [...document.querySelectorAll('#panel-messages .result-line button')];
+        const found = all.find((one) => one.textContent === arguments[0]);
+        found?.click();
+        return found !== undefined;
+    """
+    page.wait(lambda: page.js(script, words), f"{words} can be pressed")
 
 
 def test_a_search_that_finds_nothing_and_one_that_makes_no_sense_say_so(

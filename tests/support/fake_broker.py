@@ -445,7 +445,7 @@ class FakeBroker:
             if request.key in ([message.unique_key] if request.unique else message.keys)
             and request.begin_ms <= message.store_timestamp <= (request.end_ms or 1 << 62)
         ]
-        return pb.RecordsResponse(records=found[: request.max_messages])
+        return pb.RecordsResponse(records=found[-request.max_messages :])  # the newest ones, in the order of the log
 
     def _newest(self, request: pb.NewestRequest, context: grpc.ServicerContext) -> pb.NewestResponse:
         if request.topic not in self.group.topics:
@@ -453,17 +453,20 @@ class FakeBroker:
         queues = [
             self.group.queues.get((request.topic, one), FakeQueue()) for one in range(self._queues_of(request.topic))
         ]
-        ends = list(request.ends) or [one.end for one in queues]
+        on = request.oldest_first
+        ends = list(request.ends) or [one.base if on else one.end for one in queues]
         left = [
             (message.store_timestamp, -number, message.queue_offset, record)
             for number, queue in enumerate(queues)
             if not request.HasField("queue_id") or number == request.queue_id
             for message, record in zip(queue.messages, queue.records, strict=True)
-            if queue.base <= message.queue_offset < ends[number]
+            if queue.base <= message.queue_offset
+            and (message.queue_offset >= ends[number] if on else message.queue_offset < ends[number])
+            and request.since_ms <= message.store_timestamp < (request.before_ms or 1 << 62)
         ]
-        left.sort(reverse=True)
+        left.sort(reverse=not on)
         for _, number, offset, _ in left[: request.max_messages]:
-            ends[-number] = offset
+            ends[-number] = offset + on
         records = [record for *_, record in left[: request.max_messages]]
         return pb.NewestResponse(records=records, ends=ends, more=len(left) > len(records))
 

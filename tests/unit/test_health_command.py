@@ -59,6 +59,24 @@ def test_several_servers_are_asked_and_one_that_is_not_healthy_decides() -> None
     assert result.stderr == f"error: {gone}: connection refused\n"
 
 
+def test_a_group_is_named_as_for_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ``-b`` or by a context; twice is once too often."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with fake_group(1) as group:
+        address = group.addresses[0]
+        by_option = CliRunner().invoke(main, ["health", "-b", address])
+        twice = CliRunner().invoke(main, ["health", address, "-b", address])
+        CliRunner().invoke(main, ["context", "add", "here", "-b", address])
+        by_context = CliRunner().invoke(main, ["health"])
+        other = CliRunner().invoke(main, ["health", "127.0.0.1:1"])
+
+    assert (by_option.exit_code, by_option.output) == (0, f"{address}: serving\n")
+    assert twice.exit_code == 2
+    assert "given twice" in twice.output
+    assert (by_context.exit_code, by_context.output) == (0, f"{address}: serving\n")
+    assert (other.exit_code, other.output.startswith("error: 127.0.0.1:1: ")) == (1, True)
+
+
 def test_a_service_that_is_not_there_is_not_healthy() -> None:
     """A typing error must not look like health."""
     with fake_group(1) as group:

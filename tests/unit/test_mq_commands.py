@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,7 +212,9 @@ def test_broker_status(run: Run, brokers: FakeBrokers) -> None:
 
     assert (shown["node_id"], shown["role"], shown["bootTimestamp"]) == ("n0", "SYNC_MASTER", "1700000000000")
     assert (other["node_id"], other["role"]) == ("n1", "SLAVE")
-    assert (shown["is_master"], other["is_master"]) == ("true", False)
+    assert (shown["replicated"], shown["is_master"]) == ("true", "true")
+    assert re.fullmatch(r"\d+\.\d\d", shown["put_tps"])
+    assert (other["is_master"], type(other["put_tps"])) == (False, float)
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import { plain } from "./table.js";
 const PAGE = 20;
 const NEWEST = "newest";
 const SENT_MS = 500;
-const BY = { newest: "Newest first", offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
+const BY = { time: "Topic and time", offset: "Queue and offset", key: "Key", unique: "Unique key (the producer's id)", id: "Message id" };
+
+const ORDER = { newest: "Newest first", oldest: "Oldest first" };
 
 const form = {};
 const entries = {};
@@ -27,10 +29,14 @@ function startMessages() {
   form.names = h("datalist", { id: "topic-names" });
   form.queue = h("input", { id: "search-queue", type: "number", min: 0, max: 65535, step: 1 });
   form.offset = h("input", { id: "search-offset", type: "number", min: 0, step: 1, placeholder: "newest" });
+  form.since = h("input", { id: "search-since", type: "datetime-local", step: 1 });
+  form.before = h("input", { id: "search-before", type: "datetime-local", step: 1 });
+  form.order = h("select", { id: "search-order" }, Object.entries(ORDER).map(([value, words]) => h("option", { value }, words)));
   form.key = h("input", { id: "search-key", autocomplete: "off", maxlength: 1024, spellcheck: "false" });
   form.id = h("input", { id: "search-id", autocomplete: "off", maxlength: 128, spellcheck: "false" });
   form.fields = {
     topic: field("Topic", form.topic, "grow"), queue: field("Queue", form.queue, "small"), offset: field("Offset", form.offset, "small"),
+    since: field("Stored from", form.since, ""), before: field("Stored before", form.before, ""), order: field("Order", form.order, ""),
     key: field("Key", form.key, "grow"), id: field("Message id", form.id, "grow"),
   };
   form.say = h("p", { class: "result-line", role: "status" }, "Choose a topic to see its newest messages, or search by key or id.");
@@ -39,9 +45,9 @@ function startMessages() {
     field("Find by", form.by, ""), Object.values(form.fields), h("button", { type: "submit", class: "strong" }, "Find"), form.names);
   form.by.addEventListener("change", () => {
     showFields();
-    searchNewest();
+    searchByTime();
   });
-  for (const input of [form.topic, form.queue]) input.addEventListener("change", searchNewest);
+  for (const input of [form.topic, form.queue, form.since, form.before, form.order]) input.addEventListener("change", searchByTime);
   $("panel-messages").append(form.element, form.say, form.results);
   showFields();
 }
@@ -52,15 +58,17 @@ function field(label, input, size) {
 
 function showFields() {
   const by = form.by.value;
-  const wanted = { newest: ["topic", "queue"], offset: ["topic", "queue", "offset"], key: ["topic", "key"], unique: ["topic", "key"], id: ["id"] }[by];
+  const wanted = { time: ["topic", "queue", "since", "before", "order"], offset: ["topic", "queue", "offset"], key: ["topic", "key"], unique: ["topic", "key"], id: ["id"] }[by];
   for (const [name, element] of Object.entries(form.fields)) element.hidden = !wanted.includes(name);
-  form.queue.placeholder = by === "newest" ? "all" : "0";
+  form.queue.placeholder = by === "time" ? "all" : "0";
 }
 
 /** Fill in the form for a queue, and show its newest messages. */
 export function browse(topic, queue) {
-  form.by.value = "newest";
+  form.by.value = "time";
   showFields();
+  form.since.value = form.before.value = "";
+  form.order.value = "newest";
   form.topic.value = topic;
   form.queue.value = String(queue);
   form.topic.focus();
@@ -78,28 +86,33 @@ export function offerTopics(topics) {
 /** Show the newest ones, the first time that there is a topic. */
 export function firstMessages() {
   if (form.shown || form.topic.value === "") return;
-  searchNewest();
+  searchByTime();
 }
 
 /** A message was sent from this page: show it soon, if its topic is shown. */
 export function sent(topic) {
-  if (!$("panel-messages").hidden && form.topic.value.trim() === topic) setTimeout(searchNewest, SENT_MS);
+  if (!$("panel-messages").hidden && form.topic.value.trim() === topic) setTimeout(searchByTime, SENT_MS);
 }
 
 /** What is shown without being asked for: nothing that looks through an index. */
-function searchNewest() {
-  if (form.by.value === "newest" && form.topic.value.trim() !== "") search();
+function searchByTime() {
+  if (form.by.value === "time" && form.topic.value.trim() !== "") search();
 }
 
-/** `at`: the offset, or what the page before said of `older` messages; `newer`: the same of the pages newer than this. */
-async function search(at = "", newer = []) {
+const milliseconds = (input) => (input.value === "" ? {} : { [input === form.since ? "since_ms" : "before_ms"]: new Date(input.value).getTime() });
+
+/** `at`: the offset, or what the page before said of the `next` one; `before`: the same of the pages before this. */
+async function search(at = "", before = []) {
   form.shown = true;
   const by = form.by.value;
   const topic = form.topic.value.trim();
   const queue = form.queue.value.trim();
   const offset = at || form.offset.value.trim();
   const wanted = {
-    newest: { by, topic, older: at, count: PAGE, ...(queue === "" ? {} : { queue }) },
+    time: {
+      by, topic, after: at, count: PAGE, order: form.order.value, ...(queue === "" ? {} : { queue }),
+      ...milliseconds(form.since), ...milliseconds(form.before),
+    },
     offset: { by, topic, queue: queue || "0", offset: offset === "" || at === NEWEST ? -1 : offset, count: PAGE },
     key: { by, topic, key: form.key.value.trim() },
     unique: { by, topic, key: form.key.value.trim() },
@@ -117,7 +130,7 @@ async function search(at = "", newer = []) {
     return;
   }
   if (mine !== asked) return;
-  ({ newest: showNewest, offset: showBack }[by] ?? showFound)(found, at, newer);
+  ({ time: showByTime, offset: showBack }[by] ?? showFound)(found, at, before);
 }
 
 /** A button that turns a list; `page` shows another part of it. */
@@ -129,14 +142,19 @@ function showRows(messages, none, words, ...buttons) {
   form.say.replaceChildren(words, h("span", {}, buttons));
 }
 
-function showNewest(found, at, newer) {
-  const far = found.has_older && !found.older ? " This topic has too many queues to go further back here." : "";
-  const none = found.has_older ? "None here: they were removed. Older ones may be left." : at ? "No older messages are left." : "No messages yet.";
+function showByTime(found, at, before) {
+  const isBack = form.order.value === "newest";
+  const isSpan = form.since.value !== "" || form.before.value !== "";
+  const [next, other, first] = isBack ? ["Older", "Newer", "Newest"] : ["Newer", "Older", "Oldest"];
+  const far = found.has_next && !found.next ? " This topic has too many queues to go further here." : "";
+  const none = found.has_next
+    ? `None here: they were removed. ${next} ones may be left.`
+    : at ? `No ${next.toLowerCase()} messages are left.` : isSpan ? "No messages of this time." : "No messages yet.";
   showRows(found.messages, none,
-    at ? `Older messages, the newest first.${far}` : `The newest messages at ${format.clock(found.as_of_ms)}.${far}`,
-    turn("Older", found.older !== "", () => search(found.older, [...newer, at])),
-    turn("Newer", newer.length > 0, () => search(newer[newer.length - 1], newer.slice(0, -1))),
-    turn("Newest", true, () => search()));
+    (at ? `${next} messages, the ${first.toLowerCase()} first.` : `The ${first.toLowerCase()} messages${isSpan ? " of this time" : ` at ${format.clock(found.as_of_ms)}`}.`) + far,
+    turn(next, found.next !== "", () => search(found.next, [...before, at])),
+    turn(other, before.length > 0, () => search(before[before.length - 1], before.slice(0, -1))),
+    turn(first, true, () => search()));
 }
 
 /** A queue's messages from an offset backwards. */
@@ -152,10 +170,11 @@ function showBack(found) {
 }
 
 /** What an index found, which has no end that one could ask for: some at a time. */
-function showFound(found, _at, _newer, first = 0) {
+function showFound(found, _at, _before, first = 0) {
   const all = found.messages.length;
   const some = found.messages.slice(first, first + PAGE);
-  showRows(some, "No matching messages.", all > PAGE ? `${first + 1} to ${first + some.length} of ${all} found` : `${all} found`,
+  const of = found.may_have_more ? `the newest ${all}; there may be older ones` : `${all} found`;
+  showRows(some, "No matching messages.", all > PAGE ? `${first + 1} to ${first + some.length} of ${of}` : of,
     ...(all > PAGE
       ? [turn("Previous", first > 0, () => showFound(found, "", [], first - PAGE)), turn("Next", first + PAGE < all, () => showFound(found, "", [], first + PAGE))]
       : []));

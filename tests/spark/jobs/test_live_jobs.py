@@ -25,10 +25,11 @@ from dledger_spark.jobs.extent import extent_of
 from dledger_spark.jobs.follow import FollowOptions
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.stats import StatsOptions
+from rocketstore.client import Message, Producer
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 
 def _source(node: BrokerNode | EntryNode, **what: object) -> LogSource:
@@ -229,3 +230,27 @@ def test_stats_of_a_running_broker(spark: SparkSession, tmp_path: Path) -> None:
         report = stats.run(spark, StatsOptions(_source(node, topics=("orders",))))
 
     assert [report.fact(name) for name in ("messages", "topics", "missing queue offsets")] == [64, 1, 0]
+
+
+def test_stats_of_a_log_that_grows_count_the_same_messages_in_every_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags and keys take passes of their own, which end where the first one did."""
+    with broker_node(tmp_path / "store") as node, Producer(node.server.address) as producer:
+        total = stats._total
+
+        def send(count: int) -> None:
+            producer.send_many([Message("orders", b"x", tags="new", keys=["k"]) for _ in range(count)])
+
+        def then_grow(cube: DataFrame) -> Row:
+            found = total(cube)
+            send(40)
+            return found
+
+        send(30)
+        monkeypatch.setattr(stats, "_total", then_grow)
+        report = stats.run(spark, StatsOptions(_source(node), ("topic", "tag", "key")))
+
+    assert report.fact("messages") == 30
+    assert [row[:3] for row in report.table("Most frequent tags").rows] == [("new", "orders", 30)]
+    assert [row[:3] for row in report.table("Most frequent keys").rows] == [("k", "orders", 30)]

@@ -11,20 +11,24 @@ from benchmarks.context import BenchSettings, Context
 from dledger.errors import ConfigError
 
 
-def test_settings_come_from_the_environment() -> None:
+def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     """Every setting has its variable; what is not set keeps its default."""
-    settings = BenchSettings.from_environment({"BENCH_LOG_GIB": "0.5", "BENCH_ROUNDS": "1", "BENCH_DIR": "/data"})
+    settings = BenchSettings.from_environment({"BENCH_LOG_GIB": "0.5", "BENCH_ROUNDS": "1", "BENCH_DIR": str(tmp_path)})
 
-    assert settings == BenchSettings(log_gib=0.5, rounds=1, directory=Path("/data"))
+    assert settings == BenchSettings(log_gib=0.5, rounds=1, directory=tmp_path)
 
 
 def test_all_wrong_settings_are_reported_at_once() -> None:
     """One run tells everything that must be corrected."""
     with pytest.raises(ConfigError) as raised:
-        BenchSettings.from_environment({"BENCH_SECONDS": "soon", "BENCH_KILLS": "-3", "BENCH_ROUNDS": "0.5"})
+        BenchSettings.from_environment(
+            {"BENCH_SECONDS": "soon", "BENCH_KILLS": "-3", "BENCH_ROUNDS": "0.5", "BENCH_DIR": "/no/such"}
+        )
 
     text = str(raised.value)
-    assert all(part in text for part in ("BENCH_SECONDS='soon'", "BENCH_KILLS='-3'", "at least 1"))
+    assert all(
+        part in text for part in ("BENCH_SECONDS='soon'", "BENCH_KILLS='-3'", "at least 1", "BENCH_DIR='/no/such'")
+    )
 
 
 def test_cpu_ticks_count_waiting_as_idle_and_leave_guests_out() -> None:

@@ -46,7 +46,14 @@ class Brokers(Admin):
         return {group: {("T", 1): 8} if group == "g" else {("U", 0): 3} for group in groups}
 
     def newest(
-        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+        self,
+        topic: str,
+        ends: Sequence[int] = (),
+        *,
+        max_messages: int = 32,
+        queue_id: int | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
     ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
         assert queue_id is not None
         there = [one for one in range(10, 5, -2) if one < ends[queue_id]]

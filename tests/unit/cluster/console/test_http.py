@@ -466,16 +466,46 @@ def test_a_topics_newest_messages_come_first_page_by_page(make_console: MakeCons
         broker.put(Message("orders", b"%d" % number, number % 2, store_timestamp=1000 + number))
     console = make_console(broker.addresses)
 
-    first = listed(console, "messages?by=newest&topic=orders&count=3")
+    first = listed(console, "messages?by=time&topic=orders&count=3")
     broker.put(Message("orders", b"late", 0, store_timestamp=2000))
-    second = listed(console, f"messages?by=newest&topic=orders&count=3&older={first['older']}")
-    third = listed(console, f"messages?by=newest&topic=orders&count=3&older={second['older']}")
+    second = listed(console, f"messages?by=time&topic=orders&count=3&after={first['next']}")
+    third = listed(console, f"messages?by=time&topic=orders&count=3&after={second['next']}")
 
     bodies = [[one["preview"]["text"] for one in page["messages"]] for page in (first, second, third)]
     assert bodies == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
-    assert (third["older"], third["has_older"]) == ("", False)
-    assert shown(console, "by=newest&topic=orders&queue=1") == ["1:2", "1:1", "1:0"]
-    assert request(f"{console.url}api/messages?by=newest&topic=nobody").status == 404
+    assert (third["next"], third["has_next"]) == ("", False)
+    assert shown(console, "by=time&topic=orders&queue=1") == ["1:2", "1:1", "1:0"]
+    assert request(f"{console.url}api/messages?by=time&topic=nobody").status == 404
+
+
+def test_messages_of_a_time_come_in_either_order(make_console: MakeConsole, broker: FakeBrokers) -> None:
+    """Page by page, with the same times for every page."""
+    for number in range(7):
+        broker.put(Message("orders", b"%d" % number, number % 2, store_timestamp=1000 + number))
+    console = make_console(broker.addresses)
+    span = "by=time&topic=orders&since_ms=1001&before_ms=1006"
+
+    first = listed(console, f"messages?{span}&order=oldest&count=3")
+    second = shown(console, f"{span}&order=oldest&count=3&after={first['next']}")
+
+    assert [one["preview"]["text"] for one in first["messages"]] == ["1", "2", "3"]
+    assert second == ["0:2", "1:2"]
+    assert shown(console, span) == ["1:2", "0:2", "1:1", "0:1", "1:0"]
+    assert shown(console, "by=time&topic=orders&since_ms=1005") == ["0:3", "1:2"]
+
+
+@pytest.mark.parametrize(("count", "may_have_more"), [(99, False), (100, True), (130, True)])
+def test_more_messages_with_a_key_than_are_shown_are_spoken_of(
+    make_console: MakeConsole, broker: FakeBrokers, count: int, may_have_more: bool
+) -> None:
+    """The newest come first."""
+    for number in range(count):
+        broker.put(Message("orders", b"%d" % number, 0, store_timestamp=1000 + number, keys="k"))
+    found = listed(make_console(broker.addresses), "messages?by=key&topic=orders&key=k")
+
+    assert found["may_have_more"] is may_have_more
+    shown_ = [int(one["preview"]["text"]) for one in found["messages"]]
+    assert shown_ == list(range(count - 1, count - 1 - min(count, 100), -1))
 
 
 def test_a_queues_messages_go_back_from_an_offset(make_console: MakeConsole, broker: FakeBrokers) -> None:
@@ -495,12 +525,14 @@ def test_a_queues_messages_go_back_from_an_offset(make_console: MakeConsole, bro
 @pytest.mark.parametrize(
     "query",
     [
-        "messages?by=newest&topic=orders&queue=x",
-        "messages?by=newest&topic=orders&older=-1.2",
-        "messages?by=newest&topic=orders&older=1..2",
-        f"messages?by=newest&topic=orders&older={1 << 63}",
-        f"messages?by=newest&topic=orders&older={'1.' * 6001}",
-        "messages?by=newest",
+        "messages?by=time&topic=orders&queue=x",
+        "messages?by=time&topic=orders&after=-1.2",
+        "messages?by=time&topic=orders&after=1..2",
+        "messages?by=time&topic=orders&since_ms=-1",
+        "messages?by=time&topic=orders&since_ms=5&before_ms=5",
+        f"messages?by=time&topic=orders&after={1 << 63}",
+        f"messages?by=time&topic=orders&after={'1.' * 6001}",
+        "messages?by=time",
         "entries?index=x",
         "entries?index=-2",
         "entries?index=99999999999999999999",

@@ -25,7 +25,14 @@ class Brokers(Admin):
         return QueueRange(0, self.low, self.end, 1)
 
     def newest(
-        self, topic: str, ends: Sequence[int] = (), *, max_messages: int = 32, queue_id: int | None = None
+        self,
+        topic: str,
+        ends: Sequence[int] = (),
+        *,
+        max_messages: int = 32,
+        queue_id: int | None = None,
+        stored: tuple[int, int] = (0, 0),
+        oldest_first: bool = False,
     ) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
         assert queue_id == 0
         first = max(ends[0] - max_messages, self.low)

@@ -1,4 +1,4 @@
-"""A topic's messages from the newest one backwards, across its queues."""
+"""A topic's messages from the newest one backwards, or from the oldest one on, across its queues."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ Place = tuple[int, int]
 """Queue and offset."""
 TIMES = some.lists(some.lists(some.integers(0, 5), max_size=6), min_size=1, max_size=4)
 HOLE = -1
+SORTED_HOLES = some.lists(
+    some.lists(some.integers(1, 9), max_size=8)
+    .map(sorted)
+    .flatmap(
+        lambda times: some.lists(some.booleans(), min_size=len(times), max_size=len(times)).map(
+            lambda there: [time if it else HOLE for time, it in zip(times, there, strict=True)]
+        )
+    ),
+    min_size=1,
+    max_size=4,
+)
 HOLES = some.lists(some.lists(some.integers(HOLE, 5), max_size=8), min_size=1, max_size=4)
 
 
@@ -57,7 +68,14 @@ class Queues(MessageStore):
         return len(self.times[queue_id])
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        return self.times[queue_id][queue_offset] if queue_offset >= self.lows[queue_id] else -1
+        there = self.lows[queue_id] <= queue_offset < len(self.times[queue_id])
+        return self.times[queue_id][queue_offset] if there else -1
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        times = [(at, time) for at, time in enumerate(self.times[queue_id]) if time != HOLE]
+        before = [(timestamp_ms - time, at) for at, time in times if time < timestamp_ms][-1:]
+        after = [(time - timestamp_ms, at) for at, time in times if time >= timestamp_ms][:1]
+        return min(before + after)[1] if times else 0
 
     def get(self, topic: str, queue_id: int, offset: int, **_: object) -> GetResult:
         self.reads.append((queue_id, offset))
@@ -132,6 +150,47 @@ def test_places_without_a_message_are_passed_over(times: list[list[int]], size: 
     found = list(pages(Queues(times), max_messages=size))
 
     assert [place for page in found for place in page] == merged(times)
+
+
+@given(SORTED_HOLES, some.integers(1, 4))
+def test_the_oldest_may_come_first(times: list[list[int]], size: int) -> None:
+    """Page by page, in the other direction; of equally old ones, that of the first queue."""
+    found = list(pages(Queues(times), max_messages=size, oldest_first=True))
+
+    wanted = [(time, queue, at) for queue, all_ in enumerate(times) for at, time in enumerate(all_) if time != HOLE]
+    assert [place for page in found for place in page] == [(queue, at) for _, queue, at in sorted(wanted)]
+
+
+@given(SORTED_HOLES, some.integers(0, 10), some.integers(0, 10), some.booleans())
+def test_only_messages_of_a_span_of_time_are_shown(
+    times: list[list[int]], since: int, before: int, oldest_first: bool
+) -> None:
+    """Its begin included, its end not, whichever way they come; without an end, all later ones."""
+    queues = Queues(times)
+    found = list(pages(queues, oldest_first=oldest_first, since_ms=since, before_ms=before))
+
+    shown = [place for page in found for place in page]
+    end = before or 99
+    assert shown == [one for one in _all(queues, oldest_first) if since <= times[one[0]][one[1]] < end]
+    assert sorted(queues.reads) == sorted(shown)
+
+
+def _all(queues: Queues, oldest_first: bool) -> list[Place]:
+    return [place for page in pages(Queues(queues.times), oldest_first=oldest_first) for place in page]
+
+
+def test_a_log_that_grows_is_read_on_to_its_end() -> None:
+    """The oldest first: what comes meanwhile is on a later page, in a new queue, too."""
+    queues = Queues([[1, 2, 3, 4]])
+    first = ask(queues, oldest_first=True)
+    queues.times.append([8, 9])
+    queues.lows.append(0)
+    queues.times[0].append(10)
+
+    second = ask(queues, oldest_first=True, ends=first.ends, max_messages=9)
+
+    assert places(first) == [(0, 0), (0, 1), (0, 2)]
+    assert (places(second), second.more) == ([(0, 3), (1, 0), (1, 1), (0, 4)], False)
 
 
 @given(TIMES, some.data())
@@ -218,6 +277,8 @@ def test_an_answer_has_room_for_one_message_at_least(monkeypatch: pytest.MonkeyP
         ({"max_messages": 0}, InvalidRequestError),
         ({"max_messages": MESSAGES_MAX + 1}, InvalidRequestError),
         ({"ends": [1, -1]}, InvalidRequestError),
+        ({"since_ms": -1}, InvalidRequestError),
+        ({"before_ms": -1}, InvalidRequestError),
         ({"topic": "other"}, NotFoundRefusalError),
         ({"queue_id": 1}, OutOfRangeError),
         ({"queue_id": -1}, OutOfRangeError),
