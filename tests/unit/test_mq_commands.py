@@ -480,7 +480,7 @@ def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:
     described = run("message", "query-by-key", "-t", "orders", "--unique", "U", "--max", "1", "--json").stdout
 
     assert [row[1:3] for row in rows[1:]] == [["1", "0"], ["1", "1"]]
-    assert json.loads(described)["body"] == "1-0"
+    assert json.loads(described)["body"] == "1-1"  # the newest
     assert run("message", "query-by-key", "-t", "orders", "none").exit_code == 1
     assert run("message", "query-by-key", "-t", "orders", "k2", "--end", "5").exit_code == 1
 
