@@ -295,14 +295,15 @@ def test_a_job_reads_the_group_of_a_context_with_its_certificates(
         {},
         {"DLEDGER_TLS_CA": "/variable.crt"},
         {"DLEDGER_SECRET_KEY_FILE": str(tmp_path / "other")},
+        {"DLEDGER_ACCESS_KEY": "alice"},
     ):
         CliRunner(env=environment).invoke(_sample(REPORT, sources), [])
 
     found = [one.options() for one in sources]
-    assert [one["bootstrap.servers"] for one in found] == ["h:1"] * 3
-    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt", "/context.crt"]
-    assert [one["accessKey"] for one in found] == ["me"] * 3
-    assert [one["secretKey"] for one in found] == ["hidden", "hidden", "of the variable"]
+    assert [one["bootstrap.servers"] for one in found] == ["h:1"] * 4
+    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt", *["/context.crt"] * 2]
+    assert [one["accessKey"] for one in found] == [*["me"] * 3, "alice"]
+    assert [one.get("secretKey") for one in found] == ["hidden", "hidden", "of the variable", None]  # not of alice
 
 
 def test_a_secret_that_cannot_be_read_is_told_with_the_place_that_names_it(
