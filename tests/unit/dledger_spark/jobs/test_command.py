@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -186,6 +187,31 @@ def test_a_report_goes_to_standard_output_and_the_page(frames: list[JobFrame], t
     assert json.loads(result.output) == json.loads(json.dumps(REPORT.to_json()))
     assert page.read_text().startswith("<!doctype html>")
     assert (frames[0].master, frames[0].conf) == ("local[1]", {"spark.a": "b=c"})
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_job_runs(frames: list[JobFrame], tmp_path: Path) -> None:
+    """Not after hours."""
+    result = CliRunner().invoke(_sample(REPORT), [str(tmp_path), "--html", str(tmp_path / "gone" / "report.html")])
+
+    assert result.exit_code == 2
+    assert f"there is no directory {tmp_path / 'gone'}" in result.output
+    assert frames == []
+
+
+def test_a_report_is_not_lost_with_its_page(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may fill up while a job runs: what it found is printed all the same."""
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    monkeypatch.setattr(command, "write_page", full)
+
+    result = CliRunner().invoke(_sample(REPORT), [str(tmp_path), "--json", "--html", str(tmp_path / "report.html")])
+
+    assert isinstance(result.exception, OSError)
+    assert json.loads(result.output) == json.loads(json.dumps(REPORT.to_json()))
 
 
 def test_problems_end_with_1(frames: list[JobFrame], tmp_path: Path) -> None:
