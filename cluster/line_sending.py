@@ -108,7 +108,7 @@ def _is_readable(stream: BinaryIO) -> bool:
 
 
 @dataclass(slots=True)
-class Tally:
+class LineTally:
     """What became of the lines. ``words``: how an applied and a not applied one are called."""
 
     words: tuple[str, str]
@@ -141,7 +141,7 @@ class Tally:
 
 def send_lines(
     stream: BinaryIO,
-    tally: Tally,
+    tally: LineTally,
     submit: Callable[[bytes], Sending[_ResultT]],
     flush: Callable[[], None],
     tell: Callable[[_ResultT], None],

@@ -16,7 +16,7 @@ import click
 from cluster import terminal
 from cluster.commands.group import find_leader
 from cluster.connection import GroupTarget, group_options
-from cluster.line_sending import Tally, send_lines
+from cluster.line_sending import LineTally, send_lines
 from dledger import flag_values
 from dledger.core.producer_payload import describe_payload
 from dledger.types import Entry, LogIndex, Magic
@@ -96,7 +96,7 @@ def _print_appended(result: AppendResult, as_json: bool) -> None:
 
 def _append_stream(client: DLedgerClient, stream: BinaryIO, as_json: bool, total: int | None) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
-    tally = Tally(("acknowledged", "not appended"))
+    tally = LineTally(("acknowledged", "not appended"))
     indexes: list[LogIndex] = []  # the first and the last one
     started = time.monotonic()
     with terminal.progress("appending", total) as advance, client.appender() as appender:

@@ -16,7 +16,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
-from cluster.line_sending import Tally, send_lines
+from cluster.line_sending import LineTally, send_lines
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
 
@@ -183,7 +183,7 @@ def _send_stream(
     producer: Producer | ClusterProducer, letter: _Letter, stream: BinaryIO, as_json: bool, total: int | None
 ) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
-    tally = Tally(("stored", "not stored"))
+    tally = LineTally(("stored", "not stored"))
     started = time.monotonic()
     ordered = letter.key is not None or letter.queue_id is not None
     with terminal.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.line_sending import LineReader, Tally, send_lines
+from cluster.line_sending import LineReader, LineTally, send_lines
 from dledger.errors import EntryTooLargeError, RequestTimeoutError
 
 
@@ -56,7 +56,7 @@ class _Log:
     answered: Callable[[], None] = lambda: None
     lines: list[bytes] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
-    tally: Tally = field(default_factory=lambda: Tally(("stored", "not stored")))
+    tally: LineTally = field(default_factory=lambda: LineTally(("stored", "not stored")))
 
     def submit(self, line: bytes) -> _Answer:
         if line == self.refused:
