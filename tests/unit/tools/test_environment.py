@@ -18,7 +18,7 @@ def test_a_second_installation_waits_for_the_first(tmp_path: Path) -> None:
     """It would take what the first one has half installed for left-overs, and remove them."""
     script = (
         "import sys; from pathlib import Path; from tools.environment import one_at_a_time\n"
-        "with one_at_a_time(Path(sys.argv[1])): print('in', flush=True)"
+        "with one_at_a_time(Path(sys.argv[1])): print('after the first:', Path(sys.argv[1], 'ready').exists())"
     )
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -27,8 +27,9 @@ def test_a_second_installation_waits_for_the_first(tmp_path: Path) -> None:
             assert second.stdout is not None
             assert second.stdout.readline() == f"waiting for another installation into {tmp_path}\n"
             assert second.poll() is None
+            (tmp_path / "ready").touch()
             fcntl.flock(lock, fcntl.LOCK_UN)
-            assert second.stdout.read() == "in\n"
+            assert second.stdout.read() == "after the first: True\n"
 
 
 def test_an_installation_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
