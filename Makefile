@@ -35,13 +35,9 @@ help: ## This list
 install: $(STAMP) ## The virtual environment .venv with everything in it
 
 $(VENV)/.python:
-	@if [ ! -e $(VENV)/.unfinished ] && $(BIN)/python -m pip --version >/dev/null 2>&1; then touch $@; exit; fi; \
-	for python in $(PYTHON); do \
+	@for python in $(PYTHON); do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-			if [ -e $(VENV)/.unfinished ]; then rm -rf $(VENV)/bin $(VENV)/include $(VENV)/lib $(VENV)/lib64; fi; \
-			mkdir -p $(VENV); touch $(VENV)/.unfinished; \
-			echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV); \
-			rm $(VENV)/.unfinished; touch $@; exit; \
+			$$python -m tools.environment $(VENV); touch $@; exit; \
 		fi; \
 	done; \
 	echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1

@@ -49,11 +49,12 @@ class CommandSecurity:
 def _secret_key(file: Path | None) -> str:
     """Reads a file or the environment; never an option, because other users can see command lines.
 
-    A context's file is for the context's access key: the environment wins over both.
+    A context's file is for the context's access key: the environment wins over both, and another key needs another one.
     """
     secret = os.environ.get("DLEDGER_SECRET_KEY", "")
-    source = click.get_current_context().get_parameter_source("secret_key_file")
-    if file is None or (secret and source is ParameterSource.DEFAULT_MAP):
+    source_of = click.get_current_context().get_parameter_source
+    of_context = source_of("secret_key_file") is ParameterSource.DEFAULT_MAP
+    if file is None or (of_context and (secret or source_of("access_key") is not ParameterSource.DEFAULT_MAP)):
         return secret
     try:
         return file.read_text().strip()

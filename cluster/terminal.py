@@ -158,12 +158,6 @@ def body_json(body: bytes) -> dict[str, object]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines without line ends."""
-    for line in stream:
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
 def count_lines(stream: BinaryIO) -> int | None:
     """The number of lines of a file, which is then rewound; None for a pipe, which can be read only once."""
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

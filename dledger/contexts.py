@@ -131,8 +131,20 @@ def changing(path: Path | None) -> Iterator[_Change]:
         change = _Change(before)
         yield change
         if change.contexts != before:
-            document = {"current": change.contexts.current, "contexts": change.contexts.known}
-            replace_durably(files, path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+            replace_durably(files, path, _written(change.contexts))
+
+
+def _written(contexts: Contexts) -> bytes:
+    """The file. Raises ``ConfigError`` instead of making one that cannot be read again."""
+    document = {"current": contexts.current, "contexts": contexts.known}
+    try:
+        content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError as error:
+        text = f"{error.object[max(error.start - 32, 0) : error.end]!a}"
+        raise ConfigError([f"contexts hold only UTF-8, and {text} is not"]) from error
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError([f"the contexts would take more than {_FILE_BYTES_MAX:,} bytes: remove one first"])
+    return content
 
 
 class _Change:
@@ -189,8 +201,8 @@ def chosen_in(ctx: click.Context) -> tuple[str, Mapping[str, str]]:
     """The name and the values of the context in force ("" and none without one), read once. Raises ``ConfigError``."""
     found: tuple[str, Mapping[str, str]] | None = ctx.meta.get(f"{CHOSEN}.values")
     if found is None:
-        contexts = load(contexts_path())
         given = ctx.meta.get(CHOSEN)
+        contexts = Contexts() if given == "" else load(contexts_path())  # "" works beside a damaged file, too
         name = contexts.current if given is None else given
         found = ctx.meta[f"{CHOSEN}.values"] = (name, contexts.named(name) if name else {})
     return found

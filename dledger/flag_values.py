@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Final
 
 import click
@@ -87,6 +89,24 @@ class Seconds(click.FloatRange):
 
     def _describe_range(self) -> str:
         return _in_words(self)
+
+
+class NewFile(click.Path):
+    """A file that is written at the end, perhaps hours later: that it can be is checked before."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            return path
+        if not path.parent.is_dir():
+            self.fail(f"there is no directory {path.parent}", param, ctx)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            self.fail(f"no file can be written into {path.parent}", param, ctx)
+        return path
 
 
 _Range = click.IntRange | click.FloatRange

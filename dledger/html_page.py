@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import secrets
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -25,6 +26,14 @@ _WIDTHS_PX: Final = {
 }
 _OTHER_PX: Final = (7.7, 13.0)
 """Of all other characters: ASCII, and any other."""
+_REPLACEMENT: Final = 0xFFFD
+_SHOWN_AS: Final = {
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), _REPLACEMENT),
+    **dict.fromkeys((0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT),
+    **{code: 0x2400 + code for code in range(0x20) if code not in b"\t\n"},
+    0x7F: 0x2421,
+}
+"""Signs for characters that no XML may have, as a saved picture is, that are invisible, or that reorder text."""
 LEGEND_LINE: Final = 22
 """Height of a line of a chart's legend."""
 
@@ -32,7 +41,7 @@ LEGEND_LINE: Final = 22
 def document(title: str, css: str, body: Iterable[str], script: str = "") -> str:
     """The whole file. ``body``: elements; empty ones are left out."""
     style, scripts = _own_file("css") + css, [_own_file("js"), *([script] if script else [])]
-    return (
+    whole = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, scripts)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -40,6 +49,7 @@ def document(title: str, css: str, body: Iterable[str], script: str = "") -> str
         + "\n".join(filter(None, body))
         + f"\n</main>\n{''.join(f'<script>{one}</script>{chr(10)}' for one in scripts)}</body>\n</html>\n"
     )
+    return whole.translate(_SHOWN_AS)
 
 
 def _own_file(ending: str) -> str:
@@ -63,9 +73,14 @@ def write(text: str, path: Path) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    half = path.with_name(f".{path.name}.tmp")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
+    half = path.with_name(f".{secrets.token_hex(8)}.tmp")  # nobody can have prepared it, as a link to another file
+    try:
+        with half.open("x", encoding="utf-8") as file:
+            file.write(text)
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
 
 
 def paragraph(words: str, kind: str = "quiet") -> str:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tools.environment import one_at_a_time
+
 _PINNED: Final = re.compile(r"^([a-z0-9.-]+)==", re.MULTILINE)
 _FOUND: Final = re.compile(r"(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9._-]+)")
 _DOWNLOADING: Final = re.compile(r"\s*Downloading \S*?([^/\s]+?)-\d\S* \(([^)]+)\)")
@@ -96,10 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = PipProgress(total, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     compiling = ["--no-compile"] if given.no_compile else []
     try:
-        remove_unfinished(Path(sysconfig.get_path("purelib")))
-        code = run_pip([*compiling, "--require-hashes", "-r", str(given.lock)], progress) or run_pip(
-            [*compiling, "--no-deps", "-e", "."], progress
-        )
+        with one_at_a_time(Path(sys.prefix)):
+            remove_unfinished(Path(sysconfig.get_path("purelib")))
+            code = run_pip([*compiling, "--require-hashes", "-r", str(given.lock)], progress) or run_pip(
+                [*compiling, "--no-deps", "-e", "."], progress
+            )
+    except OSError as error:
+        progress.clear()
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201  # for people
+        return 1
     except KeyboardInterrupt:
         progress.clear()
         print("interrupted; the next make continues", file=sys.stderr)  # noqa: T201  # for people

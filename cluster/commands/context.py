@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def add(name: str, use: bool, force: bool, **given: object) -> None:
     values = {setting: _text(given[setting]) for setting in contexts.SETTINGS if given[setting] not in (None, False)}
     if not values:
         raise click.UsageError("give at least one option: --bootstrap, --broker or --namesrv")
+    for setting in sorted(one for one, text in values.items() if not text):
+        raise click.UsageError(f"--{setting.replace('_', '-')} is empty: leave it out")
     for setting in sorted(contexts.FILES & values.keys()):
         if not Path(values[setting]).is_file():
             raise click.UsageError(f"--{setting.replace('_', '-')}: there is no file {values[setting]}")
@@ -119,7 +122,8 @@ def show(name: str | None) -> None:
     if not chosen:
         raise click.UsageError("no context is used: give a NAME")
     for setting, text in found.named(chosen).items():
-        click.echo(f"--{setting.replace('_', '-')} {text}")
+        option = f"--{setting.replace('_', '-')}"
+        click.echo(option if setting == "insecure" else f"{option} {shlex.quote(text)}")
 
 
 @context.command(
@@ -150,5 +154,6 @@ Examples:
 def remove(name: str) -> None:
     """Remove a context; nothing else is touched."""
     with contexts.changing(contexts.contexts_path()) as change:
+        was_used = change.contexts.current == name
         change.remove(name)
-    click.echo(f"removed {name}")
+    click.echo(f"removed {name}" + ("; none is used now: commands go to 127.0.0.1 again" if was_used else ""))

@@ -75,7 +75,7 @@ Exit code 0: nothing acknowledged was lost, doubled or moved, and the group reco
 @click.option(
     "--html",
     "html_file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=flag_values.NewFile(),
     metavar="FILE",
     help="Write a report with charts to one file.",
 )

@@ -5,29 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from cluster import terminal
 from cluster.commands.group import find_leader
 from cluster.connection import GroupTarget, group_options
+from cluster.line_sending import LineTally, send_lines
 from dledger import flag_values
 from dledger.core.producer_payload import describe_payload
-from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic
 
 if TYPE_CHECKING:
-    from dledger.client import AppendFuture, AppendResult, DLedgerClient
+    from dledger.client import AppendResult, DLedgerClient
 
-PIPELINE_MAX = 10_000
-"""Appends in flight at once; equal to a leader's default limit of pending entries."""
 READ_PAGE = 1000
 OWN_AMONG_THEM = 16
 """How many extra entries ``get`` and ``tail`` read at first, to allow for the log's own among them."""
@@ -45,6 +41,8 @@ Lines end with \\n or \\r\\n, which is not part of the entry.
 
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
 outcome (they may or may not be in the log): read the end of the log before repeating them.
+
+Ctrl-C ends the lines: those sent are awaited and counted; a second one leaves their outcome unknown.
 
 Lines are numbered, so that what a lost connection or a dying leader left unanswered is sent again and yet stored
 once. For that the command first registers in the log as a producer, which takes one index. Arguments that fit into
@@ -69,6 +67,8 @@ def append(
     """Append entries: each argument, or each line of standard input (-) or of a file."""
     if bool(texts) == bool(file):
         raise click.UsageError("give either texts, or - for standard input, or --file")
+    if "-" in texts and len(texts) > 1:
+        raise click.UsageError("- is standard input: give it alone, or texts only")
     from dledger.client.shared import split
 
     bodies = [os.fsencode(text) for text in texts] if texts != ("-",) else []
@@ -77,12 +77,12 @@ def append(
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
-                _append_stream(client, terminal.lines(stream), as_json, total)
+                _append_stream(client, stream, as_json, total)
         elif bodies:
             for result in client.append_many(bodies):
                 _print_appended(result, as_json)
         else:
-            _append_stream(client, terminal.lines(sys.stdin.buffer), as_json, None)
+            _append_stream(client, sys.stdin.buffer, as_json, None)
 
 
 def _print_appended(result: AppendResult, as_json: bool) -> None:
@@ -94,62 +94,26 @@ def _print_appended(result: AppendResult, as_json: bool) -> None:
         click.echo(result.index)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The results of one stream's lines."""
-
-    acknowledged: int = 0
-    not_applied: int = 0
-    unknown: int = 0
-    first_index: LogIndex | None = None
-    last_index: LogIndex | None = None
-    first_error: DLedgerError | None = None
-
-    def count(self, future: AppendFuture, as_json: bool, advance: terminal.Advance) -> None:
-        try:
-            result = future.result()
-        except DLedgerError as error:
-            self.first_error = self.first_error or error
-            if error.outcome == "unknown":
-                self.unknown += 1
-            else:
-                self.not_applied += 1
-            return
-        self.acknowledged += 1
-        self.first_index = result.index if self.first_index is None else self.first_index
-        self.last_index = result.index
-        if as_json:
-            _print_appended(result, as_json)
-        advance(1)
-
-
-def _append_stream(client: DLedgerClient, lines: Iterable[bytes], as_json: bool, total: int | None) -> None:
+def _append_stream(client: DLedgerClient, stream: BinaryIO, as_json: bool, total: int | None) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
-    tally = _Tally()
-    in_flight: deque[AppendFuture] = deque()
+    tally = LineTally(("acknowledged", "not appended"))
+    indexes: list[LogIndex] = []  # the first and the last one
     started = time.monotonic()
     with terminal.progress("appending", total) as advance, client.appender() as appender:
-        for line in lines:
-            in_flight.append(appender.append(line))
-            if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():
-                tally.count(in_flight.popleft(), as_json, advance)
-            if tally.first_error is not None:
-                break
-        appender.flush()
-        while in_flight:
-            tally.count(in_flight.popleft(), as_json, advance)
+
+        def tell(result: AppendResult) -> None:
+            indexes[1:] = [result.index]
+            if as_json:
+                _print_appended(result, as_json)
+            advance(1)
+
+        send_lines(stream, tally, appender.append, appender.flush, tell)
     took_s = time.monotonic() - started
-    if not as_json and tally.acknowledged:
-        several = f"{tally.acknowledged} entries, index {tally.first_index} to {tally.last_index}"
-        what = several if tally.acknowledged > 1 else f"1 entry, index {tally.first_index}"
-        click.echo(f"appended {what}, in {took_s:.2f} s ({tally.acknowledged / max(took_s, 1e-9):,.0f}/s)")
-    if tally.first_error is not None:
-        click.echo(
-            f"error: {tally.first_error}\n{tally.acknowledged} acknowledged, {tally.not_applied} not appended, "
-            f"{tally.unknown} with unknown outcome; later lines were not sent",
-            err=True,
-        )
-        raise SystemExit(3 if tally.unknown else 1)
+    if not as_json and indexes:
+        several = f"{tally.applied} entries, index {indexes[0]} to {indexes[-1]}"
+        what = several if tally.applied > 1 else f"1 entry, index {indexes[0]}"
+        click.echo(f"appended {what}, in {took_s:.2f} s ({tally.applied / max(took_s, 1e-9):,.0f}/s)")
+    tally.end()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -17,9 +16,9 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
-from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME, ErrorReportingGroup
+from cluster.line_sending import LineTally, send_lines
+from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
-from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
     from rocketstore.client import (
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     )
     from rocketstore.message.message import Message
 
-PIPELINE_MAX = 10_000
-"""Sends in flight at once."""
 DELAY_LEVEL_MAX = 18
 _OPTIONS = {"TAGS": "--tags", "KEYS": "--keys", "DELAY": "--delay-level"}
 POLL_S = 0.25
@@ -133,6 +130,8 @@ def send(  # noqa: PLR0913  # one parameter per option
     """Send messages: each argument, or each line of standard input (-) or of a file."""
     if bool(texts) == bool(file):
         raise click.UsageError("give either texts, or - for standard input, or --file")
+    if "-" in texts and len(texts) > 1:
+        raise click.UsageError("- is standard input: give it alone, or texts only")
     if queue is not None and key is not None:
         raise click.UsageError("give either --queue or --key")
     letter = _Letter(topic, tags or "", keys or "", delay_level or 0, _assigned(properties), queue, key)
@@ -140,9 +139,9 @@ def send(  # noqa: PLR0913  # one parameter per option
         if file is not None:
             with file.open("rb") as stream:
                 total = terminal.count_lines(stream)
-                _send_stream(producer, letter, terminal.lines(stream), as_json, total)
+                _send_stream(producer, letter, stream, as_json, total)
         elif texts == ("-",):
-            _send_stream(producer, letter, terminal.lines(sys.stdin.buffer), as_json, None)
+            _send_stream(producer, letter, sys.stdin.buffer, as_json, None)
         else:
             for text in texts:
                 receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
@@ -181,60 +180,29 @@ def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
         click.echo(receipt.message_id)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The results of one stream's lines."""
-
-    stored: int = 0
-    not_stored: int = 0
-    unknown: int = 0
-    first_error: DLedgerError | None = None
-
-    def count(self, future: SendFuture, as_json: bool, advance: terminal.Advance) -> None:
-        try:
-            receipt = future.result()
-        except DLedgerError as error:
-            self.first_error = self.first_error or error
-            if error.outcome == "unknown":
-                self.unknown += 1
-            else:
-                self.not_stored += 1
-            return
-        self.stored += 1
-        if as_json:
-            _print_sent(receipt, as_json)
-        advance(1)
-
-
 def _send_stream(
-    producer: Producer | ClusterProducer, letter: _Letter, lines: Iterable[bytes], as_json: bool, total: int | None
+    producer: Producer | ClusterProducer, letter: _Letter, stream: BinaryIO, as_json: bool, total: int | None
 ) -> None:
     """Pipeline the lines; after the first failure, sends nothing more and awaits the lines in flight."""
-    tally = _Tally()
-    in_flight: deque[SendFuture] = deque()
+    tally = LineTally(("stored", "not stored"))
     started = time.monotonic()
     ordered = letter.key is not None or letter.queue_id is not None
     with terminal.progress("sending", total) as advance, producer.sender(ordered=ordered) as sender:
-        for line in lines:
-            in_flight.append(sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id))
-            if len(in_flight) >= PIPELINE_MAX or in_flight[0].done():
-                tally.count(in_flight.popleft(), as_json, advance)
-            if tally.first_error is not None:
-                break
-        sender.flush()
-        while in_flight:
-            tally.count(in_flight.popleft(), as_json, advance)
+
+        def submit(line: bytes) -> SendFuture:
+            return sender.send(letter.message(line), key=letter.key, queue_id=letter.queue_id)
+
+        def tell(receipt: SendReceipt) -> None:
+            if as_json:
+                _print_sent(receipt, as_json)
+            advance(1)
+
+        send_lines(stream, tally, submit, sender.flush, tell)
     took_s = time.monotonic() - started
-    if not as_json and tally.stored:
-        rate = tally.stored / max(took_s, 1e-9)
-        click.echo(f"sent {tally.stored} messages to {letter.topic} in {took_s:.2f} s ({rate:,.0f}/s)")
-    if tally.first_error is not None:
-        click.echo(
-            f"error: {tally.first_error}\n{tally.stored} stored, {tally.not_stored} not stored, {tally.unknown} "
-            "with unknown outcome; later lines were not sent",
-            err=True,
-        )
-        raise SystemExit(EXIT_UNKNOWN_OUTCOME if tally.unknown else EXIT_FAILED)
+    if not as_json and tally.applied:
+        rate = tally.applied / max(took_s, 1e-9)
+        click.echo(f"sent {tally.applied} messages to {letter.topic} in {took_s:.2f} s ({rate:,.0f}/s)")
+    tally.end()
 
 
 @message.command(

@@ -16,15 +16,30 @@ if TYPE_CHECKING:
 
 def print_message(received: ReceivedMessage, as_json: bool) -> None:
     """One line: JSON for scripts, position and body on a terminal, only the body in pipes."""
+    body = body_of(received.decode())
     if as_json:
-        terminal.print_json(message_json(received.decode(), received.body))
+        terminal.print_json(message_json(received.decode(), body))
     elif terminal.on_terminal():
         place = f"{received.queue_id}:{received.queue_offset}"
         when, tags = time_text(received.store_timestamp), received.tags
         head = click.style(f"{place:>10} {when}", dim=True)
-        click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{terminal.printable(received.body)}")
+        click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{terminal.printable(body)}")
     else:
-        click.echo(received.body)
+        click.echo(body)
+
+
+def body_of(message: Message) -> bytes:
+    """The decompressed body; if it cannot be decompressed, the stored one, with the reason on standard error.
+
+    One message must not hide those behind it.
+    """
+    from rocketstore.client.received import plain_body
+
+    body, problem = plain_body(message)
+    if problem:
+        place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
+        click.echo(f"note: {place} is shown as stored: {problem}", err=True)
+    return body
 
 
 def message_json(message: Message, body: bytes) -> dict[str, object]:

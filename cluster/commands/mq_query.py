@@ -8,12 +8,12 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of, time_text
-from cluster.commands.mq_print import message_json, print_details, print_message
+from cluster.commands.mq_print import body_of, message_json, print_details, print_message
 from dledger import flag_values
 from dledger.errors import IndexOutOfRangeError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin
+    from rocketstore.client import Admin, Message
 
 PAGE = 256
 
@@ -34,10 +34,7 @@ def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     _check_offset_id(message_id)
     with target.groups() as groups:
         message = groups.storing(message_id).message_by_id(message_id)
-    if as_json:
-        terminal.print_json(message_json(message, message.body))
-    else:
-        print_details(message, message.body)
+    (_print_json if as_json else print_details)(message, body_of(message))
 
 
 def _check_offset_id(message_id: str) -> None:
@@ -79,24 +76,28 @@ def query_by_key(  # noqa: PLR0913  # one parameter per option
         ][:count]
     if not found:
         raise click.ClickException(f"no message in {topic} has key {key}")
-    facts = [message_json(message, message.body) for message in found]
+    shown = [(message, body_of(message)) for message in found]
     if as_json:
-        for one in facts:
-            terminal.print_json(one)
+        for message, body in shown:
+            _print_json(message, body)
         return
     rows = [
         (
-            str(one["message_id"]),
+            str(message_json(message, b"")["message_id"]),
             str(message.queue_id),
             str(message.queue_offset),
             time_text(message.store_timestamp),
             terminal.printable(message.tags.encode()),
             terminal.printable(" ".join(message.keys).encode()),
-            terminal.printable(message.body[:60]),
+            terminal.printable(body[:60]),
         )
-        for message, one in zip(found, facts, strict=True)
+        for message, body in shown
     ]
     terminal.print_table(("id", "queue", "offset", "stored", "tags", "keys", "body"), rows)
+
+
+def _print_json(message: Message, body: bytes) -> None:
+    terminal.print_json(message_json(message, body))
 
 
 @click.command(

@@ -420,7 +420,7 @@ async def _body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes | No
 def _action_of(body: bytes) -> tuple[Action, NodeId | None]:
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadInputError("the body must be a JSON object") from None
     if not isinstance(asked, dict) or asked.keys() - {"action", "node"}:
         raise BadInputError('the body must be {"action": …, "node": …}')

@@ -7,7 +7,7 @@ dump, and truncated if large.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,8 @@ from cluster.terminal import host_text
 from dledger.access.permissions import DEAD_PREFIX
 from dledger.errors import InvalidRequestError
 from rocketstore.client.admin import QueueProgress
-from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.errors import NotFoundError
+from rocketstore.client.received import plain_body
 
 if TYPE_CHECKING:
     from cluster.connection import GroupTarget
@@ -41,6 +42,9 @@ GROUPS_MAX: Final = 1024
 CURSOR_CHARACTERS_MAX: Final = 12_000
 """Of what a page of messages says for the next one: a number per queue. It must fit into a request's head."""
 FIELD_MAX: Final = 4096
+PLAIN_BYTES_MAX: Final = 32 << 20
+_INFLATION_MAX: Final = 1032
+"""What a byte compressed with zlib becomes at most."""
 _HEX_ROW: Final = 16
 _SHOWN: Final = frozenset("\n\t")
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -111,6 +115,26 @@ class WantedMessages:
     after: str = ""
 
 
+class PlainBodies:
+    """Decompresses the bodies of one answer, ``PLAIN_BYTES_MAX`` bytes in all: one compressed megabyte may become a
+    thousand, in time and memory of the console.
+    """
+
+    def __init__(self) -> None:
+        self._left = PLAIN_BYTES_MAX
+
+    def of(self, message: Message) -> tuple[bytes, str]:
+        """A message's body; or the stored one, and why it is not decompressed."""
+        if self._left <= 0:
+            return message.body, "bodies before this one are too large to decompress it as well"
+        body, note = plain_body(message, self._left)
+        if body is not message.body:
+            self._left -= len(body)
+        elif note:
+            self._left -= _INFLATION_MAX * len(body)  # so much may have been tried
+        return body, note
+
+
 class MessageBrowser:
     """Looks things up at the brokers. Thread-safe; raises ``DLedgerError``."""
 
@@ -133,7 +157,7 @@ class MessageBrowser:
         )
         more = ".".join(map(str, ends))
         return {
-            "messages": [_message_json(one.decode(), *_body_of(one)) for one in found],
+            "messages": _listed(one.decode() for one in found),
             "next": more if len(more) <= CURSOR_CHARACTERS_MAX else "",
             "has_next": bool(ends),
             "as_of_ms": wall_ms(),
@@ -148,7 +172,7 @@ class MessageBrowser:
         return {
             "min_offset": low,
             "max_offset": found.max_offset,
-            "messages": [_message_json(one.decode(), *_body_of(one)) for one in messages],
+            "messages": _listed(one.decode() for one in messages),
         }
 
     def one(self, topic: str, queue_id: int, offset: int) -> dict[str, object] | None:
@@ -156,20 +180,17 @@ class MessageBrowser:
         messages, _ = self._admin.messages(topic, queue_id, offset, max_messages=1)
         if not messages or messages[0].queue_offset != offset:
             return None
-        return _whole(messages[0].decode(), *_body_of(messages[0]))
+        message = messages[0].decode()
+        return _whole(message, *PlainBodies().of(message))
 
     def by_key(self, topic: str, key: str, *, unique: bool) -> dict[str, object]:
         """The newest messages with a business key, or with the unique id assigned by the producer, the newest first."""
         found = self._admin.messages_by_key(topic, key, max_messages=PAGE_MAX, unique=unique)
-        return {
-            "messages": [_message_json(one, one.body, "") for one in reversed(found)],
-            "may_have_more": len(found) == PAGE_MAX,
-        }
+        return {"messages": _listed(reversed(found)), "may_have_more": len(found) == PAGE_MAX}
 
     def by_id(self, message_id: str) -> dict[str, object]:
         """The message with an offset message id."""
-        message = self._admin.message_by_id(message_id)
-        return {"messages": [_message_json(message, message.body, "")]}
+        return {"messages": _listed([self._admin.message_by_id(message_id)])}
 
     def topic(self, name: str) -> dict[str, object]:
         """The queues of a topic, and every group's progress in each."""
@@ -273,12 +294,9 @@ def _ends_of(after: str) -> list[int]:
     return [int(one) for one in parts]
 
 
-def _body_of(message: ReceivedMessage) -> tuple[bytes, str]:
-    """The decompressed body, or the stored one and the reason."""
-    try:
-        return message.body, ""
-    except BadAnswerError as error:
-        return message.raw_body, str(error)
+def _listed(messages: Iterable[Message]) -> list[dict[str, object]]:
+    bodies = PlainBodies()
+    return [_message_json(one, *bodies.of(one)) for one in messages]
 
 
 def _message_json(message: Message, body: bytes, note: str) -> dict[str, object]:

@@ -6,9 +6,10 @@ group, gets its own kind of lane whose positions are bytes of its log instead of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from dledger.types import Role
 from rocketstore.remoting.bodies.ha import HaFacts
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dledger.rpc.ports import NodeStatus
     from rocketstore.client import BrokerStatus
 
+FIGURE_MAX: Final = 1e15
 Unit = Literal["entries", "bytes"]
 
 
@@ -122,6 +124,11 @@ def facts_of_plain_broker(status: BrokerStatus) -> NodeFacts:
     )
 
 
+def figure(told: float) -> float:
+    """A figure that a broker tells, as JSON can tell it to pages: it knows neither NaN nor infinity."""
+    return min(max(told, 0.0), FIGURE_MAX) if not math.isnan(told) else 0.0
+
+
 def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
     """The additional facts of either kind of broker."""
     ha = HaFacts.of(status.runtime)
@@ -129,10 +136,10 @@ def broker_facts_of(status: BrokerStatus) -> BrokerFacts:
         cluster=status.cluster,
         broker_name=status.broker_name,
         role=status.role,
-        put_tps=status.put_tps,
-        get_tps=status.get_tps,
+        put_tps=figure(status.put_tps),
+        get_tps=figure(status.get_tps),
         behind_bytes=status.dispatch_behind_bytes,
-        disk_ratio=status.disk_ratio,
+        disk_ratio=figure(status.disk_ratio),
         boot_ms=status.boot_ms,
         replication="" if ha is None else ha.words,
     )

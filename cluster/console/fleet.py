@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from cluster.console.browse import safe_text
+from cluster.console.facts import figure
 from cluster.console.history import EVENTS_MAX, TEXT_MAX, ConsoleEvent
 from cluster.console.verdicts import Level, MemberView, overall, verdict_of
 from rocketstore.nameserver.tables import MASTER_ID
@@ -356,7 +357,7 @@ def _group_json(group: _Group, views: Sequence[MemberView], master: MemberView |
         "since_ms": group.since_ms,
         "term": max((one.term for one in known if one.role), default=0),
         "puts": master.info.put_tps if answers and master is not None and master.info is not None else None,
-        "gets": sum(gets) if gets else None,
+        "gets": figure(sum(gets)) if gets else None,
         "members": [_member_json(one) for one in views],
     }
 

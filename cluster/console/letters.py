@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cluster.console.browse import FIELD_MAX, preview, read_back, safe_text
+from cluster.console.browse import FIELD_MAX, PlainBodies, preview, read_back, safe_text
 from dledger.access.permissions import DEAD_PREFIX
-from rocketstore.client.errors import BadAnswerError, NotFoundError
+from rocketstore.client.errors import NotFoundError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC, Message
 
 if TYPE_CHECKING:
-    from rocketstore.client import Admin, ReceivedMessage
+    from rocketstore.client import Admin
 
 PAGE: Final = 20
 _NO_DEAD: Final[dict[str, object]] = {"min_offset": 0, "max_offset": 0, "first": 0, "messages": []}
@@ -33,17 +33,19 @@ class LetterBrowser:
         low = max(found.min_offset, 0)
         end = found.max_offset if before < 0 else min(before, found.max_offset)
         messages, first = read_back(self._admin, topic, 0, max(end - PAGE, low), end)
+        bodies = PlainBodies()
         about: dict[str, object] = {"min_offset": low, "max_offset": found.max_offset, "first": first}
         return {
             "group": group,
             "topic": topic,
             **about,
-            "messages": [_dead(one.decode(), _body(one)) for one in messages],
+            "messages": [_dead(one, bodies.of(one)[0]) for one in (received.decode() for received in messages)],
         }
 
     def delayed(self, level: int, offset: int) -> dict[str, object]:
         """The delay levels; with a ``level``, a page of its messages from ``offset`` on (negative: the next ones)."""
         levels, messages = self._admin.delayed(level, max(offset, -1), max_messages=PAGE if level else 0)
+        bodies = PlainBodies()
         delays_ms = {one.level: one.delay_ms for one in levels}
         return {
             "levels": [
@@ -58,15 +60,8 @@ class LetterBrowser:
                 for one in levels
             ],
             "level": level,
-            "messages": [_delayed(one, delays_ms[level]) for one in messages],
+            "messages": [_delayed(one, bodies.of(one)[0], delays_ms[level]) for one in messages],
         }
-
-
-def _body(received: ReceivedMessage) -> bytes:
-    try:
-        return received.body
-    except BadAnswerError:  # its compression is damaged
-        return received.raw_body
 
 
 def _dead(message: Message, body: bytes) -> dict[str, object]:
@@ -79,10 +74,10 @@ def _dead(message: Message, body: bytes) -> dict[str, object]:
     }
 
 
-def _delayed(message: Message, delay_ms: int) -> dict[str, object]:
+def _delayed(message: Message, body: bytes, delay_ms: int) -> dict[str, object]:
     queue = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
     return {
-        **_about(message, message.body),
+        **_about(message, body),
         "to_topic": safe_text(message.properties.get(PROPERTY_REAL_TOPIC, ""))[:FIELD_MAX],
         "to_queue": safe_text(queue)[:FIELD_MAX],
         "stored_ms": message.store_timestamp,

@@ -164,7 +164,9 @@ def _lanes(result: DrillResult, x: Callable[[float], float]) -> str:
             )
             word = _lane_word(lane.view)
             if width > _LANE_TEXT_PX * len(word) + 10:
-                found.append(f'<text class="{_role_class(lane.view)}" x="{begin + 6:.1f}" y="{y + 15}">{word}</text>')
+                found.append(
+                    f'<text class="{_role_class(lane.view)}" x="{begin + 6:.1f}" y="{y + 15}">{escape(word)}</text>'
+                )
     return "".join(found)
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from dledger import flag_values
 from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.page import write_page
@@ -110,7 +111,7 @@ _FRAME_OPTIONS = (
     click.option(
         "--html",
         "html",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        type=flag_values.NewFile(),
         metavar="FILE",
         help="Also write the report as a page with charts to one file.",
     ),
@@ -133,9 +134,11 @@ def run_job(run: Callable[[SparkSession, Options], JobReport], options: Options,
     """Run the job in a session and output its report, which is returned for the exit code."""
     with job_session(frame) as spark, spark_errors_in_a_sentence():
         report = run(spark, options)
-    if frame.html is not None:
-        write_page(report, frame.html)
-    (print_json if frame.as_json else print_report)(report)
+    try:  # the one is not lost with the other
+        (print_json if frame.as_json else print_report)(report)
+    finally:
+        if frame.html is not None:
+            write_page(report, frame.html)
     return report
 
 

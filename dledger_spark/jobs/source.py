@@ -228,7 +228,8 @@ def security_of_environment() -> dict[str, str]:
     given = {one: os.environ.get(f"DLEDGER_{one.upper()}") or chosen.get(one) for one in _SECURITY}
     found = {_SECURITY[one]: text for one, text in given.items() if text}
     of_environment = os.environ.get("DLEDGER_SECRET_KEY_FILE")
-    file = of_environment or chosen.get("secret_key_file")
+    of_context = "" if os.environ.get("DLEDGER_ACCESS_KEY") else chosen.get("secret_key_file")  # of the context's key
+    file = of_environment or of_context
     if file and "secretKey" not in found:
         try:
             found["secretKey"] = Path(file).read_text(encoding="utf-8").strip()

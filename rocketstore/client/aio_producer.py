@@ -31,7 +31,7 @@ from rocketstore.client.errors import MessageRefusedError, NotFoundError, receip
 from rocketstore.client.methods import PRODUCER
 from rocketstore.client.outgoing import check_message, encode, queue_of_key
 from rocketstore.client.receipts import SendReceipt
-from rocketstore.client.sends import WIRE, EncodedMessage, Result, SendOptions, Sent, window_of
+from rocketstore.client.sends import WIRE, EncodedMessage, Result, SendOptions, Sent, noting_refusals, window_of
 from rocketstore.client.topics import PERMISSION_WRITE
 from rocketstore.message.message import Message
 from rocketstore.message.producer_names import check_producer_name
@@ -209,12 +209,15 @@ class AsyncProducer:
         """Open a stream to the master. Raises ``NotMasterError`` or ``UnavailableError`` if nothing was sent."""
         connection, deadline = self._connection, Deadline(timeout_s)
 
+        # A queue may be gone, or the permission be another one: then the next message needs to know.
+        take = noting_refusals(on_answer, self._topics.forget)
+
         async def attempt() -> AsyncStream[Sent, Result]:
             address = await connection.seeker.leader(deadline)
             try:
                 await connection.check_master(address, deadline)
                 open_call = partial(connection.channels.open_stream, "SendStream", address)
-                stream = AsyncStream(open_call, address, WIRE, on_answer, on_end)
+                stream = AsyncStream(open_call, address, WIRE, take, on_end)
                 await stream.open(deadline.remaining_s)
             except DLedgerError as error:
                 self._note_failure(address, error)

@@ -37,6 +37,7 @@ from rocketstore.client.sends import (
     SendManyFuture,
     SendOptions,
     Sent,
+    noting_refusals,
     window_of,
 )
 from rocketstore.client.topic_cache import TopicCache
@@ -215,12 +216,15 @@ class Producer:
         """Open a stream to the master. Raises ``NotMasterError`` or ``UnavailableError`` if nothing was sent."""
         connection, deadline = self._connection, Deadline(timeout_s)
 
+        # A queue may be gone, or the permission be another one: then the next message needs to know.
+        take = noting_refusals(on_answer, self._topics.forget)
+
         def attempt() -> Stream[Sent, Result]:
             address = connection.seeker.leader(deadline)
             try:
                 connection.check_master(address, deadline)
                 open_call = partial(connection.channels.open_stream, "SendStream", address)
-                stream = Stream(open_call, address, WIRE, on_answer, on_end)
+                stream = Stream(open_call, address, WIRE, take, on_end)
                 stream.open(deadline.remaining_s)
             except DLedgerError as error:
                 self._note_failure(address, error)

@@ -26,7 +26,7 @@ _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset"
 _COMPRESSION: Final = 0x700
 _ZLIB: Final = (0, 0x300)
 COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | _COMPRESSION
-_DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
 
 class ReceivedMessage:
@@ -137,19 +137,29 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
     return found
 
 
-def decompress(body: bytes, sys_flag: int) -> bytes:
-    """A compressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
+def plain_body(message: Message, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> tuple[bytes, str]:
+    """The decompressed body of a stored message; or the stored one, and why it cannot be decompressed."""
+    if not message.sys_flag & SYS_FLAG_COMPRESSED:
+        return message.body, ""
+    try:
+        return decompress(message.body, message.sys_flag, bytes_max), ""
+    except BadAnswerError as error:
+        return message.body, str(error)
+
+
+def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
+    """A compressed body. Raises ``BadAnswerError`` for a compression other than zlib, and beyond ``bytes_max``."""
     if sys_flag & _COMPRESSION not in _ZLIB:
         raise BadAnswerError("the body is compressed with LZ4 or Zstandard: use raw_body")
     inflating = zlib.decompressobj()
     try:
-        plain = inflating.decompress(body, _DECOMPRESSED_BYTES_MAX)
+        plain = inflating.decompress(body, max(bytes_max, 1))  # 0 would be no limit
     except zlib.error as error:
         raise BadAnswerError(
             f"the body is marked as compressed with zlib, but cannot be decompressed: {error}"
         ) from None
     if not inflating.eof:
-        raise BadAnswerError(f"the body is truncated, or larger than {_DECOMPRESSED_BYTES_MAX} bytes")
+        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
     return plain
 
 

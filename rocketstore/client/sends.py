@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 import grpc
 
@@ -99,6 +99,8 @@ class StoredAt(NamedTuple):
 
 
 Result: TypeAlias = StoredAt | pb.SendResult
+_StreamT = TypeVar("_StreamT")
+_DoneT = TypeVar("_DoneT")
 SendBatch: TypeAlias = OutgoingBatch[Sent, Result]
 
 
@@ -201,6 +203,19 @@ def window_of(options: SendOptions) -> Window[Sent, Result]:
     if options.producer_name:
         check_producer_name(options.producer_name)
     return Window(settings, rules, ProducerNumbering(options.producer_name) if options.idempotent else None)
+
+
+def noting_refusals(
+    on_answer: Callable[[_StreamT, SendBatch, Answer[Result]], _DoneT], note: Callable[[], None]
+) -> Callable[[_StreamT, SendBatch, Answer[Result]], _DoneT]:
+    """``on_answer``, after ``note`` if the broker has refused a message for good."""
+
+    def take(stream: _StreamT, batch: SendBatch, answer: Answer[Result]) -> _DoneT:
+        if isinstance(answer, list) and any(isinstance(one, MessageRefusedError) for one in answer):
+            note()
+        return on_answer(stream, batch, answer)
+
+    return take
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class TopicCache:
         self._lock = threading.Lock()  # guards the fields below, and is held during a request
         self._topics: dict[str, TopicInfo] = {}
         self._asked_at = float("-inf")
+        self._forgotten_at = float("-inf")
         self._asks = 0
         self._failure: DLedgerError | None = None
         """The error of the last request."""
@@ -51,8 +52,10 @@ class TopicCache:
             return self._topics.get(name)
 
     def forget(self) -> None:
-        """Refresh at the next lookup."""
-        self._asked_at = float("-inf")
+        """Refresh at the next lookup, but not more often than for an unknown topic. On any thread."""
+        now_s = time.monotonic()
+        if now_s - self._forgotten_at >= UNKNOWN_REFRESH_S:
+            self._forgotten_at, self._asked_at = now_s, float("-inf")
 
     def _refresh(self) -> None:
         try:

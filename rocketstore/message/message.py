@@ -48,7 +48,7 @@ class Message:
     ``tags`` is what consumers select by. ``keys`` are business keys to find the message by, one text or several;
     blanks separate keys. ``delay_level``: deliver later, 1 and up (by default 1 s, 5 s, 10 s, 30 s, 1 min ...).
     ``properties`` are the application's own; producers refuse those that mean something to the store, and name the
-    argument to use instead. Raises ``ValueError`` for a negative ``delay_level``.
+    argument to use instead. Raises ``ValueError`` for a negative ``delay_level`` and a blank in one of several keys.
 
     A stored message has all its properties in ``properties``, and the fields from ``store_timestamp`` on are set by
     storing or decoding it. ``body`` is stored unchanged (it may be compressed by the producer, see ``sys_flag``).
@@ -133,6 +133,10 @@ class Message:
     def _add(self, tags: str, keys: str | Iterable[str], delay_level: int) -> None:
         if delay_level < 0:
             raise ValueError(f"invalid delay_level {delay_level}: use 1 and up, or 0 for no delay")
+        if not isinstance(keys, str):
+            keys = list(keys)
+            if broken := [one for one in keys if " " in one]:
+                raise ValueError(f"invalid key {broken[0]!r}: blanks separate keys, so only its parts would be found")
         named = {
             PROPERTY_TAGS: tags,
             PROPERTY_KEYS: keys if isinstance(keys, str) else " ".join(keys),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page
+from tests.browser.test_crossing import HELD, HOLD
 from tests.browser.test_page import find, press
 from tests.support.fake_broker import FakeBrokers, fake_brokers
 
@@ -25,6 +27,13 @@ window.fetch = async (...request) => {
   return direct(...request);
 };
 """
+
+
+ANSWERED = """
+const names = performance.getEntriesByType('resource').map((one) => one.name);
+return names.filter((one) => one.includes('/api/dead-letters')).length > arguments[0];
+"""
+"""Whether more than so many requests for dead letters have been answered."""
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +136,26 @@ def test_dead_letters_are_turned_without_a_gap(page: Page, console: ConsoleServe
     turn(page, "Newer")
     shows(page, 24, 5, "sheet")
     turn(page, "Newest")
+    shows(page, 44, 25, "sheet")
+
+
+def test_a_page_of_dead_letters_that_comes_late_replaces_no_later_one(page: Page, console: ConsoleServer) -> None:
+    """Whoever turns twice sees where they turned last, and resends from there."""
+    page.click("#tab-groups")
+    page.click("tr[data-row=late] .expander")
+    page.click("[aria-label='Dead letters of late']")
+    shows(page, 44, 25, "sheet")
+    page.js(HOLD, "/api/dead-letters")
+    turn(page, "Older")
+    page.wait(lambda: page.js(HELD) == 1, "the older page is asked for")
+    turn(page, "Newest")
+    page.wait(lambda: page.js(HELD) == 2, "the newest page is asked for")
+
+    for number in range(2):  # the later one is answered first
+        page.js("window.held.pop()()")
+        page.wait(partial(page.js, ANSWERED, number + 1), "its answer")
+
+    assert page.js("return new Promise((resolve) => setTimeout(resolve, 0))") is None
     shows(page, 44, 25, "sheet")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -47,8 +48,11 @@ def test_a_context_is_added_listed_shown_used_and_removed(run: Run, tmp_path: Pa
     assert run("context", "show").output == f"--bootstrap 10.0.0.1:1,10.0.0.2:1\n--tls-ca {tmp_path / 'ca.crt'}\n"
     assert run("context", "use", "test").output == "used from now on: test\n"
     assert json.loads(run("context", "list", "--json").output)["current"] == "test"
-    assert run("context", "remove", "test").output == "removed test\n"
+    assert run("context", "remove", "test").output == (
+        "removed test; none is used now: commands go to 127.0.0.1 again\n"
+    )
     assert run("context", "show").exit_code == 2
+    assert run("context", "remove", "prod").output == "removed prod\n"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,8 @@ def test_a_context_is_added_listed_shown_used_and_removed(run: Run, tmp_path: Pa
     [
         (("add", "x"), "give at least one option"),
         (("add", "x", "-b", "nonsense"), "nonsense"),
+        (("add", "x", "-b", "a:1", "-g", ""), "--group is empty"),
+        (("add", "x", "-b", "a:1", "--access-key", "\udcff"), "contexts hold only UTF-8"),
         (("add", "x", "--tls-ca", "missing.crt", "-b", "a:1"), "--tls-ca: there is no file"),
         (("add", "a b", "-b", "a:1"), "is no name of a context"),
         (("use",), "give a NAME, or --none"),
@@ -208,3 +214,43 @@ def test_a_secret_in_the_environment_wins_over_the_file_of_the_context(
         ("ops", "secret of ops"),
         ("alice", "secret of alice"),
     ]
+
+
+@pytest.mark.parametrize("variable", [True, False])
+def test_the_secret_of_a_context_is_for_its_own_access_key(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, variable: bool
+) -> None:
+    """Another account's requests must not be signed with it: they would be refused without saying why."""
+    (tmp_path / "ops.key").write_text("secret of ops")
+    run("context", "add", "prod", "-b", "127.0.0.1:1", "--access-key", "ops", "--secret-key-file", "ops.key")
+    if variable:
+        monkeypatch.setenv("DLEDGER_ACCESS_KEY", "alice")
+
+    found = run("append", "hello", *(() if variable else ("--access-key", "alice")))
+
+    assert found.exit_code == 2
+    assert "--access-key requires its secret" in found.stderr
+
+
+def test_an_empty_context_works_beside_a_damaged_file(run: Run, tmp_path: Path) -> None:
+    """``--context ""`` is none: the way to work until somebody has corrected the file."""
+    (tmp_path / "config" / "dledger").mkdir(parents=True)
+    (tmp_path / "config" / "dledger" / "contexts.json").write_text("{")
+
+    assert "is damaged" in run("status", "--timeout", "0.2").stderr
+    found = run("--context", "", "status", "-b", "127.0.0.1:2", "--timeout", "0.2")
+
+    assert "127.0.0.1:2 is unreachable" in found.output
+    assert "damaged" not in found.stderr
+
+
+def test_what_is_shown_can_be_given_again(run: Run, tmp_path: Path) -> None:
+    """A flag has no value, and a name with blanks is quoted."""
+    (tmp_path / "my ca.crt").touch()
+    run("context", "add", "prod", "-b", "a:1", "--insecure", "--tls-ca", "my ca.crt")
+
+    shown = run("context", "show").output
+    again = run("context", "add", "again", *shlex.split(shown))
+
+    assert again.exit_code == 0
+    assert run("context", "show", "again").output == shown

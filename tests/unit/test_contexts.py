@@ -179,6 +179,16 @@ def test_the_number_of_contexts_has_a_limit(path: Path) -> None:
     _put(path, "c0", replace=True, bootstrap="a:1")
 
 
+def test_no_file_is_written_that_cannot_be_read_again(path: Path) -> None:
+    """One context too many, or too large, must not take all others away."""
+    _put(path, "prod", bootstrap="a:1")
+
+    with pytest.raises(ConfigError, match="more than 1,048,576 bytes: remove one first"):
+        _put(path, "large", bootstrap="b:1", tls_ca="/" * (1 << 20))
+
+    assert contexts.load(path) == Contexts({"prod": {"bootstrap": "a:1"}}, "prod")
+
+
 def test_the_file_is_the_users_alone(path: Path) -> None:
     """Addresses and accounts are nobody else's business."""
     _put(path, "prod", bootstrap="a:1")

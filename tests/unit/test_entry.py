@@ -13,7 +13,8 @@ import pytest
 
 from cluster.cli import COMMANDS, main
 from cluster.commands.log import append
-from cluster.terminal import count_lines, lines
+from cluster.line_sending import LineReader
+from cluster.terminal import count_lines
 
 ENTRY = [sys.executable, "-m", "cluster.entry"]
 
@@ -85,7 +86,7 @@ def test_lines_of_a_pipe_are_read_once() -> None:
     writer.start()
     with os.fdopen(reading, "rb") as stream:
         total = count_lines(stream)
-        found = list(lines(stream))
+        found = list(LineReader(stream).lines(lambda: True))
     writer.join()
 
     assert total is None
@@ -97,7 +98,7 @@ def test_lines_of_a_file_are_counted_and_then_read_from_the_begin(tmp_path: Path
     (tmp_path / "lines").write_bytes(b"one\ntwo")
     with (tmp_path / "lines").open("rb") as stream:
         assert count_lines(stream) == 2
-        assert list(lines(stream)) == [b"one", b"two"]
+        assert list(LineReader(stream).lines(lambda: True)) == [b"one", b"two"]
 
 
 def _loaded(*argv: str) -> set[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 import pytest
 
-from dledger.flag_values import INT64_MAX, Number, Seconds, Size, Whole
+from dledger.flag_values import INT64_MAX, NewFile, Number, Seconds, Size, Whole
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,16 @@ def test_the_help_has_the_same_words() -> None:
     text = command.get_help(click.Context(command))
     assert "--count NUMBER  [1 or more]" in text
     assert "--share NUMBER  [more than 0, at most 1]" in text
+
+
+def test_a_file_to_be_written_needs_its_directory(tmp_path: Path) -> None:
+    """Checked at the start; whatever is no file, such as a pipe, is written to directly."""
+    os.mkfifo(tmp_path / "pipe")
+    kind = NewFile()
+
+    assert kind.convert(str(tmp_path / "new.html"), None, None) == tmp_path / "new.html"
+    assert kind.convert(str(tmp_path / "pipe"), None, None) == tmp_path / "pipe"
+    with pytest.raises(click.BadParameter, match="there is no directory"):
+        kind.convert(str(tmp_path / "gone" / "new.html"), None, None)
+    with pytest.raises(click.BadParameter, match="is a directory"):
+        kind.convert(str(tmp_path), None, None)

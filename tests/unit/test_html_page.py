@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from dledger import html_page
 
 
@@ -52,6 +54,40 @@ def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
 
     assert file.read_text() == "after"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_page_is_not_written_through_a_link_that_somebody_prepared(tmp_path: Path) -> None:
+    """In a directory where others write, such as /tmp, they could have it write over any file of the user's."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".report.html.tmp").symlink_to(victim)
+
+    html_page.write("page", tmp_path / "report.html")
+
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "report.html").read_text() == "page"
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a half page nor what it was written to first."""
+    (tmp_path / "report.html").write_text("before")
+
+    with pytest.raises(UnicodeEncodeError):
+        html_page.write("\ud800", tmp_path / "report.html")
+
+    assert (tmp_path / "report.html").read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_saved_picture_is_xml_whatever_a_log_contains() -> None:
+    """Tags and keys may hold any character; XML has no control characters, and a log must not reorder a page's text."""
+    evil = "".join(map(chr, (*range(32), 127, 0x85, 0x202E, 0x2066, 0xD800, 0xFFFE, 0xFFFF)))
+    page = html_page.document("t", "", [html_page.svg(1, 10, (evil, evil), f"<text>{evil}</text>")])
+
+    drawn = page[page.index("<svg") : page.index("</svg>") + len("</svg>")]
+    text = "".join(ElementTree.fromstring(drawn).itertext())
+    assert "\u241b" in text
+    assert not set(evil) & set(text) - {"\t", "\n"}
 
 
 def test_a_picture_can_be_saved_only_where_the_script_runs() -> None:

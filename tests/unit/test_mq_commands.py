@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from cluster import cli, terminal
 from cluster.broker_target import DEFAULT_BROKER, Moment, time_text
 from cluster.commands import mq_broker
 from cluster.local.group import free_ports
-from rocketstore.message.message import Message
+from rocketstore.message.message import SYS_FLAG_COMPRESSED, Message
 from tests.support.fake_broker import Break, FakeBrokers, Refusal, fake_brokers
 from tests.support.pipes import named_pipe
 
@@ -483,6 +484,30 @@ def test_query_by_key(run: Run, brokers: FakeBrokers) -> None:
     assert json.loads(described)["body"] == "1-1"  # the newest
     assert run("message", "query-by-key", "-t", "orders", "none").exit_code == 1
     assert run("message", "query-by-key", "-t", "orders", "k2", "--end", "5").exit_code == 1
+
+
+def test_compressed_messages_are_found_decompressed(run: Run, brokers: FakeBrokers) -> None:
+    """By their ids and keys as in their queues; RocketMQ's producers compress what is longer than 4 KiB."""
+    body = b"a long order" * 100
+    stored = brokers.put(Message("orders", zlib.compress(body), 0, {"KEYS": "k"}, sys_flag=SYS_FLAG_COMPRESSED))
+
+    by_id = run("message", "query-by-id", stored.message_id, "--json").stdout
+    by_key = run("message", "query-by-key", "-t", "orders", "k", "--json").stdout
+
+    assert json.loads(by_id)["body"] == json.loads(by_key)["body"] == body.decode()
+    assert body.decode()[:60] in run("message", "query-by-key", "-t", "orders", "k").stdout
+
+
+def test_a_message_that_cannot_be_decompressed_hides_none_behind_it(run: Run, brokers: FakeBrokers) -> None:
+    """It is printed as it is stored, and standard error says so."""
+    brokers.put(Message("orders", b"lz4", sys_flag=SYS_FLAG_COMPRESSED | 0x100))
+    brokers.put(Message("orders", b"next"))
+
+    shown = run("message", "print", "-t", "orders")
+
+    assert shown.exit_code == 0
+    assert shown.stdout.split() == ["lz4", "next"]
+    assert "note: orders, queue 0, offset 0 is shown as stored: the body is compressed with LZ4" in shown.stderr
 
 
 def test_print_shows_queues_one_after_the_other(run: Run, brokers: FakeBrokers) -> None:

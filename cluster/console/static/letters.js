@@ -17,14 +17,18 @@ export function showDeadLetters(group) {
   openSheet(`Dead letters of ${group}`, (body) => fillDead(body, group, -1));
 }
 
+let askedDead = 0;
+
 async function fillDead(body, group, before) {
+  const mine = (askedDead += 1);
   let found;
   try {
     found = await ask("/api/dead-letters", { group, before });
   } catch (error) {
-    body.replaceChildren(h("p", { class: "empty bad" }, error.message));
+    if (mine === askedDead) body.replaceChildren(h("p", { class: "empty bad" }, error.message));
     return;
   }
+  if (mine !== askedDead) return;
   const count = found.max_offset - found.min_offset;
   if (count <= 0) {
     body.replaceChildren(h("p", { class: "empty" }, "None. Messages come here after their last delivery failed (16 by default)."));

@@ -5,15 +5,17 @@ And queues of which messages were removed are shown as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from cluster.console import browse
-from cluster.console.browse import MessageBrowser, read_back
+from cluster.console.browse import PLAIN_BYTES_MAX, MessageBrowser, read_back
 from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage, TopicInfo
-from rocketstore.client.received import split_records
+from rocketstore.client.received import plain_body, split_records
+from rocketstore.message.message import SYS_FLAG_COMPRESSED
 from rocketstore.message.record import encode_record
 
 
@@ -198,3 +200,59 @@ def test_a_preview_is_one_short_line() -> None:
 def test_an_empty_body_is_empty_text() -> None:
     """Neither hex nor an error."""
     assert browse.body_view(b"") == {"bytes": 0, "text": "", "text_bytes": 0, "hex": "", "hex_bytes": 0}
+
+
+class Compressed(Admin):
+    """Brokers with compressed messages, as RocketMQ's producers send them; ``found``: the newest first."""
+
+    def __init__(self, *bodies: bytes, sys_flag: int = SYS_FLAG_COMPRESSED) -> None:
+        self.found = [Message("T", zlib.compress(one), sys_flag=sys_flag) for one in bodies]
+
+    def messages_by_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = 0, unique: bool = False
+    ) -> list[Message]:
+        return self.found[::-1]
+
+    def message_by_id(self, message_id: str) -> Message:
+        return self.found[0]
+
+
+@pytest.mark.parametrize("find", [lambda one: one.by_key("T", "k", unique=False), lambda one: one.by_id("id")])
+def test_a_message_looks_the_same_however_it_is_found(find: Callable[[MessageBrowser], Any]) -> None:
+    """Decompressed, as among the newest ones."""
+    found = find(MessageBrowser(Compressed(b"a long order" * 100)))
+
+    assert found["messages"][0]["preview"]["is_text"]
+    assert found["messages"][0]["preview"]["text"].startswith("a long order")
+
+
+def test_messages_that_grow_when_decompressed_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer could make the console decompress gigabytes for each look at a page: the rest is shown as stored."""
+    bomb = b"\0" * (PLAIN_BYTES_MAX // 2 - 1)
+    inflated: list[int] = []
+
+    def noted(message: Message, bytes_max: int) -> tuple[bytes, str]:
+        body, note = plain_body(message, bytes_max)
+        inflated.append(len(body))
+        return body, note
+
+    monkeypatch.setattr(browse, "plain_body", noted)
+
+    found: Any = MessageBrowser(Compressed(*[bomb] * 3, b"small")).by_key("T", "k", unique=False)
+
+    notes = [one["note"] for one in found["messages"]]
+    assert notes[:2] == ["", ""]
+    assert "larger than 2 bytes" in notes[2]
+    assert "too large to decompress it as well" in notes[3]
+    assert sum(inflated[:2]) < PLAIN_BYTES_MAX
+
+
+def test_a_compression_that_is_not_known_hides_no_other_body() -> None:
+    """It costs nothing, so it leaves the bound to the others."""
+    brokers = Compressed(b"first", b"second")
+    brokers.found[0].sys_flag |= 0x100  # LZ4
+
+    found: Any = MessageBrowser(brokers).by_key("T", "k", unique=False)
+
+    assert "LZ4" in found["messages"][0]["note"]
+    assert found["messages"][1]["preview"]["text"] == "second"

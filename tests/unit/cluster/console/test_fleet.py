@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from cluster.console.fleet import BROKERS_MAX, REMEMBER_MS, Fleet
@@ -106,6 +108,15 @@ def test_what_a_silent_master_said_last_is_no_rate() -> None:
 
     assert (shown(fleet)["puts"], shown(fleet)["gets"]) == (None, 8.0)
     assert shown(fleet)["verdict"] == "master unreachable"
+
+
+def test_no_sum_of_rates_ends_the_console() -> None:
+    """Whoever registers with a name server tells its rate, and JSON has no infinity."""
+    fleet = three()
+    for number in range(3):
+        fleet.answered(f"h:{number}", replace(info(number), get_tps=1e308), 5)
+
+    assert 0 < shown(fleet)["gets"] < math.inf
 
 
 def test_a_broker_that_refuses_to_tell_is_not_called_silent() -> None:

@@ -231,6 +231,12 @@ def test_what_another_site_sends_is_refused_even_with_the_token(
     assert act(shared_console, {"action": "transfer"}, **headers).status == 403
 
 
+@pytest.mark.parametrize("body", [b"[" * 4000, b"{", b"\xff", b"[]", b'{"action": "fly"}'])
+def test_what_is_no_action_is_refused_in_a_sentence(shared_console: ConsoleServer, body: bytes) -> None:
+    """However deep it is nested."""
+    assert act(shared_console, body).status == 400
+
+
 def test_another_site_cannot_open_streams_either(shared_console: ConsoleServer) -> None:
     """They are limited, and could be used up."""
     assert request(f"{shared_console.url}api/events", headers={"sec-fetch-site": "cross-site"}).status == 403

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from cluster.console.letters import PAGE, LetterBrowser
 from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage
 from rocketstore.client.admin import DelayLevelStatus
 from rocketstore.client.received import split_records
+from rocketstore.message.message import SYS_FLAG_COMPRESSED
 from rocketstore.message.record import encode_record
 
 LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)
@@ -19,6 +21,7 @@ class Brokers(Admin):
 
     def __init__(self, low: int = 0, end: int = 0, **properties: str) -> None:
         self.low, self.end, self.properties = low, end, properties
+        self.body, self.sys_flag = b"x", 0
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         assert (topic, queue_id) == ("%DLQ%g", 0)
@@ -45,7 +48,8 @@ class Brokers(Admin):
     def delayed(
         self, level: int = 0, offset: int = -1, *, max_messages: int = 0
     ) -> tuple[list[DelayLevelStatus], list[Message]]:
-        late = Message("SCHEDULE_TOPIC_XXXX", b"x", properties=self.properties, born_timestamp=1, store_timestamp=5_000)
+        late = Message("SCHEDULE_TOPIC_XXXX", self.body, properties=self.properties, sys_flag=self.sys_flag)
+        late.born_timestamp, late.store_timestamp = 1, 5_000
         return [LEVEL], [late] if level == LEVEL.level else []
 
 
@@ -80,3 +84,13 @@ def test_what_clients_have_written_hides_nothing() -> None:
     (letter,), (late,) = dead["messages"], delayed["messages"]
     assert {letter[name] for name in ("origin", "tags", "keys", "unique_key")} == {shown}
     assert {late[name] for name in ("to_topic", "to_queue", "tags", "keys", "unique_key")} == {shown}
+
+
+def test_compressed_bodies_are_shown_decompressed() -> None:
+    """Of delayed messages, too, as RocketMQ's producers send them."""
+    brokers = Brokers()
+    brokers.body, brokers.sys_flag = zlib.compress(b"a long order"), SYS_FLAG_COMPRESSED
+
+    found: Any = LetterBrowser(brokers).delayed(LEVEL.level, -1)
+
+    assert [one["preview"]["text"] for one in found["messages"]] == ["a long order"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -12,8 +13,8 @@ import pytest
 
 from cluster.drill import html, report
 from cluster.drill.chart import chart
-from cluster.drill.history import DrillEvent, EventKind, SendOutcome
-from cluster.drill.timeline import Round, facts_of
+from cluster.drill.history import DrillEvent, EventKind, NodeView, SendOutcome
+from cluster.drill.timeline import Lane, Round, facts_of
 from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
 
 
@@ -232,3 +233,14 @@ def test_the_chart_of_a_drill_that_broke_off_is_drawn_all_the_same() -> None:
     assert texts.count("fault 1") == 1
     assert "fault 2" not in texts
     assert math.isinf(rounds[0].without_service_s)
+
+
+def test_a_role_of_a_broker_is_text() -> None:
+    """It is what the other side says, and the page shows it where a role is too long for its lane."""
+    result = result_of(failover(), perfect().verdict())
+    evil = replace(result, lanes={N0: [Lane(0.0, result.seconds, NodeView("<b>&", 3))]})
+
+    drawn = chart(evil, 1)
+
+    assert "<b>" not in drawn
+    assert "&lt;b&gt;&amp;, term 3</text>" in drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -188,6 +189,31 @@ def test_a_report_goes_to_standard_output_and_the_page(frames: list[JobFrame], t
     assert (frames[0].master, frames[0].conf) == ("local[1]", {"spark.a": "b=c"})
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_job_runs(frames: list[JobFrame], tmp_path: Path) -> None:
+    """Not after hours."""
+    result = CliRunner().invoke(_sample(REPORT), [str(tmp_path), "--html", str(tmp_path / "gone" / "report.html")])
+
+    assert result.exit_code == 2
+    assert f"there is no directory {tmp_path / 'gone'}" in result.output
+    assert frames == []
+
+
+def test_a_report_is_not_lost_with_its_page(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may fill up while a job runs: what it found is printed all the same."""
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    monkeypatch.setattr(command, "write_page", full)
+
+    result = CliRunner().invoke(_sample(REPORT), [str(tmp_path), "--json", "--html", str(tmp_path / "report.html")])
+
+    assert isinstance(result.exception, OSError)
+    assert json.loads(result.output) == json.loads(json.dumps(REPORT.to_json()))
+
+
 def test_problems_end_with_1(frames: list[JobFrame], tmp_path: Path) -> None:
     """By the house's rules for exit codes."""
     result = CliRunner().invoke(_sample(replace(REPORT, problems=("p",))), [str(tmp_path)])
@@ -295,14 +321,15 @@ def test_a_job_reads_the_group_of_a_context_with_its_certificates(
         {},
         {"DLEDGER_TLS_CA": "/variable.crt"},
         {"DLEDGER_SECRET_KEY_FILE": str(tmp_path / "other")},
+        {"DLEDGER_ACCESS_KEY": "alice"},
     ):
         CliRunner(env=environment).invoke(_sample(REPORT, sources), [])
 
     found = [one.options() for one in sources]
-    assert [one["bootstrap.servers"] for one in found] == ["h:1"] * 3
-    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt", "/context.crt"]
-    assert [one["accessKey"] for one in found] == ["me"] * 3
-    assert [one["secretKey"] for one in found] == ["hidden", "hidden", "of the variable"]
+    assert [one["bootstrap.servers"] for one in found] == ["h:1"] * 4
+    assert [one["tlsCa"] for one in found] == ["/context.crt", "/variable.crt", *["/context.crt"] * 2]
+    assert [one["accessKey"] for one in found] == [*["me"] * 3, "alice"]
+    assert [one.get("secretKey") for one in found] == ["hidden", "hidden", "of the variable", None]  # not of alice
 
 
 def test_a_secret_that_cannot_be_read_is_told_with_the_place_that_names_it(

@@ -377,3 +377,18 @@ def test_closing_finishes_what_other_threads_send_beside_a_sender(brokers: FakeB
 
     assert not failures
     assert brokers.bodies("orders") == [b"by the sender", b"directly"]
+
+
+def test_a_topic_with_fewer_queues_refuses_no_more_than_what_was_under_way(
+    producer: Producer, brokers: FakeBrokers
+) -> None:
+    """Whoever shrinks a topic must not make its producers fail for as long as they remember its queues."""
+    producer.send(order())
+    brokers.add_topic("orders", 1)
+    assert brokers.master is not None
+    brokers.master.sends.append(Refusal("MESSAGE_ILLEGAL", reason="there is no queue 3"))
+
+    with pytest.raises(MessageRefusedError, match="no queue 3"):
+        producer.send(order())
+
+    assert {producer.send(order()).queue_id for _ in range(8)} == {0}

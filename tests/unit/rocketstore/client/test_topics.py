@@ -47,6 +47,21 @@ def test_a_changed_topic_is_noticed(brokers: FakeBrokers, connection: BrokerConn
     assert found.write_queues == 8
 
 
+def test_refused_messages_make_a_producer_ask_now_and_then(
+    brokers: FakeBrokers, connection: BrokerConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of very many topics is no answer to every message that is refused."""
+    monkeypatch.setattr(topic_cache, "UNKNOWN_REFRESH_S", 3600.0)
+    cache = topic_cache.TopicCache(connection)
+    cache.find("orders")
+
+    for _ in range(20):
+        cache.forget()
+        cache.find("orders")
+
+    assert asked(brokers) == 2
+
+
 def test_an_old_answer_is_better_than_none(brokers: FakeBrokers, connection: BrokerConnection) -> None:
     """While no broker answers, what was known goes on to count; what was not is an error."""
     cache = topic_cache.TopicCache(connection)

@@ -48,3 +48,11 @@ def test_a_copy_keeps_what_was_meant() -> None:
 def test_a_delay_cannot_be_negative() -> None:
     with pytest.raises(ValueError, match="invalid delay_level -1"):
         Message("t", b"", delay_level=-1)
+
+
+def test_one_of_several_keys_has_no_blank() -> None:
+    """Blanks separate keys: the message would be found by the parts of that key, and not by the key."""
+    assert Message("t", b"", keys="order-17 alice").keys == ["order-17", "alice"]
+    assert Message("t", b"", keys=iter(["order-17", "", "alice"])).keys == ["order-17", "alice"]
+    with pytest.raises(ValueError, match="invalid key 'order 17': blanks separate keys"):
+        Message("t", b"", keys=["alice", "order 17"])
