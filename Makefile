@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml requirements-dev.lock | $(VENV)/.python
 
 $(DEMO_STAMP): pyproject.toml cluster/deploy/requirements.lock | $(VENV)/.python
 	@if ! $(MAKE) --question --no-print-directory $(STAMP) >/dev/null 2>&1; then \
-		$(BIN)/python -m tools.install cluster/deploy/requirements.lock --no-compile --size "about 35 MB to download, 140 MB on disk"; \
+		$(BIN)/python -m tools.install cluster/deploy/requirements.lock --no-compile --size "about 40 MB to download, 146 MB on disk"; \
 	fi
 	@touch $@
 
