@@ -370,6 +370,8 @@ def test_the_short_way_of_usual_headers_leads_to_the_same_frame(
         b' {"code":-0}\n ',
         b'{"remark":"a\x01b"}',
         b'{"remark":"\xff"}',
+        b'{"unknown":"\xff"}',
+        b'{"unknown":[1,{"a":NaN}]}',
         b'{"remark":"\xed\xa0\x80"}',
         b'\xef\xbb\xbf{"code":1}',
         b'{"extFields":{' + b",".join(b'"%d":""' % one for one in range(FIELDS_MAX + 1)) + b"}}",
