@@ -117,7 +117,8 @@ def _problem(limits: _Range, number: float) -> str:
     low, high = limits.min, limits.max
     too_low = low is not None and (number < low or (limits.min_open and number == low))
     too_high = high is not None and (number > high or (limits.max_open and number == high))
-    return f"{number:,} is not allowed: use {_in_words(limits)}" if too_low or too_high else ""
+    shown = f"{number:,}".removesuffix(".0")
+    return f"{shown} is not allowed: use {_in_words(limits)}" if too_low or too_high else ""
 
 
 def _in_words(limits: _Range) -> str:

@@ -23,11 +23,11 @@ from dledger.flag_values import INT64_MAX, NewFile, Number, Seconds, Size, Whole
         (Whole(), "", "'' is not a whole number"),
         (Size(min=1024), "1k1", "1k1"),
         (Size(min=1024), "1", "1 is not allowed: use 1,024 or more"),
-        (Number(min=0, min_open=True), "0", "0.0 is not allowed: use more than 0"),
-        (Number(min=0, max=1, min_open=True), "2", "2.0 is not allowed: use more than 0, at most 1"),
-        (Number(max=1, max_open=True), "1", "1.0 is not allowed: use less than 1"),
+        (Number(min=0, min_open=True), "0", "0 is not allowed: use more than 0"),
+        (Number(min=0, max=1, min_open=True), "2", "2 is not allowed: use more than 0, at most 1"),
+        (Number(max=1, max_open=True), "1", "1 is not allowed: use less than 1"),
         (Number(min=0), "nan", "'nan' is not a finite number"),
-        (Seconds(min=0, min_open=True), "0s", "0.0 is not allowed: use more than 0"),
+        (Seconds(min=0, min_open=True), "0s", "0 is not allowed: use more than 0"),
     ],
 )
 def test_what_is_beyond_the_limits_is_refused_with_them(kind: click.ParamType[float], text: str, words: str) -> None:
