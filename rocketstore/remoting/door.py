@@ -36,11 +36,11 @@ class RemotingDoor:
         tls_keeper: TlsKeeper | None,
         mode: TlsServerMode | None,
         handshake_s_max: float,
-        taken: Callable[[str, asyncio.Transport], None] | None = None,
+        taken: Callable[[str, asyncio.Protocol], None] | None = None,
     ) -> None:
         """``factory`` makes each connection's protocol object; None: all are refused.
 
-        ``taken`` is called with the peer, in gRPC's form, and the transport of each connection.
+        ``taken`` is called with the peer, in gRPC's form, and the protocol object of each connection.
         """
         self._whose = whose
         self._factory = factory
@@ -91,12 +91,12 @@ class RemotingDoor:
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
         try:  # asyncio owns the socket from now on, whatever happens
             loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+            await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
             return
         if self._taken is not None:
-            self._taken(peer, transport)
+            self._taken(peer, protocol)
 
     def _refuse(self, link: socket.socket, why: str) -> None:
         self._complain(f"a remoting connection is refused: {why}")
