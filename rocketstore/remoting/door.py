@@ -89,12 +89,19 @@ class RemotingDoor:
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # asyncio owns the socket from now on, whatever happens
-            loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+        loop = asyncio.get_running_loop()  # it owns the socket from now on, whatever happens
+        taking = loop.create_task(loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts))
+        try:
+            await asyncio.shield(taking)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
             return
+        except asyncio.CancelledError:
+            if context is None:  # it is about to be made, and uvloop would not tell a protocol of its end then
+                taking.add_done_callback(_abort)
+            else:
+                taking.cancel()
+            raise
         if self._taken is not None:
             self._taken(peer, protocol)
 
@@ -106,3 +113,8 @@ class RemotingDoor:
         if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
             self._reasons.add(reason)
             _LOG.warning("%s", reason)
+
+
+def _abort(taking: asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]) -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        taking.result()[0].abort()
