@@ -148,12 +148,16 @@ class _Lane:
     def __init__(self, relay: Relay, source: socket.socket, sink: socket.socket) -> None:
         self._relay, self._source, self._sink = relay, source, sink
         self._left = b""
+        self._is_broken = False  # the source's connection was reset: what it had sent before may still be here
         relay._loop.add_reader(source, self._read)
 
     def _read(self) -> None:
         relay = self._relay
         try:
             count = self._source.recv_into(relay._buffer)
+            if not count and self._is_broken:
+                relay.end()
+                return
             if not count:
                 relay._loop.remove_reader(self._source)
                 relay._ends(self)
@@ -161,6 +165,9 @@ class _Lane:
             relay._heard(self)
             data = relay._buffer[:count]
             sent = self._send(data)
+            if not self._is_broken and self._source.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._is_broken = True  # uvloop has told of it for the last time
+                relay._loop.remove_reader(self._source)
         except BlockingIOError:
             return
         except OSError:  # one side is gone, so the other one is of no use
@@ -170,6 +177,8 @@ class _Lane:
             self._left = bytes(data[sent:])
             relay._loop.remove_reader(self._source)
             relay._loop.add_writer(self._sink, self._send_left)
+        elif self._is_broken:
+            relay._loop.call_soon(self._read)
 
     def _send_left(self) -> None:
         try:
@@ -179,7 +188,10 @@ class _Lane:
             return
         if not self._left:
             self._relay._loop.remove_writer(self._sink)
-            self._relay._loop.add_reader(self._source, self._read)
+            if self._is_broken:
+                self._relay._loop.call_soon(self._read)
+            else:
+                self._relay._loop.add_reader(self._source, self._read)
 
     def _send(self, data: bytes | memoryview) -> int:
         try:

@@ -56,7 +56,7 @@ class BrokerDoor:
         self._listening: list[socket.socket] = []
         self._socket: PrivateSocket | None = None
         self._door: FrontDoor | None = None
-        self._remoting_links: dict[Place, weakref.ref[asyncio.Transport]] = {}
+        self._remoting_links: dict[Place, weakref.ref[asyncio.Protocol]] = {}
         self._prune_at = _PRUNE_LEAST
         self.ports: frozenset[int] = frozenset()
         """All ports listened on, once bound."""
@@ -160,8 +160,9 @@ class BrokerDoor:
 
     # -- remoting ------------------------------------------------------------------------------------------------------
 
-    def _remember(self, peer: str, transport: asyncio.Transport) -> None:
-        self._remoting_links[place_of(peer)] = weakref.ref(transport)
+    def _remember(self, peer: str, protocol: asyncio.Protocol) -> None:
+        """Until its transport, which uvloop gives no weak references to, lets go of it at its end."""
+        self._remoting_links[place_of(peer)] = weakref.ref(protocol)
         if len(self._remoting_links) > self._prune_at:
             present = self.remoting_clients()
             self._remoting_links = {place: one for place, one in self._remoting_links.items() if place in present}
@@ -169,8 +170,4 @@ class BrokerDoor:
 
     def remoting_clients(self) -> frozenset[Place]:
         """Return the clients that have remoting connections. Thread-safe."""
-        return frozenset(
-            place
-            for place, one in tuple(self._remoting_links.items())
-            if (transport := one()) is not None and not transport.is_closing()
-        )
+        return frozenset(place for place, one in tuple(self._remoting_links.items()) if one() is not None)

@@ -15,13 +15,14 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError
 from dledger.records import record
-from dledger.rpc.front_door import stop_serving
+from dledger.rpc.front_door import DoorLimits, FrontDoor, stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of
@@ -104,6 +105,7 @@ class HaMaster:
         self._conditions = conditions
         self._tls = tls
         self._servers: list[asyncio.Server] = []
+        self._door: FrontDoor | None = None
         self._slaves: dict[asyncio.Task[None], _Slave] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = False
@@ -111,6 +113,12 @@ class HaMaster:
     async def open(self, listening: list[socket.socket]) -> None:
         """Accept slaves at these sockets, and own them."""
         self._loop = asyncio.get_running_loop()
+        if self._tls is not None:  # not with ``start_tls``: uvloop may have read the slave's first bytes by then
+            limits = DoorLimits(0, unknown_max=GREETING_MAX, first_bytes_timeout_s=GREETING_TIMEOUT_S)
+            take = partial(self._shake_hands, self._tls)
+            self._door = FrontDoor("replication", lambda _: take, "", limits)
+            self._door.open(listening)
+            return
         for one in listening:
             self._servers.append(await asyncio.start_server(self._accept, sock=one, limit=WORDS_BYTES_MAX))
 
@@ -138,6 +146,8 @@ class HaMaster:
         servers, self._servers = self._servers, []
         for server in servers:
             await stop_serving(server)
+        if self._door is not None:
+            await self._door.close()
         tasks = tuple(self._slaves)
         for task in tasks:
             task.cancel()
@@ -149,6 +159,21 @@ class HaMaster:
         self._woken = False
         for one in self._slaves.values():
             one.more.set()
+
+    async def _shake_hands(self, tls: Callable[[], ssl.SSLContext], link: socket.socket) -> None:
+        """Accept a slave with TLS; owns the socket."""
+        try:
+            context, address = tls(), address_text(*link.getpeername()[:2])
+        except BaseException:
+            link.close()
+            raise
+        accepting = asyncio.StreamReaderProtocol(asyncio.StreamReader(WORDS_BYTES_MAX), self._accept)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: accepting, link, ssl=context, ssl_handshake_timeout=GREETING_TIMEOUT_S
+            )
+        except OSError as error:
+            _LOG.info("the slave %s is gone: %s", address, error)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = writer.get_extra_info("peername")
@@ -198,9 +223,6 @@ class HaMaster:
 
     async def _serve(self, slave: _Slave) -> None:
         try:
-            if self._tls is not None:
-                async with asyncio.timeout(GREETING_TIMEOUT_S):
-                    await slave.start_tls(self._tls())
             await self._replicate(slave)
         except HaProtocolError as error:
             self._refuse(slave, str(error))
@@ -387,10 +409,6 @@ class _Slave:
         self.is_new, self.follows = False, True
         self._seen_end, self._seen_ms = self._log.max_offset, self._clock.monotonic_ms()
         self._complete_ms = self._seen_ms
-
-    async def start_tls(self, context: ssl.SSLContext) -> None:
-        """Go on with TLS."""
-        await self._writer.start_tls(context)
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -17,6 +17,7 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError
 from dledger.records import record
+from dledger.rpc import loops
 from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
@@ -243,8 +244,7 @@ class HaSlave:
         try:
             host, port = parse_address(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                loop = asyncio.get_running_loop()
-                transport, inbox = await loop.create_connection(Inbox, host, port, ssl=context)
+                transport, inbox = await loops.connect(Inbox, host, port, context=context)
         except ValueError as error:  # no address, or no name of a host
             raise RefusedError(f"{address!r} is no address: {error}") from error
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from dledger.rpc import loops
 from dledger.values import parse_address
 from rocketstore.remoting.connection import (
     ByteRoom,
@@ -133,12 +134,12 @@ class RemotingClient:
             host, port = parse_address(address)
             context = self._tls() if self._tls is not None else None
             async with asyncio.timeout(CONNECT_TIMEOUT_S + TLS_HANDSHAKE_TIMEOUT_S):
-                _, connection = await asyncio.get_running_loop().create_connection(
+                _, connection = await loops.connect(
                     lambda: RemotingConnection(self._owner, self._room, self._unsent_room),
                     host,
                     port,
-                    ssl=context,
-                    ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
+                    context=context,
+                    handshake_s_max=TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
                 )
         except (OSError, ValueError) as error:  # TLS errors and time-outs are OS errors, too
             raise UnreachableError(f"cannot connect to {address}: {reason_of(error)}") from error

@@ -44,6 +44,8 @@ CROWD_FRAMES_PER_TURN: Final = 1024
 ``FRAMES_LEAST``.
 """
 FRAMES_LEAST: Final = 4
+READ_BYTES: Final = 128 * 1024
+"""After so many bytes at once, nothing more is read from a connection in that turn: uvloop would read 8 MB of it."""
 UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -117,6 +119,7 @@ class RemotingConnection(asyncio.Protocol):
         self._backlog = False  # whether complete frames wait in the buffer
         self._dispatching = False  # whether their dispatch is scheduled
         self._taking = False  # whether frames are being dispatched now
+        self._resting = False  # whether nothing more is read in this turn
         self.is_full = False
         """Whether too much is unsent: the other side does not read."""
         self._calls: dict[int, asyncio.Future[Frame]] = {}
@@ -152,6 +155,15 @@ class RemotingConnection(asyncio.Protocol):
         self._room.change(self.counted_as, len(data))
         if not self._backlog:
             self._dispatch()
+        if len(data) >= READ_BYTES and not self._resting and not self.is_paused and self._transport is not None:
+            self._resting = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._resting = False
+        if self._transport is not None and not self.is_paused and not self.is_closed:
+            self._transport.resume_reading()
 
     def _dispatch(self) -> None:
         """Dispatch complete frames, but not so many that others would have to wait."""
@@ -433,7 +445,8 @@ class RemotingConnection(asyncio.Protocol):
             return
         if self.partial_since is not None:  # the client could not finish its frame before
             self.partial_since = self._loop.time()
-        self._transport.resume_reading()
+        if not self._resting:
+            self._transport.resume_reading()
 
 
 def _bytes_of(request: Frame) -> int:

@@ -36,11 +36,11 @@ class RemotingDoor:
         tls_keeper: TlsKeeper | None,
         mode: TlsServerMode | None,
         handshake_s_max: float,
-        taken: Callable[[str, asyncio.Transport], None] | None = None,
+        taken: Callable[[str, asyncio.Protocol], None] | None = None,
     ) -> None:
         """``factory`` makes each connection's protocol object; None: all are refused.
 
-        ``taken`` is called with the peer, in gRPC's form, and the transport of each connection.
+        ``taken`` is called with the peer, in gRPC's form, and the protocol object of each connection.
         """
         self._whose = whose
         self._factory = factory
@@ -89,14 +89,21 @@ class RemotingDoor:
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
             timeouts["ssl_shutdown_timeout"] = TLS_SHUTDOWN_TIMEOUT_S
-        try:  # asyncio owns the socket from now on, whatever happens
-            loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts)
+        loop = asyncio.get_running_loop()  # it owns the socket from now on, whatever happens
+        taking = loop.create_task(loop.connect_accepted_socket(lambda: protocol, link, ssl=context, **timeouts))
+        try:
+            await asyncio.shield(taking)
         except ssl.SSLError as error:
             self._complain(tls.explain(error, f"a remoting client at {place_of(peer)[0]}"))
             return
+        except asyncio.CancelledError:
+            if context is None:  # it is about to be made, and uvloop would not tell a protocol of its end then
+                taking.add_done_callback(_abort)
+            else:
+                taking.cancel()
+            raise
         if self._taken is not None:
-            self._taken(peer, transport)
+            self._taken(peer, protocol)
 
     def _refuse(self, link: socket.socket, why: str) -> None:
         self._complain(f"a remoting connection is refused: {why}")
@@ -106,3 +113,8 @@ class RemotingDoor:
         if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
             self._reasons.add(reason)
             _LOG.warning("%s", reason)
+
+
+def _abort(taking: asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]) -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        taking.result()[0].abort()

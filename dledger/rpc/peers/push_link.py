@@ -20,7 +20,7 @@ from dledger.backoff import Backoff
 from dledger.config import Member
 from dledger.core.messages import Envelope
 from dledger.errors import DLedgerError, InvalidRequestError, ResponseCode, TlsError
-from dledger.rpc import options, tls
+from dledger.rpc import loops, options, tls
 from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec, push_frames
 from dledger.rpc.peers.control_link import Introduction
@@ -110,9 +110,7 @@ class PushLink:
         connection = _Connection(self) if self._tls is None else _TlsConnection(self, self._tls)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, self._member.host, self._member.port
-                )
+                await loops.connect(lambda: connection, self._member.host, self._member.port)
                 if not await connection.agreed:
                     return
             self._connection = connection

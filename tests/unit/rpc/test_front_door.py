@@ -305,6 +305,31 @@ def test_a_side_that_is_gone_ends_the_other(port: Port, upstream: socket.socket)
     wait_until(lambda: descriptors() <= before, "all is closed", TIMEOUT_S)
 
 
+@pytest.mark.parametrize(("who", "size"), [("client", 1), ("client", CHUNK_BYTES // 4), ("server", CHUNK_BYTES + 1)])
+def test_a_reset_after_the_last_bytes_ends_the_other_side(
+    port: Port, upstream: socket.socket, who: str, size: int
+) -> None:
+    """Also if the loop learns of both at once; what was sent before arrives."""
+    before = descriptors()
+    with relayed(port, upstream) as (outer, inner):
+        leaver, stayer = (outer, inner) if who == "client" else (inner, outer)
+        outer.sendall(b"unread, which makes a reset of the server's end")
+        select.select([inner], [], [], TIMEOUT_S)
+        if who == "client":
+            inner.recv(100)
+
+        def leave() -> None:
+            leaver.setblocking(False)
+            assert leaver.send(bytes(size)) == size
+            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            leaver.close()
+
+        port.bridge.post(leave)
+
+        assert exactly(stayer, size + 1) == bytes(size)
+    wait_until(lambda: not port.door._relays and descriptors() <= before, "all is closed", TIMEOUT_S)
+
+
 @pytest.mark.parametrize("slow", ["server", "client"])
 def test_a_side_that_takes_nothing_holds_the_other_back(port: Port, upstream: socket.socket, slow: str) -> None:
     """Nothing is read that nobody takes: the sender stalls, and what lies here is one piece."""

@@ -68,17 +68,21 @@ class Served:
 
     def sealed(self, *protocols: str, name: str = "client") -> bool:
         """The same with TLS."""
+        try:
+            with self.connect() as link, self.seal(link, *protocols, name=name) as stream:
+                return echoes(stream)
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    def seal(self, link: socket.socket, *protocols: str, name: str = "client") -> ssl.SSLSocket:
+        """A connection's TLS."""
         context = ssl.create_default_context(cafile=str(self._directory / "ca.crt"))
         if name:
             pair = files(self._directory, name)
             context.load_cert_chain(str(pair.cert), str(pair.key))
         if protocols:
             context.set_alpn_protocols(list(protocols))
-        try:
-            with self.connect() as link, context.wrap_socket(link, server_hostname="127.0.0.1") as stream:
-                return echoes(stream)
-        except (ssl.SSLError, ConnectionError):
-            return False
+        return context.wrap_socket(link, server_hostname="127.0.0.1")
 
     def channel(self, port: int = 0, *, secured: bool = False) -> grpc.Channel:
         address = f"127.0.0.1:{port or self.server.port}"
@@ -287,6 +291,20 @@ def test_remoting_clients_are_known_while_they_are_there(tmp_path: Path) -> None
                 assert served.remoting()
             wait_until(lambda: len(door.remoting_clients()) == 1, "the others are gone", TIMEOUT_S)
             assert len(door._remoting_links) < 200
+
+
+def test_remoting_clients_with_tls_are_known_while_they_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no calls, and if crowded, the port would hang up on them first; nor is a loss of them logged."""
+    with serving(tmp_path, secured=True) as served:
+        door = served.server._door
+        assert door is not None
+        with served.connect() as link, served.seal(link) as stream:
+            assert echoes(stream)
+            wait_until(lambda: door.remoting_clients() == {stream.getsockname()}, "it is known", TIMEOUT_S)
+        wait_until(lambda: not door.remoting_clients(), "it is gone", TIMEOUT_S)
+    assert "was lost" not in caplog.text
 
 
 # --- further ports ---------------------------------------------------------------------------------------------------

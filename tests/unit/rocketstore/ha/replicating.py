@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,10 +61,12 @@ class Replication:
         epoch: int = 1,
         begin_offset: int = -1,
         outdated: Callable[[str], None] = lambda _why: None,
+        tls: ssl.SSLContext | None = None,
     ) -> tuple[HaMaster, str]:
         """A master, and its address."""
         identity = HaIdentity("c", name, 0, lambda: epoch, lambda: begin_offset)
-        master = HaMaster(log, identity, pace, waits, self.conditions("master"), outdated=outdated)
+        accepting = None if tls is None else lambda: tls
+        master = HaMaster(log, identity, pace, waits, self.conditions("master"), outdated=outdated, tls=accepting)
         log.listen(master.advanced)
         listening = listen("127.0.0.1", 0, "test's")
         port = listening[0].getsockname()[1]

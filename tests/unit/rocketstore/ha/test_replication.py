@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
+from dledger.rpc.tls_stream import TlsStream
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.master import GREETING_MAX_PER_HOST
 from rocketstore.ha.waits import ReplicaWaits
@@ -30,6 +31,7 @@ from tests.unit.rocketstore.ha.replicating import (
     is_closed,
     received,
 )
+from tests.unit.rocketstore.ha.test_inbox import contexts
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
@@ -325,6 +327,33 @@ def introduced(
         if verdict is not None and (verdict.refusal or verdict.begin in said):
             return verdict
         assert data, "the master has closed the connection"
+
+
+def test_tls_begins_however_soon_a_slave_says_hello(replication: Replication, tmp_path: Path) -> None:
+    """Also if its first bytes have arrived before the master has accepted it."""
+    accepting, connecting = contexts(tmp_path / "certs")
+    _, address = replication.master(filled(tmp_path / "master", 5), tls=accepting)
+    stream = TlsStream(connecting)
+
+    with ExitStack() as stack:
+
+        async def connect() -> socket.socket:
+            link = stack.enter_context(connected(address))
+            link.sendall(stream.shake_hands(b""))
+            return link
+
+        link = replication.bridge.run(connect())
+        while not stream.agreed:
+            received_now = link.recv(1 << 16)
+            assert received_now, "the master has closed the connection"
+            link.sendall(stream.shake_hands(received_now))
+        link.sendall(stream.seal(REPORT.pack(GREETING)))
+
+        said = b""
+        while len(said) < FRAME.size:
+            stream.feed(link.recv(1 << 16))
+            said += stream.read()
+        assert FRAME.unpack_from(said)[0] == GREETING
 
 
 def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_path: Path) -> None:

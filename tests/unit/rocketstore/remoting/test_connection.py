@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,8 @@ from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
 from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
 MIB = 1 << 20
+AT_ONCE_BYTES = 256 * 1024
+"""What loops read at once."""
 
 
 class Transport:
@@ -193,6 +196,47 @@ def test_a_flood_of_small_frames_leaves_others_their_turn() -> None:
     _on_a_loop(test)
 
 
+def test_a_flood_of_large_frames_leaves_others_their_turn() -> None:
+    """However much of it has arrived: others wait for no more than was read at once."""
+
+    async def test() -> None:
+        side = _Side()
+        loop = asyncio.get_running_loop()
+        taken: list[int] = []  # by turn of the loop
+
+        def turn() -> None:
+            taken.append(len(side.asked))
+            loop.call_soon(turn)
+
+        def done(connection: RemotingConnection, frame: Frame) -> None:
+            side.asked.append(frame)
+            connection.let_go(frame)
+
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * MIB)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MIB)
+            client.connect(listening.getsockname())
+            accepted, _ = listening.accept()
+            accepted.setblocking(False)
+            client.setblocking(False)
+            data, sent_bytes = encode(Frame(1, 7, body=bytes(2000))), 0
+            with suppress(BlockingIOError):
+                while True:
+                    sent_bytes += client.send(data)
+            turn()
+            await loop.connect_accepted_socket(
+                lambda: RemotingConnection(side.owner._replace(request=done), side.room, side.unsent), accepted
+            )
+            while len(side.asked) < sent_bytes // len(data):
+                await asyncio.sleep(0)
+
+        most = max(after - before for before, after in pairwise(taken))
+        assert sent_bytes > 8 * AT_ONCE_BYTES
+        assert most <= 2 * AT_ONCE_BYTES // len(data)
+
+    _on_a_loop(test)
+
+
 def test_fields_count_like_bodies() -> None:
     """Else a connection could keep a thousand headers of a megabyte in memory."""
 
@@ -205,6 +249,8 @@ def test_fields_count_like_bodies() -> None:
             connection.data_received(encode(frame))
             sent += 1
             assert sent < 100
+            await asyncio.sleep(0)  # after so much, it is read again only in the next turn
+        assert sent > 1
         for one in side.asked:
             connection.done(one, None)
         assert transport.is_read()

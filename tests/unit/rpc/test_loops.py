@@ -1,0 +1,60 @@
+"""Connecting on uvloop's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+
+import pytest
+
+from dledger.rpc import loops
+
+NOBODY = "nobody.invalid"
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_who_gives_up_while_a_name_is_resolved_leaves_no_error(turns: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A name server that is slow would fill the log with errors of attempts that are long over."""
+
+    async def give_up() -> None:
+        connecting = asyncio.create_task(loops.connect(asyncio.Protocol, NOBODY, 1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+
+    loops.run(give_up())  # its end waits for the answer
+    gc.collect()
+
+    assert not caplog.records
+
+
+def test_an_address_that_refuses_is_not_the_last_one() -> None:
+    """A name may have several, such as localhost."""
+
+    async def dial() -> object:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port: int = listening.getsockname()[1]
+            transport, _ = await loops.connect(asyncio.Protocol, "localhost", port)
+            peer = transport.get_extra_info("peername")
+            transport.abort()
+            return peer[:2] == ("127.0.0.1", port)
+
+    assert loops.run(dial())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_who_is_not_there_refuses(host: str) -> None:
+    """With the system's error, whose number says what it is."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+
+    with pytest.raises(ConnectionRefusedError):
+        loops.run(loops.connect(asyncio.Protocol, host, port))
+
+
+def test_a_name_of_nobody_is_an_error() -> None:
+    """Of the kind that callers expect of every attempt."""
+    with pytest.raises(socket.gaierror):
+        loops.run(loops.connect(asyncio.Protocol, NOBODY, 1))
