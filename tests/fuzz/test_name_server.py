@@ -80,6 +80,9 @@ class _Wire(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
 
+    def is_closing(self) -> bool:
+        return False
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
