@@ -155,9 +155,8 @@ class History:
             if lane is None or lane.address != address:
                 return
             lane.silent_since_ms = lane.silent_since_ms or lane.answered_ms or now_ms
-            lane.error = str(error).removeprefix(f"{address} is unreachable: ")[
-                :TEXT_MAX
-            ]  # it stands beside its address
+            reason = str(error).removeprefix(f"{address} is unreachable: ")  # it stands beside its address
+            lane.error = reason[:TEXT_MAX]
             if silent and lane.state is not NodeState.UNKNOWN and now_ms - lane.silent_since_ms < SILENT_MS:
                 return
             term = lane.facts.term if lane.facts is not None else 0
