@@ -441,6 +441,21 @@ def test_a_slave_writes_no_numbers_and_removes_what_has_expired(config: MessageS
         assert store.log.end_offset == end
 
 
+def test_a_slave_writes_no_numbers_for_files_that_its_masters_numbers_hold_back(config: MessageStoreConfig) -> None:
+    """They wait for the master's next numbers."""
+    with running(config) as store:
+        put_rare(store)
+        fill(store, 100, size=1000)
+        assert clean(store) > 0
+        fill(store, 100, size=1000)
+    with running(replace(config, broker_role=BrokerRole.SLAVE)) as store:
+        begin, end = store.log.min_offset, store.log.end_offset
+        clean(store)
+        assert store.log.is_held_back(now_ms=store._clock.wall_ms(), immediately=True)
+        assert store.log.min_offset >= begin
+        assert store.log.end_offset == end
+
+
 def test_a_promoted_slave_that_has_removed_files_writes_the_numbers(config: MessageStoreConfig) -> None:
     """A new slave gets no message of some queues, and would count them from 0 if it became master."""
     with running(config) as store:
