@@ -40,7 +40,7 @@ class RemotingDoor:
     ) -> None:
         """``factory`` makes each connection's protocol object; None: all are refused.
 
-        ``taken`` is called with the peer, in gRPC's form, and the protocol object of each connection.
+        ``taken`` is called with the peer, in gRPC's form, and the protocol object of each connection, before it is one.
         """
         self._whose = whose
         self._factory = factory
@@ -85,6 +85,8 @@ class RemotingDoor:
         except BaseException:
             link.close()
             raise
+        if self._taken is not None:
+            self._taken(peer, protocol)
         timeouts = {}
         if context is not None:
             timeouts["ssl_handshake_timeout"] = self._handshake_s_max
@@ -102,8 +104,6 @@ class RemotingDoor:
             else:
                 taking.cancel()
             raise
-        if self._taken is not None:
-            self._taken(peer, protocol)
 
     def _refuse(self, link: socket.socket, why: str) -> None:
         self._complain(f"a remoting connection is refused: {why}")
