@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cluster import line_sending
 from cluster.line_sending import LineReader, LineTally, send_lines
 from dledger.errors import EntryTooLargeError, RequestTimeoutError
 
@@ -123,6 +124,18 @@ def test_lines_before_a_refused_one_are_accounted_for(capsys: pytest.CaptureFixt
     assert ended.value.code == 1
     assert log.told == [1, 2]
     assert "2 stored, 1 not stored, 0 with unknown outcome" in capsys.readouterr().err
+
+
+def test_only_so_many_lines_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they come: a leader takes no more, and each occupies memory here."""
+    monkeypatch.setattr(line_sending, "PIPELINE_MAX", 3)
+    in_flight: list[int] = []
+    log = _Log(answered=lambda: in_flight.append(len(log.lines) - len(log.told)))
+
+    log.send(io.BytesIO(b"line\n" * 10))
+
+    assert max(in_flight) == 3
+    assert log.told == list(range(1, 11))
 
 
 def test_ctrl_c_ends_the_lines_and_accounts_for_those_sent(
