@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 from pathlib import Path
+from typing import TextIO
 
 import click
 import pytest
@@ -214,6 +216,21 @@ def test_two_who_add_at_once_lose_nothing(path: Path) -> None:
     go.set()
     for thread in threads:
         thread.join(30)
+
+    assert set(contexts.load(path).known) == {"first", "second"}
+
+
+def test_what_another_writes_while_one_waits_for_it_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contexts are read only when nobody else can change them."""
+    lock = fcntl.flock
+
+    def wait(file: TextIO, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        _put(path, "first", group="g")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    _put(path, "second", group="g")
 
     assert set(contexts.load(path).known) == {"first", "second"}
 

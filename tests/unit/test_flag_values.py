@@ -78,3 +78,13 @@ def test_a_file_to_be_written_needs_its_directory(tmp_path: Path) -> None:
         kind.convert(str(tmp_path / "gone" / "new.html"), None, None)
     with pytest.raises(click.BadParameter, match="is a directory"):
         kind.convert(str(tmp_path), None, None)
+
+
+def test_a_file_to_be_written_needs_a_directory_that_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else hours of work would end without their report."""
+    monkeypatch.setattr(os, "access", lambda path, _how: Path(path) != tmp_path)  # whoever runs the tests may be root
+
+    with pytest.raises(click.BadParameter, match="no file can be written into"):
+        NewFile().convert(str(tmp_path / "new.html"), None, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cluster import line_sending
 from cluster.line_sending import LineReader, LineTally, send_lines
 from dledger.errors import EntryTooLargeError, RequestTimeoutError
 
@@ -125,6 +126,35 @@ def test_lines_before_a_refused_one_are_accounted_for(capsys: pytest.CaptureFixt
     assert "2 stored, 1 not stored, 0 with unknown outcome" in capsys.readouterr().err
 
 
+def test_what_waits_for_more_lines_is_sent_when_none_comes() -> None:
+    """Nobody awaits the answer to a line that lies in an unfinished batch."""
+    log, sent = _Log(), 0
+
+    def flush() -> None:
+        nonlocal sent
+        sent = len(log.lines)
+
+    def answered() -> None:
+        assert sent == len(log.lines)
+
+    log.answered = answered
+    send_lines(io.BytesIO(b"one\ntwo\n"), log.tally, log.submit, flush, log.told.append)
+
+    assert log.told == [1, 2]
+
+
+def test_only_so_many_lines_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they come: a leader takes no more, and each occupies memory here."""
+    monkeypatch.setattr(line_sending, "PIPELINE_MAX", 3)
+    in_flight: list[int] = []
+    log = _Log(answered=lambda: in_flight.append(len(log.lines) - len(log.told)))
+
+    log.send(io.BytesIO(b"line\n" * 10))
+
+    assert max(in_flight) == 3
+    assert log.told == list(range(1, 11))
+
+
 def test_ctrl_c_ends_the_lines_and_accounts_for_those_sent(
     pipe: tuple[io.BufferedReader, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,3 +204,17 @@ def test_a_second_ctrl_c_leaves_the_outcome_unknown(capsys: pytest.CaptureFixtur
     assert ended.value.code == 3
     assert "0 stored, 0 not stored, 2 with unknown outcome" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_line_whose_sending_was_interrupted_may_be_stored() -> None:
+    """It is nowhere among those in flight, and yet may have been sent."""
+    log = _Log()
+
+    def submit(line: bytes) -> _Answer:
+        if line == b"two":
+            raise KeyboardInterrupt
+        return log.submit(line)
+
+    send_lines(io.BytesIO(b"one\ntwo\n"), log.tally, submit, lambda: None, log.told.append)
+
+    assert (log.tally.applied, log.tally.not_applied, log.tally.unknown) == (0, 0, 2)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
+import uvloop
 
+from cluster import certs
 from dledger.rpc import loops
 
 NOBODY = "nobody.invalid"
@@ -58,3 +62,49 @@ def test_a_name_of_nobody_is_an_error() -> None:
     """Of the kind that callers expect of every attempt."""
     with pytest.raises(socket.gaierror):
         loops.run(loops.connect(asyncio.Protocol, NOBODY, 1))
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name with two addresses; nothing listens at the first one."""
+
+    async def found(
+        _loop: object, _host: str, port: int, **_: object
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(0, 0, 0, "", (address, port)) for address in ("127.0.0.2", "127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(uvloop.Loop, "getaddrinfo", found)
+    return "broker.example"
+
+
+def test_each_address_of_a_name_is_tried(resolved: str) -> None:
+    """A machine may have one that nobody serves."""
+
+    async def dial() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            transport, _ = await loops.connect(asyncio.Protocol, resolved, listening.getsockname()[1])
+            transport.abort()
+
+    loops.run(dial())
+
+
+def test_a_server_with_tls_is_checked_by_its_name(resolved: str, tmp_path: Path) -> None:
+    """Not by the address that a name server gives, which a certificate need not know."""
+    certs.make_authority(tmp_path)
+    pair = certs.make_node(tmp_path, "n0", [resolved])
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(pair.cert, pair.key)
+    connecting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+
+    async def dial(name: str) -> None:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=accepting)
+        try:
+            port = server.sockets[0].getsockname()[1]
+            transport, _ = await loops.connect(asyncio.Protocol, name, port, context=connecting)
+            transport.abort()
+        finally:
+            server.close()
+
+    loops.run(dial(resolved))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        loops.run(dial("other.example"))

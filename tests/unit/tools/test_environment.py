@@ -85,3 +85,22 @@ def test_an_interrupted_environment_is_made_anew_and_a_whole_one_is_left(
     assert made == [str(tmp_path)]
     assert sorted(one.name for one in tmp_path.iterdir()) == [".lock", "bin"]
     assert [one.name for one in (tmp_path / "bin").iterdir()] == ["python"]
+
+
+def test_an_environment_that_could_not_be_made_counts_as_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there of it is no environment, even if it has a pip: the next make begins anew."""
+    codes = [1, 0]
+
+    def run(words: list[str], **_options: object) -> subprocess.CompletedProcess[bytes]:
+        if words[1:3] != ["-m", "venv"]:
+            return subprocess.CompletedProcess(words, 0)
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "python").touch()
+        return subprocess.CompletedProcess(words, codes.pop(0))
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    assert [environment.make(tmp_path) for _ in range(3)] == [1, 0, 0]
+    assert not codes

@@ -75,6 +75,14 @@ def shared_console() -> Iterator[ConsoleServer]:
         yield make(group.addresses)
 
 
+@pytest.fixture(scope="module")
+def shared_broker_console() -> Iterator[ConsoleServer]:
+    """The same over a broker of its own."""
+    with fake_brokers(1) as brokers, _consoles() as make:
+        brokers.add_topic("orders", 2)
+        yield make(brokers.addresses)
+
+
 @pytest.fixture
 def console(make_console: MakeConsole, log_group: FakeGroup) -> ConsoleServer:
     """Over the log nodes."""

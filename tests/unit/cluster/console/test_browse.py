@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.console import browse
-from cluster.console.browse import PLAIN_BYTES_MAX, MessageBrowser, read_back
+from cluster.console.browse import PLAIN_BYTES_MAX, MessageBrowser, WantedMessages, read_back
 from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage, TopicInfo
 from rocketstore.client.received import plain_body, split_records
 from rocketstore.message.message import SYS_FLAG_COMPRESSED
@@ -125,7 +125,21 @@ def test_large_messages_are_read_back_as_far_as_one_answer_goes() -> None:
     assert ([one.queue_offset for one in rest], end) == ([6], 5)
 
 
-def test_messages_of_a_queue_are_read_up_to_an_end() -> None:
+@pytest.mark.parametrize(("queues", "has_place"), [(500, True), (2000, False)])
+def test_a_page_names_the_next_one_only_if_a_request_can(queues: int, has_place: bool) -> None:
+    """Of a topic with very many queues it says that there are more, and no place that would be refused."""
+
+    class Wide(Brokers):
+        def newest(self, *_: object, **__: object) -> tuple[list[ReceivedMessage], tuple[int, ...]]:
+            return [], (10**9,) * queues
+
+    browser = MessageBrowser(Wide())
+
+    page: Any = browser.by_time(WantedMessages("T"), 20)
+
+    assert (bool(page["next"]), page["has_next"]) == (has_place, True)
+    assert browser.by_time(WantedMessages("T", after=page["next"]), 20) is not None
+
     """Also if those in between were removed, and brokers give older ones instead: these are on another page."""
     assert [one.queue_offset for one in read_back(Brokers(), "T", 0, 7, 9)[0]] == [8]
     assert [one.queue_offset for one in read_back(Brokers(), "T", 1, 5, 12)[0]] == [10, 8, 6]

@@ -6,6 +6,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from cluster.console import browse
 from cluster.console.letters import PAGE, LetterBrowser
 from rocketstore.client import Admin, Message, QueueRange, ReceivedMessage
 from rocketstore.client.admin import DelayLevelStatus
@@ -17,11 +20,11 @@ LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)
 
 
 class Brokers(Admin):
-    """A group's dead letters from ``low`` to before ``end``, and one delayed message."""
+    """A group's dead letters from ``low`` to before ``end``, and ``late`` delayed messages."""
 
     def __init__(self, low: int = 0, end: int = 0, **properties: str) -> None:
         self.low, self.end, self.properties = low, end, properties
-        self.body, self.sys_flag = b"x", 0
+        self.body, self.sys_flag, self.late = b"x", 0, 1
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         assert (topic, queue_id) == ("%DLQ%g", 0)
@@ -40,7 +43,9 @@ class Brokers(Admin):
         assert queue_id == 0
         first = max(ends[0] - max_messages, self.low)
         records = [
-            encode_record(Message(topic, b"x", properties=self.properties), queue_offset=one)
+            encode_record(
+                Message(topic, self.body, properties=self.properties, sys_flag=self.sys_flag), queue_offset=one
+            )
             for one in range(ends[0] - 1, first - 1, -1)
         ]
         return split_records(b"".join(records)), (first,) if first > self.low else ()
@@ -50,7 +55,7 @@ class Brokers(Admin):
     ) -> tuple[list[DelayLevelStatus], list[Message]]:
         late = Message("SCHEDULE_TOPIC_XXXX", self.body, properties=self.properties, sys_flag=self.sys_flag)
         late.born_timestamp, late.store_timestamp = 1, 5_000
-        return [LEVEL], [late] if level == LEVEL.level else []
+        return [LEVEL], [late] * self.late if level == LEVEL.level else []
 
 
 def test_dead_letters_that_were_removed_are_not_asked_for() -> None:
@@ -87,10 +92,25 @@ def test_what_clients_have_written_hides_nothing() -> None:
 
 
 def test_compressed_bodies_are_shown_decompressed() -> None:
-    """Of delayed messages, too, as RocketMQ's producers send them."""
-    brokers = Brokers()
+    """As RocketMQ's producers send them."""
+    brokers = Brokers(0, 1)
     brokers.body, brokers.sys_flag = zlib.compress(b"a long order"), SYS_FLAG_COMPRESSED
 
-    found: Any = LetterBrowser(brokers).delayed(LEVEL.level, -1)
+    dead: Any = LetterBrowser(brokers).dead("g", -1)
+    delayed: Any = LetterBrowser(brokers).delayed(LEVEL.level, -1)
 
-    assert [one["preview"]["text"] for one in found["messages"]] == ["a long order"]
+    shown = [one["preview"]["text"] for one in (*dead["messages"], *delayed["messages"])]
+    assert shown == ["a long order"] * 2
+
+
+def test_compressed_bodies_of_a_page_have_one_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of twenty would otherwise become twenty times as much."""
+    monkeypatch.setattr(browse, "PLAIN_BYTES_MAX", 1500)
+    brokers = Brokers(0, 2)
+    brokers.body, brokers.sys_flag, brokers.late = zlib.compress(b"x" * 1000), SYS_FLAG_COMPRESSED, 2
+
+    dead: Any = LetterBrowser(brokers).dead("g", -1)
+    delayed: Any = LetterBrowser(brokers).delayed(LEVEL.level, -1)
+
+    for page in (dead, delayed):
+        assert [one["preview"]["bytes"] for one in page["messages"]] == [1000, len(brokers.body)]

@@ -214,6 +214,21 @@ def test_a_report_is_not_lost_with_its_page(
     assert json.loads(result.output) == json.loads(json.dumps(REPORT.to_json()))
 
 
+def test_a_page_is_not_lost_with_its_report(
+    frames: list[JobFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads standard output may have gone: the page is written all the same."""
+
+    def gone(_report: JobReport) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "print_report", gone)
+
+    CliRunner().invoke(_sample(REPORT), [str(tmp_path), "--html", str(tmp_path / "report.html")])
+
+    assert "</html>" in (tmp_path / "report.html").read_text()
+
+
 def test_problems_end_with_1(frames: list[JobFrame], tmp_path: Path) -> None:
     """By the house's rules for exit codes."""
     result = CliRunner().invoke(_sample(replace(REPORT, problems=("p",))), [str(tmp_path)])

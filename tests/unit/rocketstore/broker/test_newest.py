@@ -57,6 +57,7 @@ class Queues(MessageStore):
     def __init__(self, times: Sequence[Sequence[int]]) -> None:
         self.times = [list(one) for one in times]
         self.lows = [0] * len(times)
+        self.read_queues: int | None = None  # as many as there are
         self.unreadable: set[Place] = set()
         self.reads: list[Place] = []
         self.body = b""
@@ -97,8 +98,11 @@ class NoState(BrokerState):
 
 
 def ask(queues: Queues, **wanted: object) -> pb.NewestResponse:
-    """Of topic T, which has as many queues as there are."""
-    topic = TopicConfig("T", len(queues.times), len(queues.times))
+    """Of topic T, which has as many queues to write to as there are."""
+    count = len(queues.times)
+    topic = TopicConfig(
+        "T", write_queues=count, read_queues=count if queues.read_queues is None else queues.read_queues
+    )
     access = TopicAccess({"T": topic}.get, lambda *_: 0, broker_permission=6)
     readers = ReadThreads(1)
     try:
@@ -229,6 +233,15 @@ def test_one_queue_may_be_chosen() -> None:
 
     assert [place for page in pages(queues, queue_id=1) for place in page] == [(1, 3), (1, 2), (1, 1), (1, 0)]
     assert {queue for queue, _ in queues.reads} == {1}
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_queues_that_are_only_written_to_are_shown(oldest_first: bool) -> None:
+    """A topic that grows or shrinks has more of one kind for a while; their messages are there."""
+    queues = Queues([[2], [1, 3]])
+    queues.read_queues = 1
+
+    assert sorted(places(ask(queues, oldest_first=oldest_first))) == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_only_what_is_shown_is_read() -> None:

@@ -219,3 +219,19 @@ def test_a_closed_producer_says_so(brokers: FakeBrokers) -> None:
             producer.sender()
 
     run(brokers, test)
+
+
+def test_a_topic_with_fewer_queues_refuses_no_more_than_what_was_under_way(brokers: FakeBrokers) -> None:
+    """The next message goes to a queue that is there."""
+
+    async def test(producer: AsyncProducer) -> None:
+        await producer.send(order())
+        brokers.add_topic("orders", 1)
+        assert brokers.master is not None
+        brokers.master.sends.append(Refusal("MESSAGE_ILLEGAL", reason="there is no queue 3"))
+        with pytest.raises(MessageRefusedError, match="no queue 3"):
+            await producer.send(order())
+
+        assert {(await producer.send(order())).queue_id for _ in range(8)} == {0}
+
+    run(brokers, test)

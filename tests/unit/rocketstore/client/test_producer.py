@@ -6,6 +6,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterator
+from typing import cast
 
 import grpc
 import pytest
@@ -21,6 +22,7 @@ from rocketstore.client.errors import (
     SendOutcomeUnknownError,
 )
 from rocketstore.client.outgoing import INSTEAD, queue_of_key
+from rocketstore.client.sends import SendBatch, noting_refusals
 from rocketstore.message.message import Message
 from rocketstore.types import PutMessageStatus
 from tests.support.fake_broker import Break, FakeBrokers, Garbage, Refusal
@@ -392,3 +394,15 @@ def test_a_topic_with_fewer_queues_refuses_no_more_than_what_was_under_way(
         producer.send(order())
 
     assert {producer.send(order()).queue_id for _ in range(8)} == {0}
+
+
+def test_a_refusal_is_noted_before_anybody_is_told_of_it() -> None:
+    """Whoever sends the next message at once must not choose from the old queues."""
+    told: list[str] = []
+    take = noting_refusals(lambda *_: told.append("answered"), lambda: told.append("noted"))
+    batch = cast("SendBatch", None)
+
+    take(None, batch, [MessageRefusedError("there is no queue 3")])
+    take(None, batch, UnavailableError("gone"))
+
+    assert told == ["noted", "answered", "answered"]

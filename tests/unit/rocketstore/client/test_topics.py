@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -60,6 +62,30 @@ def test_refused_messages_make_a_producer_ask_now_and_then(
         cache.find("orders")
 
     assert asked(brokers) == 2
+
+
+def test_only_what_is_known_is_told_while_another_asks(brokers: FakeBrokers, connection: BrokerConnection) -> None:
+    """Who needs a topic that is not known waits for the answer: it may be there."""
+
+    class Asking:
+        """As if another one asked, and had just got its answer."""
+
+        def locked(self) -> bool:
+            return True
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    cache = topic_cache.TopicCache(connection)
+    cache._lock = cast("threading.Lock", Asking())
+
+    assert cache.find("orders") is not None
+    cache.forget()
+    assert cache.find("orders") is not None
+    assert asked(brokers) == 1
 
 
 def test_an_old_answer_is_better_than_none(brokers: FakeBrokers, connection: BrokerConnection) -> None:

@@ -14,6 +14,7 @@ import pytest
 from dledger.clock import Clock
 from dledger.rpc.tls_stream import TlsStream
 from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha import master as master_module
 from rocketstore.ha.master import GREETING_MAX_PER_HOST
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FRAME, GREETING, REPORT, TAIL_BYTES, VERDICT, FrameReader, SlaveVerdict, SlaveWords
@@ -142,7 +143,7 @@ def test_a_slave_without_a_log_gets_all_or_only_the_newest_file(replication: Rep
     master_log.shutdown()
 
 
-def test_a_slave_waits_for_its_master(replication: Replication, tmp_path: Path) -> None:
+def test_a_slave_waits_for_master(replication: Replication, tmp_path: Path) -> None:
     """It tries again until there is one, and says meanwhile why it does not follow."""
     address: list[str] = [""]
     slave_log = opened(small_config(tmp_path / "s"))
@@ -356,6 +357,30 @@ def test_tls_begins_however_soon_a_slave_says_hello(replication: Replication, tm
         assert FRAME.unpack_from(said)[0] == GREETING
 
 
+def test_tls_that_is_begun_and_not_finished_ends_soon(
+    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as a greeting that does not come: connections that say little must not keep slaves out."""
+    monkeypatch.setattr(master_module, "GREETING_TIMEOUT_S", 0.2)
+    accepting, _ = contexts(tmp_path / "certs")
+    _, address = replication.master(filled(tmp_path / "master", 5), tls=accepting)
+
+    with connected(address) as link:
+        link.sendall(b"\x16\x03\x01")  # of a handshake
+        assert is_closed(link)
+
+
+def test_a_slave_that_is_gone_before_tls_begins_leaves_no_socket(replication: Replication, tmp_path: Path) -> None:
+    """Each would occupy a descriptor for ever."""
+    accepting, _ = contexts(tmp_path / "certs")
+    master, _ = replication.master(filled(tmp_path / "master", 5), tls=accepting)
+
+    with socket.socket() as link:
+        with pytest.raises(OSError, match="not connected"):
+            replication.bridge.run(master._shake_hands(lambda: accepting, link))
+        assert link.fileno() == -1
+
+
 def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_path: Path) -> None:
     """Its connection of before may look alive for a while: a put that needs two slaves must not count both."""
     master_log, answers = filled(tmp_path / "m", 3), list[PutMessageStatus]()
@@ -503,7 +528,7 @@ def test_who_went_on_without_its_successor_does_not_fit_even_if_its_end_looks_al
     master_log.shutdown()
 
 
-def test_a_slave_keeps_its_masters_number(replication: Replication, tmp_path: Path) -> None:
+def test_a_slave_keeps_masters_number(replication: Replication, tmp_path: Path) -> None:
     """On disk, before it has anything of its log: by it an old master is known, and the next one counts on."""
     master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
     replication.slave(slave_log, replication.master(master_log, epoch=3)[1])
@@ -536,7 +561,7 @@ def test_a_master_knows_how_far_its_slaves_are_behind(replication: Replication, 
     master_log.shutdown()
 
 
-def test_what_a_slave_lacks_does_not_shrink_while_its_master_sends(replication: Replication, tmp_path: Path) -> None:
+def test_what_a_slave_lacks_does_not_shrink_while_master_sends(replication: Replication, tmp_path: Path) -> None:
     """Each piece ends before what the master has said it has: if it is gone then, a promotion would lose the rest."""
     slave = replication.slave(opened(small_config(tmp_path / "s")), "")
 

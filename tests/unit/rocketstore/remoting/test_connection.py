@@ -237,6 +237,37 @@ def test_a_flood_of_large_frames_leaves_others_their_turn() -> None:
     _on_a_loop(test)
 
 
+def test_who_reads_nothing_is_not_read_again_after_the_turn() -> None:
+    """Much was received at once; only the end of what is unsent lets the connection be read."""
+
+    async def test() -> None:
+        connection, transport = _Side().accept()
+        connection.data_received(encode(Frame(1, 1, body=bytes(module.READ_BYTES))))
+        connection.pause_writing()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        read = [transport.is_read()]
+        connection.resume_writing()
+        assert [*read, transport.is_read()] == [False, True]
+
+    _on_a_loop(test)
+
+
+def test_a_connection_rests_for_the_whole_turn_whatever_else_ends_in_it() -> None:
+    """Else uvloop would go on reading from it while others wait."""
+
+    async def test() -> None:
+        connection, transport = _Side().accept()
+        connection.data_received(encode(Frame(1, 1, body=bytes(module.READ_BYTES))))
+        connection.pause_writing()
+        connection.resume_writing()
+        read = [transport.is_read()]
+        await asyncio.sleep(0)
+        assert [*read, transport.is_read()] == [False, True]
+
+    _on_a_loop(test)
+
+
 def test_fields_count_like_bodies() -> None:
     """Else a connection could keep a thousand headers of a megabyte in memory."""
 

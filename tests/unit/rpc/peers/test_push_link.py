@@ -92,12 +92,13 @@ def test_a_peer_that_refuses_is_called_seldom_until_it_answers() -> None:
     assert pauses(link, 1) == [FIRST_S]
 
 
-class _Ended(asyncio.Transport):
-    """It has ended, and the protocol has not been told yet: uvloop refuses to write."""
+class _Wire(asyncio.Transport):
+    """Once it has ended, the protocol has not been told yet, and uvloop refuses to write."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = False
+        self.ended = self.aborted = False
+        self.written = b""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return _Untuned() if name == "socket" else default
@@ -108,6 +109,10 @@ class _Ended(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self.ended:
             raise RuntimeError("the handler is closed")
+        self.written += data
+
+    def abort(self) -> None:
+        self.aborted = True
 
 
 class _Untuned:
@@ -115,9 +120,29 @@ class _Untuned:
         """Not a real socket."""
 
 
+def test_pushes_for_a_peer_that_does_not_read_wait_and_then_end_its_connection() -> None:
+    """They have a limit, and what follows a dropped one must not be sent as if nothing were missing."""
+    link, transport, at = a_link(), _Wire(), LogIndex(1)
+    response = PushResponse(Term(1), 0, PushKind.APPEND, ResponseCode.SUCCESS, at, at, at, NO_ENTRY, 7)
+    push = Envelope("c", "default", N0, N1, response)
+
+    async def pausing() -> None:
+        connection = link._connection = _Connection(link)
+        connection.connection_made(transport)
+        introduced = transport.written
+        connection.pause_writing()
+
+        link.send(push)
+        assert (transport.written, transport.aborted) == (introduced, False)
+        link.send(push)
+        assert (transport.written, transport.aborted, link.dropped) == (introduced, True, 1)
+
+    loops.run(pausing())
+
+
 def test_pushes_for_a_connection_that_has_just_ended_are_dropped() -> None:
     """What else waits for that turn of the loop, such as other peers' pushes and clients' answers, must go on."""
-    link, transport = a_link(), _Ended()
+    link, transport = a_link(), _Wire()
 
     async def ending() -> None:
         connection = _Connection(link)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 from rocketstore.broker.remoting import sends
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
-from rocketstore.message.message import PROPERTY_KEYS, Message
+from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_WAIT, Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from tests.support.remoting import RemotingSocket, send_fields
@@ -34,8 +37,23 @@ def puts(broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def begin(client: RemotingSocket, body: bytes = b"hello") -> int:
-    return client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T"), body)
+def begin(client: RemotingSocket, body: bytes = b"hello", properties: str = "") -> int:
+    return client.begin(RequestCode.SEND_MESSAGE_V2, send_fields("T", properties=properties), body)
+
+
+def begin_and_arrive(
+    broker: RemotingHarness, client: RemotingSocket, body: bytes = b"hello", properties: str = ""
+) -> None:
+    (connection,) = broker.remoting.server._connections
+    before = connection.under_way
+    begin(client, body, properties)
+    wait_until(lambda: connection.under_way > before, "it has arrived")
+
+
+def release(broker: RemotingHarness, count: int = sends.FLIGHTS_MAX) -> None:
+    """Let the first ones be stored."""
+    for _ in range(count):
+        broker.store.held.pop(0)()
 
 
 def _has(puts: list[int], count: int) -> bool:
@@ -87,6 +105,75 @@ def test_what_is_large_enough_waits_for_nobody(
     fill(client, puts)
     begin(client, bytes(sends.GATHER_BYTES_MAX))
     wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored")
+
+
+def test_what_was_stored_makes_room_for_the_next(
+    broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes then waits for nobody."""
+    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    opaques = fill(client, puts)
+    release(broker)
+    assert [client.answer_to(opaque).code for opaque in opaques] == [0] * len(opaques)
+    puts.clear()
+
+    assert len(fill(client, puts)) == sends.FLIGHTS_MAX
+
+
+def test_only_what_still_waits_counts_as_waiting(
+    broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, after the first 64 KiB, each send would be stored alone for ever."""
+    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    most_of_it = bytes(sends.GATHER_BYTES_MAX * 3 // 4)
+    fill(client, puts)
+    begin_and_arrive(broker, client, most_of_it)
+    release(broker, 1)
+    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored when another one is done")
+
+    begin_and_arrive(broker, client, most_of_it)
+    begin_and_arrive(broker, client)
+    release(broker, 1)
+    wait_until(lambda: len(puts) > sends.FLIGHTS_MAX + 1, "they are stored")
+    assert puts == [1] * sends.FLIGHTS_MAX + [1, 2]
+
+
+def test_the_wait_for_others_ends_when_they_are_stored(
+    broker: RemotingHarness,
+    client: RemotingSocket,
+    puts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its timer would cut short the wait of those that come later, or find nothing to store."""
+    monkeypatch.setattr(sends, "GATHER_S_MAX", 0.3)
+    fill(client, puts)
+    begin_and_arrive(broker, client)
+    release(broker, 1)
+    wait_until(lambda: len(puts) == sends.FLIGHTS_MAX + 1, "it is stored when another one is done")
+    over = threading.Event()
+
+    async def end_later() -> None:
+        asyncio.get_running_loop().call_later(sends.GATHER_S_MAX, over.set)
+
+    broker.bridge.run(end_later())
+
+    assert over.wait(30)
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
+def test_who_waits_for_the_disk_is_not_stored_with_who_does_not(
+    broker: RemotingHarness, client: RemotingSocket, puts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be acknowledged as early as they are."""
+    monkeypatch.setattr(sends, "GATHER_S_MAX", 60.0)
+    fill(client, puts)
+    for waits in ("false", "true", "true", "false"):
+        begin_and_arrive(broker, client, properties=f"{PROPERTY_WAIT}\x01{waits}")
+    release(broker, 1)
+    wait_until(lambda: sum(puts) == sends.FLIGHTS_MAX + 4, "they are stored")
+
+    assert puts == [1] * sends.FLIGHTS_MAX + [1, 2, 1]
 
 
 @pytest.mark.parametrize("bad", [None, 1])
