@@ -91,6 +91,12 @@ class SimLoop(asyncio.BaseEventLoop):
         threads.Thread(target=work, name="executor").start()
         return future
 
+    async def getaddrinfo(  # type: ignore[override]  # as far as it is used
+        self, host: str, port: int, **_: object
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        """A machine's name is its address."""
+        return [(0, 0, 0, "", (host, port))]
+
     async def create_connection(  # type: ignore[override]  # as far as it is used
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: object
     ) -> tuple[links.End, asyncio.BaseProtocol]:

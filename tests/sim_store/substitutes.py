@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import dledger.rpc.loops
 from dledger.rpc.clients.server import ClientServer
 from dledger.rpc.front_door import listen
 from dledger.rpc.peers.log_exchange import PeerLogClient
@@ -89,6 +90,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(ClientServer): members.NoClients,
         id(PeerLogClient): members.PeerLogs,
         id(asyncio): loops.fake_asyncio(),
+        id(dledger.rpc.loops): SimpleNamespace(**{**vars(dledger.rpc.loops), "run": loops.run}),
         id(listen): links.listen,
     }
 

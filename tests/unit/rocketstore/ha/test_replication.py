@@ -487,8 +487,11 @@ def test_a_slave_that_comes_anew_takes_its_own_place(replication: Replication, t
     master_log.shutdown()
 
 
-def test_idle_connections_keep_no_slave_out(replication: Replication, tmp_path: Path) -> None:
-    """However many there are: the oldest of the host that has most is ended for the next."""
+def test_idle_connections_keep_no_slave_out(
+    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: the oldest of the host that has most is ended for the next, before its time is over."""
+    monkeypatch.setattr("rocketstore.ha.master.GREETING_TIMEOUT_S", 3600.0)
     master_log, slave_log = filled(tmp_path / "m", 3), opened(small_config(tmp_path / "s"))
     _, address = replication.master(master_log, replace(PACE, slaves_max=1))
     with ExitStack() as stack:
