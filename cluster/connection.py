@@ -16,6 +16,7 @@ from dledger.errors import IdentityError
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
+    from dledger.client.calls import Calls
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:30911"
 """The default client address of a single node."""
@@ -30,9 +31,17 @@ class GroupTarget:
     timeout_s: float
     security: CommandSecurity = NO_SECURITY
 
+    def connect_to_ask(self) -> Calls:
+        """A client that asks and reads, and is loaded in half the time of one that appends. The caller closes it."""
+        from dledger.client.calls import Calls  # here, so that --help does not load gRPC
+
+        return Calls(
+            list(self.bootstrap), group=self.group, timeout_s=self.timeout_s, security=self.security.for_client()
+        )
+
     def connect(self, *, enable_idempotence: bool = True) -> DLedgerClient:
         """A client for it, which the caller closes; see there for ``enable_idempotence``."""
-        from dledger.client import DLedgerClient  # here, so that --help does not load gRPC
+        from dledger.client import DLedgerClient
 
         return DLedgerClient(
             list(self.bootstrap),

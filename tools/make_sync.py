@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parent.parent
 MADE: Final = {
     f"{package}/aio_{name}.py": f"{package}/{name}.py"
     for package, names in (
-        ("dledger/client", ("calls",)),
+        ("dledger/client", ("calls", "append_calls")),
         (
             "rocketstore/client",
             (
@@ -44,6 +44,7 @@ _COUNTERPARTS: Final = {
         f"aio_{name}": name
         for name in (
             "calls",
+            "append_calls",
             "channels",
             "checks",
             "cluster_producer",
@@ -62,6 +63,7 @@ _COUNTERPARTS: Final = {
     **{
         f"Async{name}": name
         for name in (
+            "AppendCalls",
             "Appender",
             "BrokerConnection",
             "Calls",

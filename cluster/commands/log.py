@@ -161,7 +161,7 @@ def get(
     from dledger.client import ReadMode
 
     read_mode = ReadMode[mode.upper()] if mode else ReadMode.COMMITTED if node else ReadMode.LINEARIZABLE
-    with closing(target.connect()) as client:
+    with closing(target.connect_to_ask()) as client:
         read = partial(client.read, mode=read_mode, address=node)
         if count is None:
             _print_entry_at(read, index, show_all=show_all, as_json=as_json)
@@ -221,7 +221,7 @@ def tail(
         raise click.UsageError("-f has no end: give -n, or --from, not both")
     from dledger.client import ReadMode
 
-    with closing(target.connect()) as client:
+    with closing(target.connect_to_ask()) as client:
         leader = find_leader(client.members_status())
         status = leader or client.metadata()
         end = status.committed_index + 1

@@ -341,7 +341,7 @@ class EntryBrowser:
 
     def by_index(self, group: str, index: int, count: int) -> dict[str, object]:
         """Committed entries from ``index`` backwards, the newest first; a negative one is the end. Fewer if large."""
-        with closing(replace(self._target, group=group).connect()) as client:
+        with closing(replace(self._target, group=group).connect_to_ask()) as client:
             status = client.metadata()
             begin, last = max(status.begin_index, 0), status.committed_index
             newest = last if index < 0 else min(index, last)
@@ -357,7 +357,7 @@ class EntryBrowser:
 
     def one(self, group: str, index: int) -> dict[str, object] | None:
         """All details of one entry."""
-        with closing(replace(self._target, group=group).connect()) as client:
+        with closing(replace(self._target, group=group).connect_to_ask()) as client:
             entries = client.read(index, count=1)
         if not entries or entries[0].index != index:
             return None

@@ -99,7 +99,8 @@ class GroupControl:
         if not group:
             raise ActionRefusedError("no node has answered yet")
         started = time.monotonic()
-        with closing(dataclasses.replace(self._target, group=group, timeout_s=TRANSFER_TIMEOUT_S).connect()) as client:
+        whole = dataclasses.replace(self._target, group=group, timeout_s=TRANSFER_TIMEOUT_S)
+        with closing(whole.connect_to_ask()) as client:
             try:
                 leader = client.transfer_leadership(target)
             except InvalidRequestError as error:

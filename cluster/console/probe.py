@@ -19,7 +19,6 @@ from dledger.errors import DLedgerError, InvalidRequestError
 if TYPE_CHECKING:
     from cluster.broker_target import BrokerTarget
     from cluster.connection import GroupTarget
-    from dledger.client import DLedgerClient
     from rocketstore.client import Admin
 
 BROKER_TIMEOUT_S: Final = 1.0
@@ -52,7 +51,7 @@ class GroupProbe:
     """
 
     def __init__(self, target: GroupTarget, brokers: BrokerTarget) -> None:
-        self._client: DLedgerClient = target.connect()
+        self._client = target.connect_to_ask()
         self._admin: Admin = brokers.admin()
         self._connected: set[str] = set()  # set.add and discard are atomic
         self._no_broker: set[str] = set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dledger.client.aio_calls import AsyncCalls
+from dledger.client.aio_append_calls import AsyncAppendCalls
 
 
-class AsyncDLedgerClient(AsyncCalls):
+class AsyncDLedgerClient(AsyncAppendCalls):
     """``DLedgerClient`` for asyncio, bound to the event loop of its first use; not thread-safe."""
 
     async def close(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dledger.client.append_calls import AppendCalls
 from dledger.client.bulk import BulkReads, BulkTarget, ClientContext, ReadFrom
-from dledger.client.calls import Calls
 from dledger.client.security import ClientSecurity
 from dledger.rpc.clients.bulk_codec import BlockDigests, FetchLog, Locate, LocatedEntries
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 
 
-class DLedgerClient(Calls):
+class DLedgerClient(AppendCalls):
     """Talks to a group. Thread-safe; every call has a deadline (``timeout_s``) and retries until then if that is safe.
 
     ``addresses``: client addresses of one or more nodes; the others are learnt. Errors are ``DLedgerError`` subclasses;

@@ -152,6 +152,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         return fake
 
     monkeypatch.setattr(connection.GroupTarget, "connect", connect)
+    monkeypatch.setattr(connection.GroupTarget, "connect_to_ask", lambda _target: fake)
     return fake
 
 
@@ -703,7 +704,7 @@ def test_watching_repeats_until_ctrl_c(
 ) -> None:
     """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
     client = WatchedClient(members={NodeId("n0"): status_of("n0")})
-    monkeypatch.setattr(connection.GroupTarget, "connect", lambda _target: client)
+    monkeypatch.setattr(connection.GroupTarget, "connect_to_ask", lambda _target: client)
     monkeypatch.setattr("cluster.terminal.on_terminal", lambda: terminal)
 
     shown = run("status", "--watch", "--interval", "0.1", *words)

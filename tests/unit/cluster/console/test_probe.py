@@ -10,7 +10,7 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console import probe
 from cluster.console.probe import GroupProbe
-from dledger.client import DLedgerClient
+from dledger.client.calls import Calls
 from dledger.errors import UnavailableError
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogIndex, NodeId, Position, Role, Term
@@ -38,7 +38,7 @@ FOLLOWS = NodeStatus(
 )
 
 
-class Node(DLedgerClient, Admin):
+class Node(Calls, Admin):
     """A broker of a group, which counts how often it is asked for a broker's own figures."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Node(DLedgerClient, Admin):
 
 def probe_of(node: Node) -> GroupProbe:
     class Nodes(GroupTarget):
-        def connect(self, *, enable_idempotence: bool = True) -> DLedgerClient:
+        def connect_to_ask(self) -> Calls:
             return node
 
     class Brokers(BrokerTarget):
