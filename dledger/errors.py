@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from dledger.types import NodeId
+if TYPE_CHECKING:  # every command loads this module, --help too
+    from dledger.types import NodeId
 
 Outcome = Literal["not_applied", "unknown"]
 
