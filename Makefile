@@ -85,7 +85,7 @@ $(VENV)/.installed-soak: $(STAMP)
 	touch $@
 
 soak: $(VENV)/.installed-soak ## Tests of minutes: Spark clusters, processes killed again and again (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=900 $(PYTEST_ARGS) tests
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=900 -o timeout=3600 $(PYTEST_ARGS) tests
 
 test-spark-matrix: $(STAMP) ## The tests of Spark with each version that is meant to work (SPARK_VERSIONS="4.2.1 4.3.0")
 	@for version in $(SPARK_VERSIONS); do \
@@ -104,7 +104,7 @@ spark-cluster: $(STAMP) ## A Spark master and two workers on this machine (CLUST
 	@$(BIN)/python -m tools.spark_standalone $(CLUSTER)
 
 interop: $(STAMP) ## Both directions with the real Java RocketMQ and DLedger (needs JDK 17, Maven, Maven Central)
-	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS) tests/interop
+	$(BIN)/python -m pytest -m interop -o timeout=3600 $(PYTEST_ARGS) tests/interop
 
 check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code
 	$(BIN)/ruff format --check
