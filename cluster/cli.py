@@ -87,7 +87,7 @@ class _Commands(ErrorReportingGroup):
 
             near = get_close_matches(words[0], COMMANDS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"No such command {words[0][:64]!r}.{hint}", context)
+            raise click.UsageError(f"no such command {words[0][:64]!r}.{hint}", context)
         return super().resolve_command(context, words)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:

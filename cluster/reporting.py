@@ -11,6 +11,8 @@ from dledger.errors import ConfigError, DLedgerError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNKNOWN_OUTCOME = 3
+_CLICKS_OWN = ("Got unexpected ", "Invalid value", "Missing ", "No such ", "Option ")
+"""How click's own messages begin, which it writes as sentences."""
 
 
 class ErrorReportingGroup(click.Group):
@@ -64,7 +66,10 @@ def _say(error: click.ClickException) -> None:
         return
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", err=True)
-    click.echo(f"error: {error.format_message()}", err=True)
+    text = error.format_message()
+    if text.startswith(_CLICKS_OWN):
+        text = text[0].lower() + text[1:]
+    click.echo(f"error: {text}", err=True)
 
 
 def _say_context(context: click.Context) -> None:

@@ -156,14 +156,19 @@ def reset_offset(
     epilog="""\b
 Examples:
   dledger consumer delete billing --yes
+  dledger consumer delete -g billing --yes           the same
 
 Stop the group's consumers first, or their next commit creates it again."""
 )
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("-g", "--group", metavar="NAME", help="The group, instead of the argument.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
-def delete(name: str, yes: bool, target: BrokerTarget) -> None:
+def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget) -> None:
     """Delete a group and its offsets."""
+    if (name is None) == (group is None):
+        raise click.UsageError("name the group to delete once: as the argument, or with -g")
+    name = name or group or ""
     if not yes:
         click.confirm(f"Delete group {name} and its offsets?", abort=True)
     with target.groups() as groups:

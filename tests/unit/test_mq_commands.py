@@ -558,7 +558,9 @@ def test_consumer_delete(run: Run, brokers: FakeBrokers) -> None:
     assert brokers.offsets == {("billing", "orders", 0): 5}
     assert run("consumer", "delete", "billing", "--yes").exit_code == 0
     assert brokers.offsets == {}
-    assert "billing does not exist" in run("consumer", "delete", "billing", "--yes").stderr
+    assert "billing does not exist" in run("consumer", "delete", "-g", "billing", "--yes").stderr
+    assert "as the argument, or with -g" in run("consumer", "delete", "billing", "-g", "billing").stderr
+    assert "as the argument, or with -g" in run("consumer", "delete").stderr
 
 
 def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:

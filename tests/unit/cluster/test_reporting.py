@@ -11,28 +11,28 @@ from cluster.cli import main
 @pytest.mark.parametrize(
     ("words", "usage", "error"),
     [
-        (["--nix"], "Usage: dledger [OPTIONS]", "error: No such option '--nix'."),
-        (["nix"], "Usage: dledger [OPTIONS]", "error: No such command 'nix'."),
-        (["statsu"], "Usage: dledger [OPTIONS]", "error: No such command 'statsu'. Did you mean 'status'?"),
+        (["--nix"], "Usage: dledger [OPTIONS]", "error: no such option '--nix'."),
+        (["nix"], "Usage: dledger [OPTIONS]", "error: no such command 'nix'."),
+        (["statsu"], "Usage: dledger [OPTIONS]", "error: no such command 'statsu'. Did you mean 'status'?"),
         (
             ["get", "9" * 20],
             "Usage: dledger get",
-            f"error: Invalid value for 'INDEX': {'9' * 20} is too large: numbers go to {(1 << 63) - 1:,}",
+            f"error: invalid value for 'INDEX': {'9' * 20} is too large: numbers go to {(1 << 63) - 1:,}",
         ),
         (
             ["get", "9" * 5000],
             "Usage: dledger get",
-            f"error: Invalid value for 'INDEX': '{'9' * 64}' is not a whole number",
+            f"error: invalid value for 'INDEX': '{'9' * 64}' is not a whole number",
         ),
-        (["get", "x"], "Usage: dledger get", "error: Invalid value for 'INDEX': 'x' is not a whole number"),
+        (["get", "x"], "Usage: dledger get", "error: invalid value for 'INDEX': 'x' is not a whole number"),
         (
             ["tail", "-n", "-1"],
             "Usage: dledger tail",
-            "error: Invalid value for '-n' / '--lines': -1 is not allowed: use 0 or more",
+            "error: invalid value for '-n' / '--lines': -1 is not allowed: use 0 or more",
         ),
-        (["status", "--nix"], "Usage: dledger status", "error: No such option '--nix'."),
-        (["topic", "lst"], "Usage: dledger topic", "error: No such command 'lst'. Did you mean 'list'?"),
-        (["topic", "route"], "Usage: dledger topic route", "error: Missing argument 'NAME'."),
+        (["status", "--nix"], "Usage: dledger status", "error: no such option '--nix'."),
+        (["topic", "lst"], "Usage: dledger topic", "error: no such command 'lst'. Did you mean 'list'?"),
+        (["topic", "route"], "Usage: dledger topic route", "error: missing argument 'NAME'."),
         (["append"], "Usage: dledger append", "error: give either texts, or - for standard input, or --file"),
     ],
 )
