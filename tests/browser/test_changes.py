@@ -327,10 +327,14 @@ def test_an_answer_that_comes_late_is_not_shown_as_that_of_another_question(page
         page.press(Keys.ESCAPE)
         page.click("[aria-label='Dead letters of billing']")
         until_says(page, "None. Messages come here")
+        page.js("document.getElementById('sheet-body').querySelectorAll('*').forEach((one) => (one.ours = true))")
         page.js("letGo()")
         page.wait(lambda: page.js("return told"), "it has come")
         assert page.text("sheet-title") == "Dead letters of billing"
         assert page.text("sheet-body").startswith("None.")
+        assert page.js(
+            "return [...document.getElementById('sheet-body').querySelectorAll('*')].every((one) => one.ours)"
+        )
         page.press(Keys.ESCAPE)
 
         page.click("#tab-messages")

@@ -16,6 +16,7 @@ from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client import AsyncGroupConsumer, GroupConsumer, GroupDelivery
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.group_division import Division
+from rocketstore.client.group_places import KnownToNameServers
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.groups import TopicShare
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -206,15 +207,25 @@ def test_a_new_group_begins_everywhere_where_it_was_told_to(known: Known) -> Non
 
 
 @pytest.mark.usefixtures("quick_routes")
-def test_a_route_that_flaps_moves_no_queue(known: Known) -> None:
+def test_a_route_that_flaps_moves_no_queue(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that has just started knows some brokers, or none; those that answer keep their queues."""
-    seen = Seen()
+    seen, divide = Seen(), Division._divide
+    forgotten: list[set[str]] = []
+
+    def divide_and_tell(division: Division) -> None:
+        divide(division)
+        assert isinstance(division._places, KnownToNameServers)
+        forgotten.append(set(division._places._routes.missing(TOPIC)))
+
+    monkeypatch.setattr(Division, "_divide", divide_and_tell)
     with known.member(seen) as one:
         before = {name: id(each) for name, each in one._shares.queues.items()}
         known.forget("b")
+        wait_until(lambda: forgotten[-2:] == [{"b"}, {"b"}], "the queues were divided in the knowledge of that")
         known.put("b", b"1")
         wait_until(lambda: seen.bodies == [b"1"], "it is consumed without a route")
         known.forget("a")
+        wait_until(lambda: forgotten[-2:] == [{"a", "b"}, {"a", "b"}], "and in the knowledge of that")
         known.put("a", b"2")
         wait_until(lambda: seen.bodies == [b"1", b"2"], "and without any")
         known.register("a", "b")
