@@ -66,6 +66,16 @@ def test_append_returns_where_the_entry_is(client: DLedgerClient, group: FakeGro
     assert group.nodes[0].bodies() == [b"a", b"bc"]
 
 
+def test_appends_are_numbered_unless_told_otherwise(
+    client: DLedgerClient, plain: DLedgerClient, group: FakeGroup
+) -> None:
+    """So that what is repeated is stored once."""
+    plain.append(b"a")
+    assert not group.nodes[0].producers
+    client.append(b"b")
+    assert len(group.nodes[0].producers) == 1
+
+
 def test_append_finds_the_leader_from_any_address(group: FakeGroup) -> None:
     """One follower's address is enough, also beside one that leads nowhere; the rest is learnt."""
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
@@ -170,6 +180,30 @@ def test_append_without_idempotence_at_a_broken_stream_is_unknown(plain: DLedger
 
     assert isinstance(errors[0], RequestTimeoutError)
     assert errors[0].outcome == "unknown"
+
+
+def test_close_ends_an_append_in_another_thread(group: FakeGroup) -> None:
+    """At once, not at its deadline; nobody knows whether it is stored."""
+    client = DLedgerClient(group.addresses, timeout_s=300)
+    client.append(b"a")
+    group.nodes[0].hold = True
+    errors: list[DLedgerError] = []
+
+    def append() -> None:
+        try:
+            client.append(b"b")
+        except DLedgerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=append, daemon=True)
+    thread.start()
+    wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
+    client.close()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    assert errors[0].outcome == "unknown"
+    assert str(errors[0]).endswith(": the client is closed")
 
 
 def test_append_without_any_node_is_not_applied() -> None:
