@@ -11,9 +11,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from benchmarks.context import Context
 from benchmarks.figures import Figure
@@ -111,14 +113,16 @@ def _page(url: str) -> Iterator[None]:
     """Receive events and ask for the list as a page does, in this process, which is not measured."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     ended = threading.Event()
-    with opener.open(f"{url}api/events", timeout=10) as events:
+    kept = HTTPConnection(urlsplit(url).netloc, timeout=10)  # browsers ask again over the same connection
+    with opener.open(f"{url}api/events", timeout=10) as events, closing(kept):
 
         def take() -> None:
             for line in events:  # some every second
                 if ended.is_set():
                     return
                 if line == b"event: catalog\n":
-                    _get(f"{url}api/topics")
+                    kept.request("GET", "/api/topics")
+                    kept.getresponse().read()
 
         taking = threading.Thread(target=take)
         taking.start()
