@@ -32,7 +32,7 @@ class GroupTarget:
     security: CommandSecurity = NO_SECURITY
 
     def connect_to_ask(self) -> Calls:
-        """A client that asks and reads, and is loaded in half the time of one that appends. The caller closes it."""
+        """A client that only asks and reads, so that nothing that appends is loaded. The caller closes it."""
         from dledger.client.calls import Calls  # here, so that --help does not load gRPC
 
         return Calls(

@@ -1,6 +1,6 @@
 """The calls that append, of both clients of the log. ``make unasync`` generates ``append_calls.py`` from this.
 
-Apart from the other calls, so that who only asks or reads loads no more than that takes.
+Kept apart so that a command which only asks or reads does not load them.
 """
 
 from __future__ import annotations
