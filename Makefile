@@ -21,7 +21,7 @@ TESTS ?= tests
 # more than there are processors, for tests often wait
 WORKERS ?= $(shell n=$$((2 * $$(getconf _NPROCESSORS_ONLN))); echo $$((n < 8 ? n : 8)))
 # tests that share nothing, the longest first
-FAST_TESTS := tests/store tests/scenarios tests/contract tests/paper tests/unit
+FAST_TESTS := tests/crash tests/scenarios tests/contract tests/paper tests/unit
 DRILL ?= kill-leader
 DEMO_ARGS ?= --keep
 CLUSTER ?= start

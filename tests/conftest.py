@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from cluster.local.group import LocalGroup
 from tests.support import memory_disk, preloaded
 
-IN_MEMORY = frozenset({"contract", "fuzz", "paper", "scenarios", "store", "unit"})
+IN_MEMORY = frozenset({"contract", "crash", "fuzz", "paper", "scenarios", "unit"})
 """Directories of tests that need nothing of a real disk."""
 HERE = Path(__file__).parent
 

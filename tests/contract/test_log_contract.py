@@ -32,8 +32,8 @@ from dledger.types import (
     Position,
     Term,
 )
-from tests.store.support import SEGMENT_BYTES, bodies_of, copy_log, fill, open_store, runs_of, small_config
 from tests.support.memory_store import MemoryStore
+from tests.unit.dledger.store.support import SEGMENT_BYTES, bodies_of, copy_log, fill, open_store, runs_of, small_config
 
 
 class HookedLog(Log, Protocol):

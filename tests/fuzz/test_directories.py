@@ -13,7 +13,7 @@ from dledger.store.verify import verify_node
 from dledger.types import LogIndex
 from tests.fuzz.damage import Damage, damages, nothing_unexpected, struck
 from tests.fuzz.shapes import fuzzed
-from tests.store.support import abandon, fill, open_store, small_config
+from tests.unit.dledger.store.support import abandon, fill, open_store, small_config
 
 ENTRIES = 60
 

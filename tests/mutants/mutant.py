@@ -5,7 +5,7 @@ Then comes a blank line, then the patch, as ``git diff`` writes it::
 
     Bug: a vote is answered before it is saved
     Harm: after a restart the member votes again in the same term: two leaders
-    Tests: tests/unit/core/test_leader_elector.py tests/scenarios
+    Tests: tests/unit/dledger/core/test_leader_elector.py tests/scenarios
     Seeds: 300
 
 ``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds

@@ -2,7 +2,7 @@
 
 A disk that other tests (groups of processes, container images) keep busy stalls for seconds, which a test of threads
 and deadlines takes for a fault. Nothing is lost by it: what a disk does to files in a crash is simulated anyway
-(``tests/store/crash_fs.py``), and tests of real processes and containers stay on the real disk.
+(``tests/crash/crash_fs.py``), and tests of real processes and containers stay on the real disk.
 
 A session has one directory here, named after its process. A test's files go when it has passed; what tests that failed
 left is kept until the next session finds that its owner is gone. ``TESTS_ON_DISK=1`` keeps everything on the disk.

@@ -13,7 +13,7 @@ from dledger.types import Boundary, LogIndex, Position, Term
 from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, coverage, differ, digest
 from dledger_spark.audit.examine import Directories, Finding, examine
 from dledger_spark.audit.replica import Replica, common_end, open_replicas
-from tests.store.support import SEGMENT_BYTES, UnsyncedFs, fill, open_store, small_config
+from tests.unit.dledger.store.support import SEGMENT_BYTES, UnsyncedFs, fill, open_store, small_config
 
 ENTRIES = 100
 BLOCK_BYTES = 512

@@ -16,7 +16,7 @@ from dledger_spark.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, s
 from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.replica import common_end, open_replicas
 from dledger_spark.decode import walk
-from tests.store.support import SEGMENT_BYTES
+from tests.unit.dledger.store.support import SEGMENT_BYTES
 from tests.unit.dledger_spark.audit.members import (
     ENTRIES,
     audit,

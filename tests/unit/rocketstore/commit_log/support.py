@@ -14,7 +14,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.types import PutResult, RecordHead
-from tests.store.crash_fs import FailingFs
+from tests.crash.crash_fs import FailingFs
 
 FILE_BYTES = 1024
 

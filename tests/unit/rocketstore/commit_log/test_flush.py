@@ -26,7 +26,7 @@ from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.mapped.transient_pool import TransientStorePool
 from rocketstore.types import FlushDiskType, PutMessageStatus
-from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.crash.crash_fs import IO_ERROR, FailingFs
 from tests.support.waiting import ManualClock, wait_until
 
 SIZE = 1024

@@ -26,7 +26,7 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.types import SCHEDULE_TOPIC, FlushDiskType, PutMessageStatus, PutResult, StoredPlace
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.commit_log.support import (
     FILE_BYTES,

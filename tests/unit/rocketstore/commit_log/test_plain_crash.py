@@ -16,8 +16,8 @@ from dledger.clock import Clock
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.message.record import decode_record
 from rocketstore.types import FlushDiskType, PutMessageStatus
-from tests.store.crash_fs import RecordingFs, crash_states
-from tests.store.support import UnsyncedFs
+from tests.crash.crash_fs import RecordingFs, crash_states
+from tests.unit.dledger.store.support import UnsyncedFs
 from tests.unit.rocketstore.commit_log.support import abandon, heads_of, message, open_log, put, small_config
 
 

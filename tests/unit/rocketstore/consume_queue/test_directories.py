@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from rocketstore.consume_queue.directories import QueueDirectories
-from tests.store.crash_fs import FailingFs
+from tests.crash.crash_fs import FailingFs
 
 
 def test_nobody_takes_another_threads_beginning_for_the_end(tmp_path: Path) -> None:

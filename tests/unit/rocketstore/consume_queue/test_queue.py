@@ -13,7 +13,7 @@ from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, Repeated, Sur
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.mapped.file import StoreFile
 from rocketstore.types import QueueUnit, RecordHead
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import head, heads
 
 UNITS = 5

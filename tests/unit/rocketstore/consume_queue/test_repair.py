@@ -11,7 +11,7 @@ from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
-from tests.store.crash_fs import RecordingFs, crash_states
+from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.unit.rocketstore.heads import heads
 
 FILE_BYTES = 100

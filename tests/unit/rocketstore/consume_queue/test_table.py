@@ -16,7 +16,7 @@ from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import FILLER
 from rocketstore.types import RecordHead
-from tests.store.crash_fs import IO_ERROR, FailingFs, OpeningFs
+from tests.crash.crash_fs import IO_ERROR, FailingFs, OpeningFs
 from tests.unit.rocketstore.heads import head
 
 FILE_BYTES = 100

@@ -9,7 +9,7 @@ import pytest
 from dledger.store.fs import FileSystem
 from rocketstore.export import plain_log
 from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
-from tests.store.crash_fs import RecordingFs
+from tests.crash.crash_fs import RecordingFs
 
 
 def test_a_closed_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

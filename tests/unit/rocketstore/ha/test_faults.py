@@ -17,7 +17,7 @@ from rocketstore.ha.master import BUFFER_BYTES_MAX, CHUNK_BYTES
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FRAME, GREETING, REPORT, VERDICT, MasterWords, SlaveVerdict, SlaveWords
 from rocketstore.types import PutMessageStatus
-from tests.store.crash_fs import FailingFs
+from tests.crash.crash_fs import FailingFs
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.commit_log.support import (
     FILE_BYTES,

@@ -16,7 +16,7 @@ from dledger.store.fs import FileSystem
 from rocketstore.index.chains import IndexHeader
 from rocketstore.index.file import IndexFile, IndexShape, NewEntry
 from rocketstore.index.keys import key_hash
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import STORE_MS
 
 SHAPE = IndexShape(5, 10)

@@ -15,7 +15,7 @@ from dledger.errors import DiskError, DiskFullError
 from rocketstore.index.file import IndexShape
 from rocketstore.index.service import IndexService
 from rocketstore.types import RecordHead
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 from tests.unit.rocketstore.heads import STORE_MS, head, keyed
 
 EVER = 1 << 62

@@ -14,7 +14,7 @@ from dledger.store.format import segment_name
 from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.file import StoreFile
 from rocketstore.mapped.transient_pool import TransientStorePool
-from tests.store.crash_fs import NO_SPACE, FailingFs
+from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.support.waiting import wait_until
 
 SIZE = 4096

@@ -11,7 +11,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidReq
 from dledger.store.format import segment_name
 from dledger.store.mmap_file_list import Placement
 from rocketstore.mapped.queue import DELETED_MAX, MappedFileQueue
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 SIZE = 1024
 

@@ -26,7 +26,7 @@ from rocketstore.state.changes import (
 from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
-from tests.store.crash_fs import NO_SPACE, FailingFs
+from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.state.conftest import Member
 
 NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")

@@ -18,7 +18,7 @@ from rocketstore.store.checkpoint import (
     StoreCheckpointFile,
     decode_checkpoint,
 )
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 FULL = StoreCheckpoint(10_000, 9_000, 8_000, 1234, 56, 1200, 77)
 

@@ -12,9 +12,9 @@ import pytest
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
 from dledger.store import reader
-from tests.store.support import spoil
 from tests.support.damage import turn
 from tests.support.waiting import wait_until
+from tests.unit.dledger.store.support import spoil
 from tests.unit.rocketstore.bench import bodies
 from tests.unit.rocketstore.commit_log.replicas import SEGMENT_BYTES
 from tests.unit.rocketstore.queue_numbers.test_numbering_group import WAIT_S, Broker, Group

@@ -9,7 +9,7 @@ import pytest
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from rocketstore.store.deleted import DeletedQueues
-from tests.store.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 
 def opened(path: Path) -> DeletedQueues:

@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import DirectoryLockedError, DiskError
 from dledger.store.fs import FileSystem
 from rocketstore.store.directory import StoreDirectory
-from tests.store.crash_fs import IO_ERROR, FailingFs
+from tests.crash.crash_fs import IO_ERROR, FailingFs
 
 JAVA_LOCK = """
 import fcntl, os, sys

@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from rocketstore.store.checkpoint import StoreCheckpointFile
 from rocketstore.store.durability import Attempts, Durability
-from tests.store.crash_fs import NO_SPACE, FailingFs
+from tests.crash.crash_fs import NO_SPACE, FailingFs
 
 
 class Dispatch:

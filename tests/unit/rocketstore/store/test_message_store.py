@@ -35,7 +35,7 @@ from rocketstore.types import (
     PutResult,
     RecordHead,
 )
-from tests.store.crash_fs import FailingFs, OpeningFs
+from tests.crash.crash_fs import FailingFs, OpeningFs
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import (
     FOREVER_MS,

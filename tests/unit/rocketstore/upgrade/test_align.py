@@ -17,7 +17,7 @@ from rocketstore.store.directory import ABORT_FILE, StoreDirectory
 from rocketstore.upgrade.align import Alignment, align, plan, room_problems
 from rocketstore.upgrade.compare import LogStanding, compare
 from rocketstore.upgrade.members import OldMember, find_members
-from tests.store.crash_fs import NO_SPACE, FailingFs
+from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
 from tests.unit.rocketstore.upgrade.support import copied, cut, old_log, overwrite, record_offsets
 

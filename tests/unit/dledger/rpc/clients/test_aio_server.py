@@ -1,0 +1,109 @@
+"""Requests for what is not there, of any bytes: each is refused, and the port serves on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from dledger.client import DLedgerClient
+from dledger.config import ConnectionLimits
+from dledger.rpc import loops, options
+from dledger.rpc.clients import codec
+from dledger.rpc.clients.aio_server import add_methods, aio_server
+from dledger.types import LogIndex
+from tests.support.http2 import HEADERS, Http2Link, call_frames, frame
+from tests.unit.dledger.rpc.clients.test_connections import serving
+
+RST_STREAM = 3
+PATH = "/dledger.v1.LogService/Nothing"
+
+
+def refusal(link: Http2Link) -> bytes:
+    """The headers with which a call ends."""
+    while (found := link.recv()) is not None and found.kind != HEADERS:
+        pass
+    assert found is not None, "the connection was closed"
+    return found.payload
+
+
+@pytest.mark.parametrize(
+    "path", [PATH.encode(), b"/\xf2\x83b,\xad" + PATH.encode()[6:], b"\xff" * len(PATH), b"\0" * len(PATH)]
+)
+def test_a_request_for_anything_ends_itself_alone(path: bytes) -> None:
+    """gRPC's own server ends, with all calls of everybody, at a path that is no UTF-8."""
+    with serving(ConnectionLimits()) as (node, server), DLedgerClient(server.address, timeout_s=30) as client:
+        client.append(b"before")
+        for _ in range(10):
+            with Http2Link("127.0.0.1", server.port) as link:
+                link.begin()
+                link.send(call_frames(1, PATH, b"").replace(PATH.encode(), path))
+                assert b"there is no such method" in refusal(link)
+
+        client.append(b"after")
+        with DLedgerClient(server.address, timeout_s=30) as other:
+            assert len(other.read(LogIndex(0), count=2)) == 2
+    assert node.bodies() == [b"before", b"after"]
+
+
+def test_requests_for_nothing_that_are_given_up_at_once_end_themselves_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Before they are answered, and while the server stops; nobody logs an error for them."""
+    cancel = (8).to_bytes(4, "big")
+    with serving(ConnectionLimits()) as (_, server):
+        for _ in range(20):
+            with Http2Link("127.0.0.1", server.port) as link:
+                link.begin()
+                for stream in range(1, 41, 2):
+                    link.send(call_frames(stream, PATH, b"") + frame(RST_STREAM, cancel, stream=stream))
+        with DLedgerClient(server.address, timeout_s=30) as client:
+            client.append(b"after")
+        with Http2Link("127.0.0.1", server.port) as link:
+            link.begin()
+            for stream in range(1, 201, 2):
+                link.send(call_frames(stream, PATH, b""))
+            server.close()
+    assert [one for one in caplog.records if one.levelname in {"ERROR", "CRITICAL"}] == []
+
+
+def test_a_server_takes_as_many_calls_at_a_time_as_it_was_told() -> None:
+    """Whoever they come from: an address has its share of that (``Connections``), and there are many addresses."""
+
+    async def main() -> None:
+        begun, held = asyncio.Event(), asyncio.Event()
+
+        async def answer(request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            if request == b"first":
+                begun.set()
+                await held.wait()
+            return request
+
+        server = aio_server(maximum_concurrent_rpcs=1)
+        add_methods(server, "test.Service", {"Ask": grpc.unary_unary_rpc_method_handler(answer)})
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                ask = channel.unary_unary("/test.Service/Ask", request_serializer=None, response_deserializer=None)
+                first = ask(b"first")
+                await begun.wait()
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await ask(b"second")
+                held.set()
+                assert await first == b"first"
+        finally:
+            await server.stop(None)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    loops.run(main())
+
+
+def test_headers_that_are_no_text_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect may send hundreds of them with each request."""
+    metadata = options.method(options.LOG_SERVICE, "Metadata")
+    with serving(ConnectionLimits()) as (_, server), Http2Link("127.0.0.1", server.port) as link:
+        link.begin()
+        odd = [(f"x-{number}", b"\xff" * 8) for number in range(20)]
+        link.send(call_frames(1, metadata, codec.encode_metadata_request("default"), *odd))
+        assert refusal(link), "it is answered"
+    assert caplog.records == []

@@ -1,0 +1,253 @@
+"""What the drivers of windows add to them: time goes on whatever else takes a while, and nobody is told a lie."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+import pytest
+
+from dledger.client.appends import AppendBatch, wire_of
+from dledger.client.shared import AppendResult
+from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.sending.aio import AsyncLinks, AsyncSender
+from dledger.sending.aio_stream import AsyncStream
+from dledger.sending.batch import OutgoingBatch
+from dledger.sending.futures import SentItem, wait_for
+from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.stream import Stream
+from dledger.sending.threads import Links, Sender
+from dledger.sending.window import Window, WindowOptions
+from tests.unit.dledger.sending.world import RULES
+
+PATIENCE_S = 30.0
+AnyWindow = Window[Any, Any]
+Note = Callable[..., Any]
+
+
+def window_of(*, batch_items: int = 1024, pending_bytes_max: int = 1 << 20, timeout_ms: float) -> AnyWindow:
+    options = WindowOptions(
+        linger_ms=0.0, batch_items=batch_items, pending_bytes_max=pending_bytes_max, timeout_ms=timeout_ms
+    )
+    return Window(options, RULES, ProducerNumbering())
+
+
+class SilentStream:
+    """Takes everything, answers nothing; what is under way when it is closed is unknown."""
+
+    address = "n1:1"
+    server_memory = ""
+
+    def __init__(self, on_answer: Callable[..., Any], on_end: Callable[..., Any]) -> None:
+        self.broken: DLedgerError | None = None
+        self.under_way: list[OutgoingBatch[Any, Any]] = []
+        self._on_answer = on_answer
+        self._on_end = on_end
+
+    def submit(self, batch: OutgoingBatch[Any, Any]) -> DLedgerError | None:
+        self.under_way.append(batch)
+        return None
+
+    def end(self) -> None:
+        if self.broken is None:
+            self.broken = UnavailableError("closed")
+            news = [self._on_answer(self, one, RequestTimeoutError("closed")) for one in self.under_way]
+            self._on_end(self)
+            for tell in news:
+                if tell is not None:
+                    tell()
+
+
+class ThreadStream(SilentStream):
+    def close(self, _why: str = "") -> None:
+        self.end()
+
+
+class TaskStream(SilentStream):
+    async def close(self, _why: str = "") -> None:
+        self.end()
+
+
+def _quiet(_address: str, _error: DLedgerError) -> None:
+    """Nobody wants to know."""
+
+
+def connected(window: AnyWindow) -> Sender[Any, Any]:
+    def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> Stream[Any, Any]:
+        return cast("Stream[Any, Any]", ThreadStream(on_answer, on_end))
+
+    return Sender(Links(connect, lambda: None, _quiet), window, "test")
+
+
+def test_deadlines_are_kept_while_a_connection_is_made() -> None:
+    """Of others that have less time than the one for whom it is made."""
+    begun, over = threading.Event(), threading.Event()
+
+    def connect(_timeout_s: float, _on_answer: Note, _on_end: Note) -> NoReturn:
+        begun.set()
+        over.wait(PATIENCE_S)
+        raise UnavailableError("nobody there")
+
+    sender = Sender(Links(connect, lambda: None, _quiet), window_of(timeout_ms=600_000.0), "test")
+    patient, _ = sender.add(b"a")
+    assert begun.wait(PATIENCE_S)
+    hasty = SentItem(*sender.add(b"b", timeout_s=0.05))
+    assert isinstance(hasty.exception(PATIENCE_S), UnavailableError)
+    assert not patient.done, "it has more time"
+    sender.abandon(UnavailableError("enough"))
+    over.set()
+
+
+def test_what_is_abandoned_while_a_connection_is_made_is_told_at_once() -> None:
+    """The stream that comes too late is closed by whoever opened it."""
+    begun, over = threading.Event(), threading.Event()
+    late: list[ThreadStream] = []
+
+    def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> Stream[Any, Any]:
+        begun.set()
+        over.wait(PATIENCE_S)
+        late.append(ThreadStream(on_answer, on_end))
+        return cast("Stream[Any, Any]", late[0])
+
+    sender = Sender(Links(connect, lambda: None, _quiet), window_of(timeout_ms=60_000.0), "test")
+    batch, _ = sender.add(b"a")
+    assert begun.wait(PATIENCE_S)
+    helpers = tuple(sender._helpers)
+    sender.abandon(UnavailableError("the client is closed"))
+    wait_for(batch, PATIENCE_S)
+    over.set()
+    for helper in helpers:
+        helper.join(PATIENCE_S)
+    assert late[0].broken is not None
+
+
+def test_of_many_that_are_taken_in_part_nobody_says_that_none_is_stored() -> None:
+    sender = connected(window_of(batch_items=1, pending_bytes_max=1, timeout_ms=60_000.0))
+    raised: list[DLedgerError] = []
+
+    def add() -> None:
+        try:
+            sender.add_many([b"a", b"b"])
+        except DLedgerError as error:
+            raised.append(error)
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    while not (sender._stream is not None and sender.is_full):
+        adding.join(0.01)
+        assert adding.is_alive()
+    sender.abandon(UnavailableError("the client is closed"))
+    adding.join(PATIENCE_S)
+    assert [one.outcome for one in raised] == ["unknown"]
+
+
+def test_of_many_that_are_taken_in_part_no_task_hears_that_none_is_stored() -> None:
+    async def run() -> None:
+        async def connect(_timeout_s: float, on_answer: Note, on_end: Note) -> AsyncStream[Any, Any]:
+            return cast("AsyncStream[Any, Any]", TaskStream(on_answer, on_end))
+
+        sender = AsyncSender(
+            AsyncLinks(connect, nobody, _quiet), window_of(batch_items=1, pending_bytes_max=1, timeout_ms=60_000.0), "s"
+        )
+        adding = asyncio.ensure_future(sender.add_many([b"a", b"b"]))
+        while not sender._waiting:
+            await asyncio.sleep(0)
+        await sender.abandon(UnavailableError("the client is closed"))
+        with pytest.raises(UnavailableError) as raised:
+            await adding
+        assert raised.value.outcome == "unknown"
+
+    asyncio.run(run())
+
+
+async def nobody() -> None:
+    """Who leads."""
+
+
+class Call:
+    """A call of gRPC's for asyncio that is never accepted."""
+
+    def __init__(self) -> None:
+        self.requests: AsyncIterator[bytes] = nothing()
+        self.is_cancelled = False
+        self.asked = asyncio.Event()
+
+    def __call__(self, requests: AsyncIterator[bytes]) -> Call:
+        self.requests = requests
+        return self
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def initial_metadata(self) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    for _ in ():
+        yield b""
+
+
+def opened(call: Call, told: list[object]) -> AsyncStream[None, AppendResult]:
+    def on_answer(_stream: object, _batch: object, answer: object) -> None:
+        told.append(answer)
+
+    return AsyncStream(call, "n1:1", wire_of("default"), on_answer, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_a_stream_whose_opening_is_cancelled_is_ended() -> None:
+    async def run() -> None:
+        call = Call()
+        opening = asyncio.create_task(opened(call, []).open(PATIENCE_S))
+        await call.asked.wait()
+        opening.cancel()
+        with suppress(asyncio.CancelledError):
+            await opening
+        assert call.is_cancelled
+
+    asyncio.run(run())
+
+
+def test_what_was_said_not_to_be_sent_is_not_sent() -> None:
+    async def run() -> None:
+        call, told = Call(), list[object]()
+        stream = opened(call, told)
+        batch: AppendBatch = OutgoingBatch(1, 0.0, 10_000.0, 10_000.0)
+        batch.payloads = [b"x"]
+        batch.complete()
+        batch.begin(0.0, is_first=True)
+        assert stream.submit(batch) is None
+        stream._fail(UnavailableError("broken"))
+        assert [one.outcome for one in told if isinstance(one, DLedgerError)] == ["not_applied"]
+        assert [one async for one in call.requests] == []
+
+    asyncio.run(run())
+
+
+def test_a_task_is_told_whatever_callbacks_raise() -> None:
+    async def run() -> None:
+        async def connect(_timeout_s: float, _on_answer: Note, _on_end: Note) -> NoReturn:
+            raise UnavailableError("nobody there")
+
+        sender = AsyncSender(AsyncLinks(connect, nobody, _quiet), window_of(batch_items=1, timeout_ms=100.0), "s")
+        batch, _ = await sender.add(b"a")
+        other, _ = await sender.add(b"b")
+        batch.when_done(lambda: 1 // 0)
+        told = asyncio.Event()
+        batch.when_done(told.set)
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        await asyncio.wait_for(waited(other), PATIENCE_S)
+        assert (await sender.add(b"c"))[0] is not other
+        await sender.close()
+
+    asyncio.run(run())
+
+
+def waited(batch: OutgoingBatch[Any, Any]) -> Awaitable[object]:
+    told = asyncio.Event()
+    batch.when_done(told.set)
+    return told.wait()
