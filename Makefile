@@ -127,7 +127,7 @@ sim-store: $(STAMP) ## The same with whole brokers on simulated disks (SEEDS=200
 	@$(BIN)/python -m tests.sim_store $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),--seeds $(SEEDS) --jobs $(WORKERS)) \
 		$(if $(FROM),--from $(FROM))
 
-mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...")
+mutants: $(STAMP) ## Plant every bug of tests/mutants, and see whether the tests catch it (MUTANTS="NAME ...", MUTANTS=--check)
 	@$(BIN)/python -m tests.mutants --jobs $(WORKERS) $(MUTANTS)
 
 bench: $(VENV)/.installed-bench ## Figures beside baselines (BENCH=append_pipelined,failover_p50)

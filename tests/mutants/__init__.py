@@ -1,1 +1,1 @@
-"""Planted bugs: small patches that the tests must catch. ``make mutants`` applies each to a copy and says what did."""
+"""Planted bugs that the tests must catch: ``make mutants`` puts each into a copy and reports which test caught it."""

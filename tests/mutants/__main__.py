@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutants.mutant import Mutant, read_all
+from tests.mutants.mutant import ROOT, Mutant, MutantError, read_all
 from tests.mutants.trial import Finding, Outcome, copied, planted, try_seeds, try_tests
 from tests.support import memory_disk
 
@@ -27,13 +27,14 @@ def say(line: str) -> None:
 
 def judge(mutant: Mutant, copy: Path, *, seeds: bool) -> list[Finding]:
     """All that is said of one bug; nothing but ``BROKEN`` if it cannot be planted."""
-    with planted(mutant, copy) as problem:
-        if problem:
-            return [Finding("patch", Outcome.BROKEN, problem, 0.0)]
-        findings = try_tests(mutant, copy)
-        if seeds and mutant.seeds:
-            findings.append(try_seeds(mutant, copy))
-        return findings
+    try:
+        with planted(mutant, copy):
+            findings = try_tests(mutant, copy)
+            if seeds and mutant.seeds:
+                findings.append(try_seeds(mutant, copy))
+            return findings
+    except MutantError as error:
+        return [Finding("row", Outcome.BROKEN, str(error), 0.0)]
 
 
 def is_caught(findings: list[Finding]) -> bool:
@@ -53,17 +54,36 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
         yield free
 
 
+def misfits(mutants: list[Mutant], root: Path = ROOT) -> list[str]:
+    """Of which rows the text is not found exactly once, and where."""
+    problems: list[str] = []
+    for mutant in mutants:
+        try:
+            mutant.spoilt(root)
+        except MutantError as error:
+            problems.append(str(error))
+    return problems
+
+
 def main(given: list[str] | None = None) -> int:
     """The command; 1 if a bug was not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="these alone")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--no-seeds", action="store_true", help="without the simulator")
+    parser.add_argument("--check", action="store_true", help="plant nothing: only look whether each row fits the code")
     arguments = parser.parse_args(given)
-    mutants = [one for one in read_all() if not arguments.names or one.name in arguments.names]
+    try:
+        mutants = [one for one in read_all() if not arguments.names or one.name in arguments.names]
+    except MutantError as error:
+        parser.error(str(error))
     unknown = set(arguments.names) - {one.name for one in mutants}
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
+    if arguments.check:
+        problems = misfits(mutants)
+        say("\n".join([*problems, f"{len(mutants) - len(problems)} of {len(mutants)} rows fit"]))
+        return 1 if problems else 0
     begun = time.monotonic()
     talking = threading.Lock()
     layers: Counter[str] = Counter()

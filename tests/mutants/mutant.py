@@ -1,78 +1,125 @@
-"""A planted bug as a file: what it is, who should catch it, and the patch itself.
+"""Planted bugs as rows of text: which expression becomes which other one, and who should notice.
 
-A file ``NAME.patch`` begins with lines of the form ``Word: text``; an indented line goes on with the one before it.
-Then comes a blank line, then the patch, as ``git diff`` writes it::
+Each file ``PACKAGE.toml`` here holds those of one package, a table each::
 
-    Bug: a vote is answered before it is saved
-    Harm: after a restart the member votes again in the same term: two leaders
-    Tests: tests/unit/dledger/core/test_leader_elector.py tests/scenarios
-    Seeds: 300
+    [members-without-standing-count]
+    harm = "a disk that lost its memory helps to elect a leader that lacks what it had acknowledged"
+    tests = ["tests/unit/dledger/core/test_standing_counts.py", "tests/scenarios/test_standing.py"]
+    seeds = 200
+    file = "dledger/core/standing.py"
+    old = "self.counts(voter)"
+    new = "True"
 
-``Tests`` are files and directories, the cheapest first; all of them pass without the bug. ``Seeds`` is how many seeds
-the simulator is given to find it, too; without it, the simulator is not asked. ``Masked`` says why it would find
-nothing: which other rule catches the same first.
+``old`` occurs exactly once in ``file``. ``tests`` are files and directories, the cheapest first; all of them pass
+without the bug. ``seeds`` is how many seeds the simulator is given to find it, too; without it, the simulator is not
+asked. ``masked`` says why the simulator would find nothing: which other rule catches the bug first. A bug that takes
+several replacements has the others in ``[[NAME.also]]``, each with ``old``, ``new`` and, if it differs, ``file``.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
-_WORDS: Final = frozenset({"Bug", "Harm", "Tests", "Seeds", "Masked"})
+_NAME: Final = re.compile(r"[a-z0-9_-]+")
+_WANTED: Final = frozenset({"harm", "tests", "file", "old", "new"})
+_OPTIONAL: Final = frozenset({"seeds", "masked", "also"})
 
 
 class MutantError(Exception):
-    """Raised when a file is no planted bug; says what is wrong with it."""
+    """Raised when a row is no planted bug, or does not fit the code; names the file and the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One replacement."""
+
+    file: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One planted bug."""
+    """One planted bug; ``place`` is its row for people."""
 
     name: str
-    bug: str
+    place: str
     harm: str
     tests: tuple[str, ...]
     seeds: int
-    patch: str
+    changes: tuple[Change, ...]
 
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The files that the patch changes."""
-        return tuple(line[6:] for line in self.patch.splitlines() if line.startswith("+++ b/"))
+    def spoilt(self, root: Path) -> dict[str, str]:
+        """The changed files below ``root``, with the bug in them. Raises ``MutantError`` if they are no longer so."""
+        texts: dict[str, str] = {}
+        for change in self.changes:
+            if change.file not in texts:
+                try:
+                    texts[change.file] = (root / change.file).read_text()
+                except OSError as error:
+                    raise MutantError(f"{self.place}: cannot read {change.file} ({error.strerror})") from error
+            found = texts[change.file].count(change.old)
+            if found != 1:
+                raise MutantError(
+                    f"{self.place}: {change.file} has {change.old!r} {found} times, not once: mend the row"
+                )
+            texts[change.file] = texts[change.file].replace(change.old, change.new)
+        return texts
 
 
-def read(path: Path) -> Mutant:
-    """One file. Raises ``MutantError``."""
-    head, blank, patch = path.read_text().partition("\n\n")
-    if not blank or not patch.startswith("diff --git "):
-        raise MutantError(f"{path.name}: a head, a blank line and the output of `git diff` are wanted")
-    fields: dict[str, str] = {}
-    word = ""
-    for line in head.splitlines():
-        if line.startswith(" ") and word:
-            fields[word] += " " + line.strip()
-            continue
-        word, colon, text = line.partition(": ")
-        if not colon or word not in _WORDS or word in fields:
-            raise MutantError(f"{path.name}: {line!r} is none of {', '.join(sorted(_WORDS))}, or there twice")
-        fields[word] = text.strip()
-    missing = {"Bug", "Harm", "Tests"} - fields.keys()
-    if missing:
-        raise MutantError(f"{path.name}: {', '.join(sorted(missing))} missing")
-    tests = tuple(fields["Tests"].split())
+def read(path: Path) -> list[Mutant]:
+    """The rows of one file. Raises ``MutantError``."""
+    try:
+        rows = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise MutantError(f"{path.name}: {error}") from error
+    return [_mutant(f"{path.name}: [{name}]", name, row) for name, row in rows.items()]
+
+
+def read_all(directory: Path = HERE) -> list[Mutant]:
+    """Those of all files. Raises ``MutantError``."""
+    found: dict[str, Mutant] = {}
+    for path in sorted(directory.glob("*.toml")):
+        for one in read(path):
+            if one.name in found:
+                raise MutantError(f"{one.place}: the name is taken by {found[one.name].place}")
+            found[one.name] = one
+    return list(found.values())
+
+
+def _mutant(place: str, name: str, row: object) -> Mutant:
+    if not _NAME.fullmatch(name) or not isinstance(row, dict):
+        raise MutantError(f"{place}: a table is wanted, named in lower case with hyphens")
+    if row.keys() - _WANTED - _OPTIONAL or _WANTED - row.keys():
+        wrong = sorted((row.keys() - _WANTED - _OPTIONAL) | (_WANTED - row.keys()))
+        raise MutantError(f"{place}: {', '.join(wrong)} missing or unknown")
+    tests, seeds, also = row["tests"], row.get("seeds", 0), row.get("also", [])
+    if not isinstance(row["harm"], str) or not isinstance(row.get("masked", ""), str):
+        raise MutantError(f"{place}: harm and masked are text")
+    if not isinstance(tests, list) or not tests or not all(isinstance(one, str) for one in tests):
+        raise MutantError(f"{place}: tests is a list of paths")
     lost = [one for one in tests if not (ROOT / one).exists()]
     if lost:
-        raise MutantError(f"{path.name}: there is no {', '.join(lost)}")
-    seeds = fields.get("Seeds", "0")
-    if not seeds.isdigit():
-        raise MutantError(f"{path.name}: Seeds: invalid number {seeds}")
-    return Mutant(path.stem, fields["Bug"], fields["Harm"], tests, int(seeds), patch)
+        raise MutantError(f"{place}: there is no {', '.join(lost)}")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 0:
+        raise MutantError(f"{place}: seeds is a number")
+    if not isinstance(also, list):
+        raise MutantError(f"{place}: also is a list of tables")
+    changes = (_change(place, row, ""), *(_change(place, one, row["file"]) for one in also))
+    return Mutant(name, place, row["harm"], tuple(tests), seeds, changes)
 
 
-def read_all() -> list[Mutant]:
-    """All files, by name. Raises ``MutantError``."""
-    return [read(path) for path in sorted(HERE.glob("*.patch"))]
+def _change(place: str, row: object, file: str) -> Change:
+    if not isinstance(row, dict):
+        raise MutantError(f"{place}: also is a list of tables")
+    texts = row.get("file", file), row.get("old"), row.get("new")
+    name, old, new = texts
+    if not (isinstance(name, str) and isinstance(old, str) and isinstance(new, str)) or not old or old == new:
+        raise MutantError(f"{place}: file, old and new are texts, and old is another one than new")
+    return Change(name, old, new)

@@ -1,92 +1,101 @@
-"""The planted bugs themselves fit the code as it is; ten of them, others with each commit, are tried at once."""
+"""Rows of planted bugs, made up: how they are read, put into a copy and taken out again."""
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import HERE, ROOT, Mutant, MutantError, read, read_all
-from tests.mutants.trial import Outcome, copied, planted, try_tests
+from tests.mutants.__main__ import misfits
+from tests.mutants.mutant import Change, Mutant, MutantError, read, read_all
+from tests.mutants.trial import planted
 
-TRIED = 10
-TIMEOUT_S = 120.0
-
-
-def _commit() -> str:
-    words = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def chosen(mutants: list[Mutant], commit: str, count: int = TRIED) -> list[Mutant]:
-    """``count`` of them, by the commit."""
-    return sorted(mutants, key=lambda one: hashlib.sha256(f"{commit} {one.name}".encode()).digest())[:count]
+ROW = """
+[one-is-two]
+harm = "sums are wrong"
+tests = ["tests/mutants"]
+file = "a.py"
+old = "x = 1"
+new = "x = 2"
+"""
 
 
-MUTANTS = read_all()
+def written(tmp_path: Path, text: str, name: str = "pack.toml") -> Path:
+    """A file of rows."""
+    path = tmp_path / name
+    path.write_text(text)
+    return path
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The project, to be spoilt."""
-    with copied(tmp_path_factory.mktemp("mutants")) as made:
-        yield made
+def test_a_row_is_read(tmp_path: Path) -> None:
+    """With its further replacements, which are in the same file unless they name another one."""
+    more = '[[one-is-two.also]]\nold = "y"\nnew = ""\n[[one-is-two.also]]\nfile = "b.py"\nold = "z"\nnew = "0"\n'
 
+    (found,) = read(written(tmp_path, ROW + "seeds = 30\n" + more))
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
-def test_it_can_be_planted(mutant: Mutant, copy: Path) -> None:
-    """Else it proves nothing: whoever changes the code that it spoils writes it anew."""
-    before = {name: (copy / name).read_bytes() for name in mutant.changed}
-
-    with planted(mutant, copy) as problem:
-        assert not problem
-        assert all((copy / name).read_bytes() != content for name, content in before.items())
-
-    assert all((copy / name).read_bytes() == content for name, content in before.items())
-
-
-@pytest.mark.parametrize("mutant", chosen(MUTANTS, _commit()), ids=lambda one: one.name)
-def test_it_is_caught(mutant: Mutant, copy: Path) -> None:
-    """By the first of its tests that looks where it is."""
-    with planted(mutant, copy) as problem:
-        assert not problem
-        findings = try_tests(mutant, copy, TIMEOUT_S)
-
-    assert findings[-1].outcome in (Outcome.CAUGHT, Outcome.HUNG), "; ".join(map(str, findings))
-
-
-def test_ten_are_chosen_by_the_commit() -> None:
-    """The same ones for the same commit, others for the next one."""
-    made = [Mutant(f"m{number}", "", "", (), 0, "") for number in range(100)]
-
-    assert chosen(made, "a") == chosen(made, "a")
-    assert chosen(made, "a") != chosen(made, "b")
-    assert len(chosen(made, "a")) == TRIED
+    assert (found.name, found.seeds, found.tests) == ("one-is-two", 30, ("tests/mutants",))
+    assert found.changes == (Change("a.py", "x = 1", "x = 2"), Change("a.py", "y", ""), Change("b.py", "z", "0"))
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("Bug: x\nHarm: y\nTests: tests/unit\n", "a blank line and the output of `git diff` are wanted"),
-        ("Bug: x\nTests: tests/unit\n\ndiff --git a/x b/x\n", "Harm missing"),
-        ("Bug: x\nHarm: y\nTests: tests/nowhere\n\ndiff --git a/x b/x\n", "there is no tests/nowhere"),
-        ("Bug: x\nBug: y\n\ndiff --git a/x b/x\n", "or there twice"),
-        ("Bug: x\nHarm: y\nTests: tests\nSeeds: few\n\ndiff --git a/x b/x\n", "invalid number few"),
+        (ROW.replace("harm", "Harm"), r"Harm, harm missing or unknown"),
+        (ROW.replace("tests/mutants", "tests/nowhere"), "there is no tests/nowhere"),
+        (ROW.replace("x = 2", "x = 1"), "old is another one than new"),
+        (ROW.replace('old = "x = 1"', 'old = ""'), "old is another one than new"),
+        (ROW + 'seeds = "few"\n', "seeds is a number"),
+        (ROW + ROW, "pack.toml: "),
     ],
 )
-def test_a_file_that_is_no_planted_bug_says_why(tmp_path: Path, text: str, complaint: str) -> None:
-    """With the file's name."""
-    path = tmp_path / "one.patch"
-    path.write_text(text)
+def test_a_row_that_is_no_planted_bug_says_why(tmp_path: Path, text: str, complaint: str) -> None:
+    """With the file's name, and the row's."""
+    with pytest.raises(MutantError, match=complaint) as raised:
+        read(written(tmp_path, text))
 
-    with pytest.raises(MutantError, match=complaint):
-        read(path)
+    assert "pack.toml" in str(raised.value)
 
 
-def test_there_are_enough_of_them() -> None:
-    """One for each rule that was ever broken, and for each trap."""
-    assert len(list(HERE.glob("*.patch"))) >= 60
+def test_a_name_stands_for_one_bug(tmp_path: Path) -> None:
+    """Also across files, for ``make mutants`` takes names."""
+    written(tmp_path, ROW)
+    written(tmp_path, ROW, "sack.toml")
+
+    with pytest.raises(MutantError, match=r"sack.toml: \[one-is-two\]: the name is taken by pack.toml: \[one-is-two\]"):
+        read_all(tmp_path)
+
+
+def test_a_bug_is_in_the_copy_for_as_long_as_it_is_tried(tmp_path: Path) -> None:
+    """Then every file is as it was before."""
+    (mutant,) = read(written(tmp_path, ROW))
+    source = tmp_path / "a.py"
+    source.write_text("x = 1\n")
+
+    with planted(mutant, tmp_path):
+        assert source.read_text() == "x = 2\n"
+
+    assert source.read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize("text", ["x = 3\n", "x = 1\nx = 1\n"])
+def test_text_that_is_not_there_exactly_once_is_an_error(tmp_path: Path, text: str) -> None:
+    """It names the row, the file and the text, and the copy stays as it is."""
+    (mutant,) = read(written(tmp_path, ROW))
+    source = tmp_path / "a.py"
+    source.write_text(text)
+
+    with (
+        pytest.raises(MutantError, match=r"pack.toml: \[one-is-two\]: a.py has 'x = 1' \d times"),
+        planted(mutant, tmp_path),
+    ):
+        pass
+
+    assert source.read_text() == text
+    assert len(misfits([mutant], tmp_path)) == 1
+
+
+def test_a_file_that_is_gone_is_an_error() -> None:
+    """Not a traceback."""
+    mutant = Mutant("m", "pack.toml: [m]", "", (), 0, (Change("nowhere.py", "a", "b"),))
+
+    assert "cannot read nowhere.py" in misfits([mutant])[0]

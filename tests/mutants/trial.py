@@ -35,7 +35,7 @@ class Outcome(Enum):
     """Nothing ended in time: whoever runs the tests notices that, too."""
     SURVIVED = "survived"
     BROKEN = "broken"
-    """The patch does not apply, or the tests could not run with it: this says nothing."""
+    """The row does not fit the code, or the tests could not run with it: this says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,15 @@ def copied(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def planted(mutant: Mutant, copy: Path) -> Iterator[str]:
-    """The bug is in the copy meanwhile; gives why it could not be planted, or nothing."""
-    kept = {copy / name: (copy / name).read_bytes() for name in mutant.changed if (copy / name).exists()}
-    words = ["git", "apply", "--whitespace=nowarn", "-"]
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # the copy is no repository
-    done = subprocess.run(
-        words, cwd=copy, input=mutant.patch, text=True, capture_output=True, check=False, env=environment
-    )
+def planted(mutant: Mutant, copy: Path) -> Iterator[None]:
+    """The bug is in the copy meanwhile. Raises ``MutantError`` if it does not fit."""
+    spoilt = mutant.spoilt(copy)
+    kept = {copy / name: (copy / name).read_bytes() for name in spoilt}
+    for name, text in spoilt.items():
+        (copy / name).write_text(text)
     _renew(kept)
     try:
-        yield done.stderr.strip()
+        yield
     finally:
         for path, content in kept.items():
             path.write_bytes(content)
