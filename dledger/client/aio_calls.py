@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from dledger.backoff import Backoff
 from dledger.client.aio_channels import Answer, AsyncChannels, AsyncSeeker, retry
 from dledger.client.channels import Service
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, parse_addresses, report_of_node
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, most_telling, parse_addresses, report_of_node
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -26,6 +26,7 @@ from dledger.errors import (
     DLedgerError,
     LeaderHint,
     RequestTimeoutError,
+    TlsError,
     UnavailableError,
 )
 from dledger.records import record
@@ -157,7 +158,7 @@ class AsyncCalls:
                     self._directory.learn(address, report_of_node(answer))
                     statuses.append(answer)
         if not statuses:
-            raise next(iter(failures.values()))
+            raise most_telling(failures.values())
         return members_by_id(statuses, failures)
 
     async def watch_role(self, address: str | None = None) -> AsyncGenerator[RoleEvent, None]:
@@ -243,7 +244,7 @@ class AsyncCalls:
             raise
 
     async def _ask_any(self, call: _Call[_T], deadline: Deadline) -> tuple[_T, str]:
-        failure: DLedgerError | None = None
+        failures: list[DLedgerError] = []
         addresses = self._directory.candidates()
         for address in addresses:
             # A silent node must leave the others time to answer.
@@ -254,8 +255,8 @@ class AsyncCalls:
                 self._directory.note_failure(address, error)
                 if not is_elsewhere(error):
                     raise
-                failure = error
-        raise failure or UnavailableError("no known nodes: give the address of at least one")
+                failures.append(error)
+        raise _failure_of_all(failures)
 
     def _ask_all(
         self, addresses: Collection[str], deadline: Deadline
@@ -291,3 +292,11 @@ class AsyncCalls:
 
 def _decode_metadata(data: bytes, _address: str) -> NodeStatus:
     return codec.decode_metadata(data)
+
+
+def _failure_of_all(failures: Sequence[DLedgerError]) -> DLedgerError:
+    """The last failure, for later attempts may succeed; a TLS error of another node is told along with it."""
+    last, telling = failures[-1], most_telling(failures)
+    if isinstance(last, TlsError) or not isinstance(telling, TlsError):
+        return last
+    return UnavailableError(f"{last}; {telling}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dledger.client.whereabouts import AddressBook
@@ -55,6 +55,7 @@ _OF_A_LEADER: Final = (
 )
 """Errors that do not speak against a server's leadership."""
 _HOPELESS: Final = (InvalidRequestError, IdentityError, AccessDeniedError)
+_SILENCE: Final = (UnavailableError, RequestTimeoutError)
 
 
 @record(frozen=True, slots=True)
@@ -74,6 +75,15 @@ def report_of_node(status: NodeStatus) -> ServerReport:
     """Convert a node's metadata."""
     members: dict[str, str] = {member.node_id: member.client_address for member in status.members}
     return ServerReport(status.node_id, status.role is Role.LEADER, status.term, status.leader, members)
+
+
+def most_telling(failures: Iterable[DLedgerError]) -> DLedgerError:
+    """The failure to report of several servers': a refusal rather than a broken TLS handshake, and that than silence."""
+    return min(failures, key=_silence_of)
+
+
+def _silence_of(failure: DLedgerError) -> int:
+    return 0 if isinstance(failure, _HOPELESS) else 2 if isinstance(failure, _SILENCE) else 1
 
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
@@ -251,9 +261,8 @@ class Search:
     def failure(self, otherwise: str) -> DLedgerError:
         """Why no leader was found: the error that makes asking pointless, or ``UnavailableError``."""
         failures = list(self._failures.values())
-        for failure in failures:
-            if isinstance(failure, _HOPELESS):
-                return failure
+        if failures and isinstance(telling := most_telling(failures), _HOPELESS):
+            return telling
         if failures and len(failures) == len(self._asked) and all(isinstance(one, TlsError) for one in failures):
             return failures[0]
         return UnavailableError(f"no {self._directory.leader_is} found: {'; '.join(map(str, failures)) or otherwise}")

@@ -126,6 +126,7 @@ def _odd_values(value: object, kind: str) -> tuple[object, ...]:
 
 def _without_values(sentence: str) -> str:
     sentence = re.sub(r"\b([a-z][a-z0-9_]*)=(?:\([^)]*\)|[^\s,;:)]+)", r"\1", sentence)
+    sentence = re.sub(r"(?<!\S)\?(?=[\s,;:)]|$)", "others", sentence)  # the odd string, unquoted
     return re.sub(r"'[^']*'", "…", sentence)
 
 

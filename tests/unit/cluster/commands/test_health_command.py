@@ -36,6 +36,15 @@ def test_a_server_that_serves_is_healthy() -> None:
     assert result.exit_code == 0
 
 
+def test_access_keys_do_no_harm() -> None:
+    """A server answers this without a key, and the environment may hold one for other commands."""
+    keys = {"DLEDGER_ACCESS_KEY": "alice", "DLEDGER_SECRET_KEY": "alice-secret"}
+    with fake_group(1) as group:
+        result = CliRunner().invoke(main, ["health", group.addresses[0]], env=keys)
+
+    assert (result.exit_code, result.output) == (0, f"{group.addresses[0]}: serving\n")
+
+
 def test_nobody_is_not_healthy() -> None:
     """Refused, with the reason."""
     address = f"127.0.0.1:{free_ports(1)[0]}"

@@ -149,7 +149,7 @@ def test_no_broker_of_another_machine_is_asked_in_plaintext() -> None:
         return await topics.topic("orders")
 
     (group,) = asyncio.run(look())["groups"]
-    assert "plaintext is for loopback addresses, and h:1 is not" in group["error"]
+    assert "plaintext is for loopback addresses only, not for h:1:" in group["error"]
     assert frames.dialled == {SERVER}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local.group import free_ports
 from dledger.access.control import AccessControl
 from dledger.access.signing import Signer
 from dledger.client import AppendResult, AsyncDLedgerClient, ClientSecurity, DLedgerClient
@@ -103,6 +104,30 @@ def test_a_wrong_secret_is_told_at_once_and_not_repeated(
 
     assert refused.value.outcome == "not_applied"
     assert caplog.text.count("dledger.audit") == 1
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("gone_first", [True, False])
+def test_a_refusal_is_told_rather_than_another_nodes_silence(
+    guarded: GuardedNode, number: int, gone_first: bool
+) -> None:
+    """With a wrong key and a member that is down, the error names the key, whichever node is asked first."""
+    addresses = [f"127.0.0.1:{free_ports(1)[0]}", guarded.address]
+    with DLedgerClient(addresses if gone_first else addresses[::-1], security=WRONG) as client:
+        with pytest.raises(AccessDeniedError):
+            first_calls(client)[number]()
+
+
+def test_the_client_for_asyncio_tells_a_refusal_rather_than_silence(guarded: GuardedNode) -> None:
+    """The same for the status of all members."""
+
+    async def work() -> None:
+        addresses = [f"127.0.0.1:{free_ports(1)[0]}", guarded.address]
+        async with AsyncDLedgerClient(addresses, security=WRONG) as client:
+            with pytest.raises(AccessDeniedError):
+                await client.members_status()
+
+    asyncio.run(work())
 
 
 def test_the_client_for_asyncio_signs_alike(guarded: GuardedNode) -> None:
