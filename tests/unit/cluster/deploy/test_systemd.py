@@ -17,8 +17,8 @@ from cluster.containers.image import DEPLOY, PROJECT
 from cluster.reporting import EXIT_USAGE
 
 UNITS = PROJECT / DEPLOY / "systemd"
-NAMES = ("broker", "nameserver")
-_DATA = ("store_path_root_dir", "kv_config_path")
+NAMES = ("dledger", "dledger-broker", "dledger-nameserver")
+_DATA = ("base_dir", "store_path_root_dir", "kv_config_path")
 EXPOSURE_MAX = 20
 """Of 100, by ``systemd-analyze security``; a service without any of these settings has 96."""
 
@@ -26,7 +26,7 @@ EXPOSURE_MAX = 20
 @pytest.fixture(params=NAMES)
 def file(request: pytest.FixtureRequest) -> Path:
     """Each of them."""
-    return UNITS / f"dledger-{request.param}.service"
+    return UNITS / f"{request.param}.service"
 
 
 @pytest.fixture
@@ -52,7 +52,23 @@ def test_it_runs_a_command_that_there_is(unit: configparser.ConfigParser) -> Non
 
     files = {str(one) for name, one in context.params.items() if name in ("config_file", *_DATA)}
     data = f"/var/lib/{unit['Service']['StateDirectory']}"
-    assert files in ({"/etc/dledger/broker.conf", data}, {"/etc/dledger/namesrv.conf", f"{data}/kvConfig.json"})
+    assert files in (
+        {"/etc/dledger/node.conf", data},
+        {"/etc/dledger/broker.conf", data},
+        {"/etc/dledger/namesrv.conf", f"{data}/kvConfig.json"},
+    )
+
+
+def test_each_service_has_a_directory_of_its_own() -> None:
+    """With a dynamic user, systemd gives a shared one to the service that starts last."""
+    directories = [
+        line
+        for name in NAMES
+        for line in (UNITS / f"{name}.service").read_text().splitlines()
+        if line.startswith("StateDirectory=")
+    ]
+
+    assert len(set(directories)) == len(NAMES)
 
 
 def test_wrong_settings_are_not_tried_again(unit: configparser.ConfigParser) -> None:

@@ -1,0 +1,128 @@
+"""The bare log in Kubernetes and in ``compose.log.yaml``: both fit themselves, the image and the settings of a node."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.commands.health import own_server
+from cluster.containers.image import DEPLOY, PROJECT
+from dledger import settings
+from dledger.config import ServerConfig
+from tests.unit.cluster.deploy.test_nameserver_manifests import IMAGE_SETS
+
+Manifest = dict[str, Any]  # Any: YAML
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Manifest]:
+    """The documents of the file, by kind."""
+    file = PROJECT / DEPLOY / "kubernetes" / "log.yaml"
+    return {document["kind"]: document for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))}
+
+
+def _config(environment: dict[str, str]) -> ServerConfig:
+    """The node's settings; health checks inside the container must ask the same server."""
+    loaded = settings.load(None, IMAGE_SETS | environment, {})
+    assert loaded.warnings == ()
+    config = loaded.config
+    assert own_server(IMAGE_SETS | environment).address.endswith(f":{_client_port(config)}")
+    assert config.store.base_dir.is_relative_to("/data")
+    return config
+
+
+def _client_port(config: ServerConfig) -> int:
+    return config.client_port or config.self_member.port + 10_000
+
+
+def _pod_environment(container: Manifest, index: int) -> dict[str, str]:
+    """One pod's variables, ``$(NAME)`` replaced as Kubernetes does."""
+    fields = {
+        "metadata.name": f"dledger-log-{index}",
+        "metadata.namespace": "orders",
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
+    }
+    found: dict[str, str] = {}
+    for one in container["env"]:
+        if "valueFrom" in one:
+            found[one["name"]] = fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], one["value"])
+    return found
+
+
+def test_every_pod_is_a_member_that_clients_reach_by_the_services_name(manifests: dict[str, Manifest]) -> None:
+    """The pods agree on the members, each is one of them, with TLS and at the ports that the service leads to."""
+    spec = manifests["StatefulSet"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    configs = [_config(_pod_environment(container, index)) for index in range(spec["replicas"])]
+
+    assert container["args"] == ["serve"]
+    assert [config.node_id for config in configs] == ["n0", "n1", "n2"]
+    assert len({(config.members, config.cluster_id) for config in configs}) == 1
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for index, config in enumerate(configs):
+        host = f"dledger-log-{index}.dledger-log.orders.svc"
+        assert config.self_member.host == host
+        assert config.advertised_client_address == f"{host}:{ports['clients']}"
+        assert config.security.has_tls
+        wanted = {"clients": _client_port(config), "peers": config.self_member.port, "metrics": config.metrics_port}
+        assert ports == wanted
+    assert {port["name"]: port["port"] for port in manifests["Service"]["spec"]["ports"]} == ports
+    assert spec["serviceName"] == manifests["Service"]["metadata"]["name"] == "dledger-log"
+
+
+def test_everything_selects_its_pods_and_volumes_are_there(manifests: dict[str, Manifest]) -> None:
+    """One node per machine, one taken away at a time, no rights, and data on a claim."""
+    spec = manifests["StatefulSet"]["spec"]
+    labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    for selector in (
+        rule["labelSelector"]["matchLabels"],
+        pod["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+        spec["selector"]["matchLabels"],
+        manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        manifests["Service"]["spec"]["selector"],
+        manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector == labels
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    claims = {one["metadata"]["name"] for one in spec["volumeClaimTemplates"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts["/data"] in claims
+    assert set(mounts.values()) == claims | {one["name"] for one in pod["volumes"]}
+
+
+def test_the_composed_nodes_are_one_group_and_the_console_knows_them() -> None:
+    """Published on this machine only, each with a volume of its own."""
+    composed = yaml.safe_load((PROJECT / "compose.log.yaml").read_text(encoding="utf-8"))
+    services = composed["services"]
+    nodes = {name: one for name, one in services.items() if name != "console"}
+    configs = {
+        name: _config({key: _default(value) for key, value in one["environment"].items() if value and _default(value)})
+        for name, one in nodes.items()
+    }
+
+    assert [config.node_id for config in configs.values()] == ["n0", "n1", "n2"]
+    assert len({(config.members, config.cluster_id) for config in configs.values()}) == 1
+    said = [config.advertised_client_address for config in configs.values()]
+    assert services["console"]["environment"]["DLEDGER_CONSOLE_NODES"].split(",") == said
+    for name, config in configs.items():
+        service = nodes[name]
+        assert service["command"] == ["serve"]
+        assert service["hostname"] == name == config.self_member.host
+        assert said[int(config.node_id[1:])] == f"{name}:{_client_port(config)}"
+        assert [one.rpartition(":")[2] for one in service["ports"]] == [str(_client_port(config)), "5557"]
+        assert all(one.startswith("${DLEDGER_PUBLISH:-127.0.0.1}:") for one in service["ports"])
+        assert service["volumes"] == [f"{name}-data:/data"]
+        assert f"{name}-data" in composed["volumes"]
+
+
+def _default(value: str) -> str:
+    """What Compose makes of ``${NAME:-default}`` where the variable is not set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
