@@ -53,7 +53,7 @@ $(DEMO_STAMP): pyproject.toml cluster/deploy/requirements.lock | $(VENV)/.python
 	@touch $@
 
 lock: ## The exact versions, with hashes, of what development and the image need, from pyproject.toml (needs uv)
-	for want in "requirements-dev.lock --extra dev" "cluster/deploy/requirements.lock --extra certs --extra console"; do \
+	for want in "requirements-dev.lock --extra dev" "cluster/deploy/requirements.lock --extra console"; do \
 		set -- $$want; file=$$1; shift; \
 		uv pip compile pyproject.toml "$$@" --universal --python-version 3.11 --generate-hashes --no-annotate \
 			--no-header --quiet --upgrade -o $$file; \

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cluster.reporting import ErrorReportingGroup
+from dledger import __version__
 from dledger.contexts import CHOSEN, complete_name
 
 COMMANDS: Final = {
@@ -105,7 +106,7 @@ class _Commands(ErrorReportingGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with: dledger demo",
 )
-@click.version_option(package_name="dledger", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 @click.option(
     "--context",
     "chosen",

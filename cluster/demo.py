@@ -8,7 +8,6 @@ only for the acknowledged lines.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import shutil
 import signal
 import sys
@@ -26,9 +25,12 @@ from typing import TYPE_CHECKING, Final
 import click
 import rich
 from rich.console import Console
+from rich.text import Text
 
 from cluster import terminal
+from cluster.console import CONSOLE_PACKAGES
 from cluster.local.group import LocalGroup, LocalGroupError
+from dledger import extras
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
@@ -49,7 +51,7 @@ SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
 
 def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
     """Run the whole demo; returns 0 only if the proof holds. ``console``: stay afterwards, with the group's page."""
-    out = Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True, markup=False)
     lines = read_lines(file) if file else generated_lines()
     if len(lines) < 4 * BATCH_LINES:
         raise click.UsageError(f"the text is too short ({len(lines):,} of at least {4 * BATCH_LINES} lines)")
@@ -76,7 +78,7 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
         if not keep and not problems:
             shutil.rmtree(directory)
     for problem in problems:
-        out.print(f"[red]✗[/] {_escaped(problem)}")
+        out.print(_marked("✗", "red", problem))
     if problems:
         out.print(f"All data is kept in {directory}")
     return 1 if problems else 0
@@ -84,7 +86,7 @@ def run(file: Path | None, *, keep: bool, console: bool = False) -> int:
 
 def run_brokers() -> int:
     """Three brokers, a producer and two consumer groups, to watch in the web console."""
-    out = Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True, markup=False)
     from cluster.local.brokers import LocalBrokers
 
     directory = Path(tempfile.mkdtemp(prefix="dledger-demo-"))
@@ -96,7 +98,7 @@ def run_brokers() -> int:
         shutil.rmtree(directory)
         return _ended_early(out, end)
     except (LocalGroupError, DLedgerError) as error:
-        out.print(f"[red]✗[/] {_escaped(str(error))}\nAll data is kept in {directory}")
+        out.print(_marked("✗", "red", f"{error}\nAll data is kept in {directory}"))
         return 1
     shutil.rmtree(directory)
     return 0
@@ -128,18 +130,18 @@ class _Page:
 @contextmanager
 def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_Page]:
     """The group's web console, which runs during the block, or with ``keep`` on; empty if it is not installed."""
-    try:
-        from cluster.console.kept import KeptConsole
-        from cluster.console.playground import open_console
-    except ModuleNotFoundError:
-        out.print("To watch it in a browser: install dledger[console]\n")
+    if missing := extras.problem("console", "To watch it in a browser: the console", CONSOLE_PACKAGES):
+        out.print(f"{missing}\n")
         yield _Page()
         return
+    from cluster.console.kept import KeptConsole
+    from cluster.console.playground import open_console
+
     if keep:
         try:
             kept = KeptConsole(group)
         except LocalGroupError as error:
-            out.print(f"No page to watch it in a browser: {_escaped(str(error))}\n")
+            out.print(f"No page to watch it in a browser: {error}\n")
             yield _Page()
             return
         try:
@@ -162,7 +164,7 @@ def stay(out: Console, group: LocalGroup, url: str, *, ended: threading.Event | 
     ended = ended or threading.Event()
     load = trading(group) if isinstance(group, LocalBrokers) else appending(group)
     with load, _ending_by_signal(ended):
-        out.print(f"\n[bold]Now you: {url}[/]\n")
+        out.print(f"\nNow you: {url}\n", style="bold")
         out.print("  1. Open it. Writes never stop, so the bars and charts keep moving.")
         out.print("  2. Press Kill beside the leader: another node leads within about a second.")
         out.print("  3. Press Start beside the dead node and watch it catch up.")
@@ -213,7 +215,7 @@ def generated_lines(count: int = GENERATED_LINES) -> list[bytes]:
 
 def _tell(out: Console, group: LocalGroup, lines: Sequence[bytes], file: Path | None) -> list[str]:
     def done(sentence: str) -> None:
-        out.print(f"[green]✓[/] {_escaped(sentence)}")
+        out.print(_marked("✓", "green", sentence))
 
     out.print(f"A Raft group of three processes in {group.directory}\n")
     leader = group.leader()
@@ -266,8 +268,8 @@ def _kill(group: LocalGroup, node: NodeId) -> float:
     return at
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def _marked(mark: str, style: str, sentence: str) -> Text:
+    return Text.assemble((mark, style), " ", sentence)
 
 
 _PRODUCER: Final = "demo"
@@ -405,10 +407,11 @@ def _say_what_stays(out: Console, group: LocalGroup, page: _Page) -> None:
     out.print(f"In a browser:     {page.url or 'dledger console'}")
     out.print("Write, read:      dledger append hello; dledger tail -f")
     out.print("Move the leader:  dledger transfer-leader")
-    missing = "" if importlib.util.find_spec("pyspark") else " (first: make install, or pip install 'dledger\\[spark]')"
-    out.print(f"With Spark:       in {sys.executable}, one line after the other{missing}:\n")
+    missing = extras.problem("spark", "Spark", ("pyspark", "pyarrow"))
+    first = f" (first: {extras.install_command('spark')})" if missing else ""
+    out.print(f"With Spark:       in {sys.executable}, one line after the other{first}:\n")
     for line in spark_lines(addresses):
-        out.print(f"    {_escaped(line)}")
+        out.print(f"    {line}")
     out.print()
     out.print(f"End it:           kill -9 {' '.join(map(str, pids))}; rm -r {group.directory}")
 

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, TypeVar
 
+from dledger import __version__
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
@@ -657,7 +657,7 @@ class DLedgerServer:
             voter=state.has_standing,
             pending_entries=node.quorum_ack.pending_entries,
             peers=self._peer_statuses(node),
-            version=_version(),
+            version=__version__,
             committed_position=log.committed_position,
             is_broker=not config.client_appends and config.replication.noop_compatible,
             conditions=self.conditions.now(),
@@ -727,10 +727,3 @@ def _full_members(node: Node) -> tuple[NodeId, ...]:
 
 def _producers(node: Node) -> int:
     return len(node.state.role.producers) if isinstance(node.state.role, Leader) else 0
-
-
-def _version() -> str:
-    try:
-        return version("dledger")
-    except PackageNotFoundError:
-        return "unknown"

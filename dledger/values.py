@@ -143,7 +143,8 @@ def plaintext_problems(addresses: Iterable[str], use_tls: str, insist: str) -> l
     if not remote:
         return []
     return [
-        f"plaintext is for loopback addresses only, not for {', '.join(remote)}: {use_tls} (`dledger certs` creates the files), or {insist} to accept the risk"
+        f"plaintext is for loopback addresses only, not for {', '.join(remote)}: {use_tls} "
+        f"(`dledger certs` creates the files), or {insist} to accept the risk"
     ]
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dledger.extras import install_command
 from dledger_spark.errors import JavaMissingError, PipelineError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def open_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise PipelineError(f"Spark is not installed ({error}): pip install 'dledger[spark]'") from error
+        raise PipelineError(f"Spark is not installed ({error}): run {install_command('spark')}") from error
     settings = {_setting_name(name): _setting_text(value) for name, value in conf.items()}
     master = master or settings.pop("spark.master", None)
     builder: Any = SparkSession.builder.appName(app_name)  # Any: the builder of classic Spark and of Connect
@@ -120,7 +121,7 @@ def _remote_session(make: Callable[[], SparkSession], remote: str | None) -> Spa
         return make()
     except ImportError as error:
         raise PipelineError(
-            f"Spark Connect's client lacks a package ({error}): pip install 'dledger[spark-connect]'"
+            f"Spark Connect's client lacks a package ({error}): run {install_command('spark-connect')}"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Count a topic's messages per minute and tag while they come, exactly, also over kills: a Spark stream into Parquet.
 
-With Spark and Java installed (``pip install 'dledger[spark]'``) and brokers running::
+With Spark and Java installed (``pip install '.[spark]'``) and brokers running::
 
     python examples/follow.py 127.0.0.1:10911 --topic orders --out /tmp/counts
     spark-submit --master spark://HOST:7077 examples/follow.py 127.0.0.1:10911 --topic orders --out /shared/counts

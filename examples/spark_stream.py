@@ -1,6 +1,6 @@
 """Copy what is worth it from one topic to another, each message once: Spark reads a stream, and writes one.
 
-With Spark and Java installed (``pip install 'dledger[spark]'``) and brokers running::
+With Spark and Java installed (``pip install '.[spark]'``) and brokers running::
 
     python examples/spark_stream.py 127.0.0.1:10911 --from-topic orders --to-topic large-orders --state /tmp/large
 

@@ -160,7 +160,7 @@ def _spark_home() -> str:
     try:
         from pyspark.find_spark_home import _find_spark_home
     except ImportError as error:
-        raise SparkClusterError(f"Spark is not installed ({error}): pip install 'dledger[spark]'") from error
+        raise SparkClusterError(f"Spark is not installed ({error}): run make install") from error
     return str(_find_spark_home())
 
 

@@ -61,7 +61,7 @@ def _our_brokers(context: Context, stack: ExitStack) -> str:
     """The name server of a group of ours."""
     directory = context.directory / "ours"
     directory.mkdir()
-    address = _name_server(stack)
+    address = _name_server(context, stack)
     brokers = stack.enter_context(LocalBrokers(directory, settings={"namesrvAddr": address}))
     _wait_for_master(address, brokers.name)
     return address
@@ -69,14 +69,14 @@ def _our_brokers(context: Context, stack: ExitStack) -> str:
 
 def _java_brokers(context: Context, stack: ExitStack) -> str:
     """The name server of a group of Java's."""
-    address = _name_server(stack)
+    address = _name_server(context, stack)
     stack.enter_context(rocketmq.java_brokers(context.directory / "theirs", address))
     _wait_for_master(address, rocketmq.BROKER_NAME)
     return address
 
 
-def _name_server(stack: ExitStack) -> str:
-    server = NameServer(NameServerConfig(listen_port=0)).start()
+def _name_server(context: Context, stack: ExitStack) -> str:
+    server = NameServer(NameServerConfig(listen_port=0, kv_config_path=context.directory / "kvConfig.json")).start()
     stack.callback(server.stop)
     return server.address
 

@@ -207,7 +207,7 @@ def _java_pair(context: Context) -> float:
     settings = context.settings
     rocketmq.build()
     with ExitStack() as stack:
-        server = NameServer(NameServerConfig(listen_port=0)).start()
+        server = NameServer(NameServerConfig(listen_port=0, kv_config_path=context.directory / "kvConfig.json")).start()
         stack.callback(server.stop)
         stack.enter_context(rocketmq.java_pair(context.directory / "theirs", server.address))
         load = stack.enter_context(JavaLoad(context.directory / "client-of-theirs", server.address))

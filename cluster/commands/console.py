@@ -13,13 +13,13 @@ import click
 from cluster import logs, process
 from cluster.broker_target import BrokerTarget, precede
 from cluster.connection import GroupTarget, group_options
-from dledger import flag_values
+from cluster.console import CONSOLE_PACKAGES
+from dledger import extras, flag_values
 from dledger.contexts import ContextOption
 from dledger.values import is_loopback, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
-EXTRA_MISSING = "the console requires packages that are not installed: install dledger[console]"
 
 
 @click.command(
@@ -121,14 +121,12 @@ def console(  # noqa: PLR0913  # one parameter per option
 
     With name servers, of all groups of brokers that have registered with them.
     """
-    try:
-        from cluster.console.control import NoControl
-        from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
-        from cluster.console.server import ConsoleServer, ListenAddress
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("starlette", "uvicorn", "anyio", "h11"):
-            raise click.ClickException(EXTRA_MISSING) from error
-        raise
+    if missing := extras.problem("console", "the console", CONSOLE_PACKAGES):
+        raise click.ClickException(missing)
+    from cluster.console.control import NoControl
+    from cluster.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
+    from cluster.console.server import ConsoleServer, ListenAddress
+
     logs.to_stderr(log_level, log_format)
     if (https_cert is None) != (https_key is None):
         raise click.UsageError("--https-cert and --https-key must be given together")

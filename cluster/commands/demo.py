@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from cluster.console import CONSOLE_PACKAGES
+from dledger import extras
+
 
 @click.command(
     short_help="Watch a group lose its leader but no data.",
@@ -30,10 +33,12 @@ Examples:
 )
 def demo(file: Path | None, keep: bool, console: bool, brokers: bool) -> None:
     """Three nodes, a real text, SIGKILL for the leader in the middle, and the proof that nothing was lost."""
-    from cluster import demo as story
-
     if brokers and (file is not None or keep):
         raise click.UsageError("--brokers cannot be combined with --file or --keep")
     if keep and console:
         raise click.UsageError("--keep and --console exclude each other: choose one")
+    if (console or brokers) and (missing := extras.problem("console", "the console", CONSOLE_PACKAGES)):
+        raise click.ClickException(missing)
+    from cluster import demo as story
+
     raise SystemExit(story.run_brokers() if brokers else story.run(file, keep=keep, console=console))

@@ -189,7 +189,7 @@ def ask(channel: grpc.Channel, service: str, timeout_s: float) -> str:
 
     request, answer_type = health_pb2.HealthCheckRequest(service=service), health_pb2.HealthCheckResponse
     # Bytes both ways, not the generated stub: a request can be signed only as the bytes that are sent.
-    check = channel.unary_unary(f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check")
+    check = channel.unary_unary(f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check", None, None)
     try:
         answer = answer_type.FromString(check(request.SerializeToString(), timeout=timeout_s))
     except grpc.RpcError as error:

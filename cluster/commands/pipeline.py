@@ -33,8 +33,8 @@ Examples:
   dledger pipeline export -b 127.0.0.1:10911 -g broker-a --help
 
 \b
-Needs Spark (pip install 'dledger[spark]') and Java 17 or newer. A job runs on this machine, with all its processors,
-unless --master names a cluster; each is also a program for spark-submit, see docs/pipeline.md.""",
+Needs Spark (the extra spark: pip install '.[spark]' in a clone) and Java 17 or newer. A job runs on this machine, with
+all its processors, unless --master names a cluster; each is also a program for spark-submit, see docs/pipeline.md.""",
 )
 def pipeline() -> None:
     """Spark jobs for logs too large for one machine."""

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -21,6 +20,7 @@ from cluster.console.history import History
 from cluster.console.overview import Overview
 from cluster.console.sampler import SamplePace
 from cluster.console.watcher import FleetPace
+from dledger import __version__
 from dledger.errors import ConfigError, InvalidRequestError
 from dledger.values import address_text
 
@@ -64,7 +64,7 @@ class ConsoleServer:
             self._shown: Desk | Overview = Overview(target, brokers, control=control, pace=pace, fleet_pace=fleet_pace)
         else:
             self._shown = Desk(target, brokers, control, pace)
-        self._console = Console(self._shown, rules or ConsoleRules(), version("dledger"), self._fail)
+        self._console = Console(self._shown, rules or ConsoleRules(), __version__, self._fail)
         self._socket: socket.socket | None = None
         self._uvicorn: CalmServer | None = None
         self._thread: threading.Thread | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from cluster import terminal
 from cluster.drill import html, report
@@ -23,6 +24,7 @@ from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions
 from cluster.drill.target import Direction, DrillError, DrillTarget, NotPossibleError, RoadTarget
 from dledger import html_page
+from dledger.extras import install_command
 
 
 class DrillPlace(StrEnum):
@@ -103,7 +105,7 @@ def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
         yield lambda _event: None
         return
     with Console(stderr=True).status(f"{drill.name}: starting the group") as status:
-        yield lambda event: status.update(f"{drill.name}, {event.at_s:.0f} s: {event.text}")
+        yield lambda event: status.update(escape(f"{drill.name}, {event.at_s:.0f} s: {event.text}"))
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
         from cluster.containers.image import ImageError, ensure_image
         from cluster.drill.containers import ContainerRoad, ContainerTarget
     except ImportError as error:
-        raise NotPossibleError(f"the Docker SDK is not installed ({error}): install dledger[drill]") from error
+        raise NotPossibleError(f"the Docker SDK is not installed ({error}): run {install_command('drill')}") from error
 
     with ExitStack() as resources:
         try:

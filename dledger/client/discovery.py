@@ -78,7 +78,7 @@ def report_of_node(status: NodeStatus) -> ServerReport:
 
 
 def most_telling(failures: Iterable[DLedgerError]) -> DLedgerError:
-    """The failure to report of several servers': a refusal rather than a broken TLS handshake, and that than silence."""
+    """Of several servers' failures, the one to report: first a refusal, then a failed TLS handshake, silence last."""
     return min(failures, key=_silence_of)
 
 

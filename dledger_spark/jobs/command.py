@@ -16,7 +16,6 @@ This module connects the two, for ``dledger pipeline <job>`` and for ``spark-sub
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dledger import flag_values
+from dledger import extras, flag_values
 from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.page import write_page
@@ -177,11 +176,8 @@ def _suit_machine(spark: SparkSession) -> None:
 
 def require_spark() -> None:
     """Raises ``MissingPartError`` unless Spark's Python packages are installed."""
-    missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingPartError(
-            f"{' and '.join(missing)} is not installed: pip install 'dledger[spark]'; Spark also needs Java 17 or newer"
-        )
+    if missing := extras.problem("spark", "Spark", ("pyspark", "pyarrow")):
+        raise MissingPartError(f"{missing}; Spark also needs Java 17 or newer")
 
 
 @contextmanager

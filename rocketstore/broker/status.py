@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
+from dledger import __version__
 from dledger.conditions import Conditions
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
@@ -56,7 +56,7 @@ class StatusReport:
         self._view = view
         self._extra = extra
         self._conditions = conditions
-        self._version = release()
+        self._version = __version__
 
     def encode(self) -> bytes:
         """The response to a status request."""
@@ -99,11 +99,3 @@ class StatusReport:
 def is_leader(status: NodeStatus) -> bool:
     """Whether the node leads its group."""
     return status.role is Role.LEADER
-
-
-def release() -> str:
-    """This project's version."""
-    try:
-        return version("dledger")
-    except PackageNotFoundError:
-        return "unknown"

@@ -24,8 +24,8 @@ class NameServerConfig:
     """Port for brokers, clients and administrators; 0: any free one."""
     listen_host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 or :: for all. Other machines need TLS or ``insecure``."""
-    kv_config_path: Path = Path("~/namesrv/kvConfig.json")
-    """File with the values set by administrators (``updateKvConfig``, ``updateOrderConf``)."""
+    kv_config_path: Path = field(default_factory=lambda: Path("~/namesrv/kvConfig.json").expanduser())
+    """File with the values set by administrators (``updateKvConfig``, ``updateOrderConf``); made with the first one."""
     order_message_enable: bool = False
     """Whether routes of ordered topics contain the queues set by ``updateOrderConf``."""
     allowed_brokers: str = ""

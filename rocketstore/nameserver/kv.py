@@ -42,7 +42,6 @@ class KvConfig:
         self._bytes_max = bytes_max
         self._fs = fs or FileSystem()
         try:
-            make_dirs_durably(self._fs, path.parent)
             self._table: Table = _load(path)
         except OSError as error:
             raise ConfigError([f"{path}: cannot be used: {error.strerror}"]) from error
@@ -85,6 +84,7 @@ class KvConfig:
         if len(content) > self._bytes_max:
             raise RequestError(f"all values together take more than {self._bytes_max} bytes (kvBytesMax)")
         try:
+            make_dirs_durably(self._fs, self._path.parent)
             replace_durably(self._fs, self._path, content)
         except OSError as error:
             raise RequestError(f"{self._path} cannot be written: {error.strerror}", AnswerCode.SYSTEM_ERROR) from error

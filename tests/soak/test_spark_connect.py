@@ -29,7 +29,7 @@ def skip_loudly() -> None:
     missing = [name for name in NEEDED if not installed(name)]
     if missing:
         pytest.skip(
-            f"NOT TESTED THROUGH SPARK CONNECT: {', '.join(missing)} missing: pip install 'dledger[spark-connect]'"
+            f"NOT TESTED THROUGH SPARK CONNECT: {', '.join(missing)} missing: pip install -e '.[dev,spark-connect]'"
         )
     try:
         java_version(os.environ)

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from dledger import properties
+from dledger import __version__, properties
 from dledger.errors import ConfigError
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
-from rocketstore.broker.status import broker_id, release
+from rocketstore.broker.status import broker_id
 from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
@@ -53,7 +53,7 @@ class RunningBroker:
         self._announce = announce
         self._admin = admin
         self._statistics = statistics
-        self._release = release()
+        self._release = __version__
 
     async def info(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_RUNTIME_INFO."""

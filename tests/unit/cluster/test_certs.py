@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,19 +241,6 @@ def test_a_second_run_of_a_script_changes_nothing(run: Callable[..., Result], tm
         assert "--force" in refused.output
 
     assert {path: path.read_bytes() for path in (tmp_path / "d").iterdir()} == before
-
-
-def test_without_the_package_it_is_told_what_to_install(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The extra is optional; a traceback is no way to say so."""
-    monkeypatch.delitem(sys.modules, "cluster.certs")
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-
-    shown = run("init")
-
-    assert shown.exit_code == 2
-    assert "install dledger[certs]" in shown.output
 
 
 @pytest.mark.parametrize("left", ["key", "crt"])

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 
 from cluster import demo
+from cluster.cli import main
 from cluster.local.group import LocalGroupError
+from dledger import extras
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 
@@ -184,3 +191,31 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(
 
     assert demo.run(None, keep=keep) == code
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--console", "--brokers"])
+def test_a_missing_extra_is_told_before_anything_is_started(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence is whole, brackets included, and no directory is left behind."""
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    shown = CliRunner().invoke(main, ["demo", option])
+
+    assert shown.exit_code == 1
+    assert shown.output.startswith("error: the console requires starlette, not installed here: run pip install")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_the_demo_itself_says_how_to_get_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on without it. Brackets are printed as they are."""
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setattr(extras, "install_command", lambda extra: f"pip install '.[{extra}]'")
+    out = Console(file=io.StringIO(), highlight=False, soft_wrap=True, markup=False)
+
+    with demo._page(out, None) as page:  # type: ignore[arg-type]  # no group is looked at
+        assert page.url == ""
+
+    assert isinstance(out.file, io.StringIO)
+    assert "not installed here: run pip install '.[console]'\n" in out.file.getvalue()

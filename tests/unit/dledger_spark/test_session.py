@@ -212,7 +212,7 @@ def test_a_package_that_connect_lacks_is_told_with_what_to_install(
 
     monkeypatch.setattr(builder, "getOrCreate", fail)
 
-    with pytest.raises(PipelineError, match=r"Pandas.*pip install 'dledger\[spark-connect\]'"):
+    with pytest.raises(PipelineError, match=r"Pandas.*run pip install .*'pandas"):
         spark_session("sc://h:15002")
 
 

@@ -113,9 +113,9 @@ def test_a_refusal_is_told_rather_than_another_nodes_silence(
 ) -> None:
     """With a wrong key and a member that is down, the error names the key, whichever node is asked first."""
     addresses = [f"127.0.0.1:{free_ports(1)[0]}", guarded.address]
-    with DLedgerClient(addresses if gone_first else addresses[::-1], security=WRONG) as client:
-        with pytest.raises(AccessDeniedError):
-            first_calls(client)[number]()
+    client = DLedgerClient(addresses if gone_first else addresses[::-1], security=WRONG)
+    with client, pytest.raises(AccessDeniedError):
+        first_calls(client)[number]()
 
 
 def test_the_client_for_asyncio_tells_a_refusal_rather_than_silence(guarded: GuardedNode) -> None:

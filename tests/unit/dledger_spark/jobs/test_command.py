@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
+import importlib
 import json
 import os
 import pty
@@ -108,10 +108,13 @@ def test_an_unknown_job_is_wrong_usage() -> None:
 
 def test_without_spark_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence, no stack trace."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else object())
+    monkeypatch.setitem(sys.modules, "pyspark", None)
 
-    with pytest.raises(MissingPartError, match=r"^pyspark is not installed: pip install 'dledger\[spark\]'"):
+    with pytest.raises(MissingPartError) as told:
         require_spark()
+
+    assert str(told.value).startswith("Spark requires pyspark, not installed here: run pip install 'pyspark")
+    assert "Java 17 or newer" in str(told.value)
 
 
 class Session:

@@ -48,6 +48,16 @@ def test_values_are_read_back_and_the_file_is_rocketmqs(tmp_path: Path) -> None:
     assert (again.table("m"), again.table("x")) == (None, None)
 
 
+def test_nothing_is_written_before_the_first_value(tmp_path: Path) -> None:
+    """The default is below the home directory, where a name server that only routes needs nothing."""
+    path = tmp_path / "made" / "kvConfig.json"
+    kv = _open(path)
+
+    assert not path.parent.exists()
+    kv.put("n", "k", "v")
+    assert path.exists()
+
+
 def test_rocketmqs_own_file_is_read(tmp_path: Path) -> None:
     """As fastjson writes it."""
     path = tmp_path / "kvConfig.json"

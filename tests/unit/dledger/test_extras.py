@@ -1,0 +1,50 @@
+"""The command that an error names for a missing package can be run as it stands, wherever the project came from."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from dledger import extras
+
+REQUIREMENTS = [
+    "click<9,>=8.1",
+    'starlette<1,>=0.47; extra == "console"',
+    'uvicorn<1; extra == "console"',
+    'pandas<3; extra == "spark-connect"',
+    'pyspark<5; extra == "spark"',
+    'dledger[spark]; extra == "spark-connect"',
+]
+
+
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("console", "pip install 'starlette<1,>=0.47' 'uvicorn<1'"),
+        ("spark-connect", "pip install 'pandas<3' 'pyspark<5'"),
+        ("no-such", "pip install '.[no-such]' in a clone of the project"),
+    ],
+)
+def test_the_command_names_the_packages_of_the_extra(extra: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their versions, quoted for a shell, and those of an extra that it contains."""
+    monkeypatch.setattr(extras, "requires", lambda _name: REQUIREMENTS)
+
+    assert extras.install_command(extra) == command
+
+
+@pytest.mark.parametrize("extra", ["console", "drill", "spark", "spark-connect"])
+def test_every_extra_that_errors_name_exists(extra: str) -> None:
+    """In this installation's own metadata."""
+    assert "clone" not in extras.install_command(extra)
+    assert extra in (metadata.metadata("dledger").get_all("Provides-Extra") or [])
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is said if nothing is."""
+    monkeypatch.setattr(extras, "requires", lambda _name: REQUIREMENTS)
+
+    assert extras.problem("console", "the page", ("click", "sys")) == ""
+    assert extras.problem("console", "the page", ("click", "no_such_package")) == (
+        "the page requires no_such_package, not installed here: run pip install 'starlette<1,>=0.47' 'uvicorn<1'"
+    )
