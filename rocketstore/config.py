@@ -159,7 +159,11 @@ class MessageStoreConfig:
     RocketMQ's are refused; ``off``: a slave does not.
     """
     ha_tls: bool = False
-    """Whether slaves connect with TLS, and both sides present certificates of the same authority."""
+    """Whether slaves connect with TLS. Both sides present certificates of the same authority, and the subjectAltName of
+    each has ``DNS:`` and the broker's name, or one of ``ha_tls_names``.
+    """
+    ha_tls_names: str = ""
+    """Further DNS names that masters and slaves of this broker may have in their certificates, separated by commas."""
     in_sync_replicas: Annotated[int, Range(1, 16)] = 2
     """How many brokers, the master included, must have a message before a SYNC_MASTER answers PUT_OK. With fewer
     connected, it answers SLAVE_NOT_AVAILABLE.
@@ -168,6 +172,11 @@ class MessageStoreConfig:
     """With fewer brokers than this, the master included, a SYNC_MASTER refuses messages."""
     enable_dledger_commit_log: bool = False
     """Whether the log is replicated (a DLedger broker) or plain."""
+
+    @property
+    def ha_names(self) -> frozenset[str]:
+        """``ha_tls_names``, taken apart."""
+        return frozenset(filter(None, (one.strip() for one in self.ha_tls_names.split(","))))
 
     @property
     def commit_log_dirs(self) -> tuple[Path, ...]:

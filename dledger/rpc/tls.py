@@ -187,6 +187,17 @@ def check_member(names: Sequence[str], member_ids: Iterable[str], whose: str) ->
         raise TlsError(f"the certificate {whose} belongs to no member: its subjectAltName has {held}")
 
 
+def check_one_of(names: Sequence[str], wanted: Iterable[str], whose: str) -> None:
+    """Raise ``TlsError`` unless the certificate has one of the names that are ``wanted``, exactly."""
+    wanted = sorted(wanted)
+    if not set(names).intersection(wanted):
+        held = ", ".join(names) or "no DNS name"
+        raise TlsError(
+            f"the certificate {whose} has a subjectAltName with {held}, but must have DNS:{' or DNS:'.join(wanted)} "
+            f"({MAKE_CERTIFICATES})"
+        )
+
+
 # --- usability -------------------------------------------------------------------------------------------------------
 
 

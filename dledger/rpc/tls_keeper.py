@@ -40,6 +40,7 @@ class _InUse:
     client_context: ssl.SSLContext
     client_facing_context: ssl.SSLContext
     expires_at: datetime | None
+    names: tuple[str, ...]
 
 
 class TlsKeeper:
@@ -86,6 +87,11 @@ class TlsKeeper:
     def expires_at(self) -> datetime | None:
         """When our certificate expires, if known."""
         return self._in_use.expires_at
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The DNS names in our certificate; empty if our CA does not trust it."""
+        return self._in_use.names
 
     def refresh(self) -> None:
         """Reload the files if they have changed and are usable. Never raises: a server keeps what it has."""
@@ -166,10 +172,12 @@ class TlsKeeper:
         material = tls.read(self._files)
         client_ca = tls.read(TlsFiles(self._client_ca)).ca
         expires_at = None
+        names: tuple[str, ...] = ()
         try:
             certificate = tls.rehearse(material)
+            names = tls.names_of(certificate)
             if self._member is not None:
-                tls.check_name(tls.names_of(certificate), self._member, f"in {self._files.cert}")
+                tls.check_name(names, self._member, f"in {self._files.cert}")
             expires_at = tls.expires_at(certificate)
         except DLedgerError as error:
             if self._member is not None:
@@ -188,6 +196,7 @@ class TlsKeeper:
             tls.client_context(material),
             client_facing,
             expires_at,
+            names,
         )
 
     @property

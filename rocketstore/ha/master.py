@@ -20,8 +20,9 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import CorruptLogError, DiskError
+from dledger.errors import CorruptLogError, DiskError, TlsError
 from dledger.records import record
+from dledger.rpc import tls as tls_rules
 from dledger.rpc.front_door import DoorLimits, FrontDoor, stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
@@ -92,7 +93,8 @@ class HaMaster:
         outdated: Callable[[str], None] = lambda _why: None,
         clock: Clock | None = None,
     ) -> None:
-        """``waits``: only with SYNC_MASTER. ``tls``: the context for the next connection; None: plain TCP.
+        """``waits``: only with SYNC_MASTER. ``tls``: the context for the next connection; None: plain TCP. With TLS,
+        slaves must have one of the identity's names in their certificates.
 
         ``outdated``: told when a slave has followed a later master.
         """
@@ -203,8 +205,8 @@ class HaMaster:
     def _make_room_to_follow(self, slave: _Slave) -> str:
         """Why there is no place for it; empty if there is one now.
 
-        If all are taken, one that says who it is gets that of its own earlier connection, or of one that does not. Of
-        those that do not, one host has at most half of all places.
+        If all are taken, one that says who it is gets that of its own earlier connection, unless that is alive, or of
+        one that does not. Of those that do not, one host has at most half of all places.
         """
         following = [one for one in self._slaves.values() if one.follows]
         unnamed = [one for one in following if one.broker_id == UNNAMED]
@@ -213,7 +215,7 @@ class HaMaster:
             return f"{slave.host} has half of the places for slaves already (ha_slaves_max={places})"
         if len(following) < places:
             return ""
-        own = [one for one in following if one.broker_id == slave.broker_id]
+        own = [one for one in following if one.broker_id == slave.broker_id and not one.is_living]
         leaving = own[:1] or unnamed[-1:]
         if slave.broker_id == UNNAMED or not leaving:
             return f"there are {places} slaves already (ha_slaves_max)"
@@ -240,11 +242,13 @@ class HaMaster:
     async def _replicate(self, slave: _Slave) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             first = await slave.first_report()
+            await self._check_certificate(slave)
             begin, had = await self._introduced(slave) if first == GREETING else self._unintroduced(slave, first)
         slave.begins_at(begin, acknowledged=had)
         self._conditions.clear(ConditionKind.NOT_REPLICATING, slave.host)
         _LOG.info("the slave %s follows from offset %d on", slave.name, begin)
         waits = self._waits
+        self._look_for_another(slave)
         if waits is not None:
             waits.joined(slave, slave.broker_id, had)
         both = [asyncio.create_task(slave.send_all()), asyncio.create_task(self._hear(slave))]
@@ -256,6 +260,29 @@ class HaMaster:
             await asyncio.gather(*both, return_exceptions=True)
             if waits is not None:
                 waits.left(slave)
+
+    async def _check_certificate(self, slave: _Slave) -> None:
+        """Any client may have a certificate of the same authority. Raises ``HaProtocolError``, having told it why."""
+        if self._tls is None:
+            return
+        try:
+            tls_rules.check_one_of(slave.names, self._identity.certificate_names, f"that {slave.host} showed")
+        except TlsError as error:
+            slave.write(SlaveVerdict(0, f"{error} (or set ha_tls_names at the master)").encode(VERDICT))
+            await slave.drain()
+            raise HaProtocolError(str(error)) from error
+
+    def _look_for_another(self, slave: _Slave) -> None:
+        """Say so if a slave is connected twice, and find out whether the older connection is alive."""
+        for one in self._slaves.values():
+            if one is not slave and one.follows and one.broker_id == slave.broker_id != UNNAMED and one.is_living:
+                _LOG.warning(
+                    "%s and %s say that they are the same slave: the older one counts while it lives. Do two slaves "
+                    "have the same brokerId?",
+                    one.name,
+                    slave.name,
+                )
+                one.poke()
 
     async def _hear(self, slave: _Slave) -> None:
         while True:
@@ -308,7 +335,9 @@ class HaMaster:
             return _outside(words.end, log)
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
-        length, crc = tail_of(log, words.end, words.tail_bytes) if words.tail_bytes else (0, 0)
+        length, crc = tail_of(log, words.end)
+        if length and not words.tail_bytes:
+            return f"it says that it has the log up to offset {words.end}, and does not prove it by the end of its own"
         if length and (length, crc) != (words.tail_bytes, words.tail_crc):
             return (
                 f"its log differs from the master's somewhere before offset {words.end}: wipe "
@@ -375,6 +404,7 @@ class _Slave:
         self._pace = pace
         self._clock = clock
         self._rest = b""
+        self._heard_ms = clock.monotonic_ms()
         self._seen_end = self._seen_ms = 0  # the log's end a while ago, and when that was
         self._complete_ms = 0  # when the log was as it has acknowledged it
         writer.transport.set_write_buffer_limits(BUFFER_BYTES_MAX)
@@ -383,6 +413,21 @@ class _Slave:
     def name(self) -> str:
         """For people."""
         return self.address if self.broker_id == UNNAMED else f"{self.broker_id} ({self.address})"
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it has said something lately."""
+        return self._clock.monotonic_ms() - self._heard_ms < self._pace.living_ms
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The DNS names in its certificate."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return () if tls is None else tls_rules.names_of(tls.getpeercert())
+
+    def poke(self) -> None:
+        """A sign of life: if it is gone without a word, its machine says so."""
+        self.write(FRAME.pack(self.sent, 0))
 
     def view(self) -> SlaveView:
         """How it stands. On any thread."""
@@ -442,6 +487,7 @@ class _Slave:
         data = await self._reader.read(WORDS_BYTES_MAX)
         if not data:
             raise EOFError("it closed the connection")
+        self._heard_ms = self._clock.monotonic_ms()
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         for (end,) in REPORT.iter_unpack(data[:whole]):
@@ -473,7 +519,7 @@ class _Slave:
                 async with asyncio.timeout(self._pace.heartbeat_s):
                     await self.more.wait()
                 continue
-            self.write(FRAME.pack(self.sent, 0))
+            self.poke()
 
     def _send(self, data: bytes) -> None:
         head = FRAME.pack(self.sent, len(data))

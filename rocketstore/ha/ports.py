@@ -47,6 +47,13 @@ class HaIdentity:
     broker_id: int
     epoch: Callable[[], int]
     begin_offset: Callable[[], int] = lambda: -1
+    further_names: frozenset[str] = frozenset()
+    """Further DNS names that may stand in the certificates of its masters and slaves."""
+
+    @property
+    def certificate_names(self) -> frozenset[str]:
+        """With TLS, the other side's certificate must have one of these."""
+        return self.further_names | {self.broker}
 
 
 @record(frozen=True, slots=True)
@@ -70,3 +77,8 @@ class HaPace:
     """When a slave tries again after a connection that failed or ended."""
     refused_retry_s: float = 5.0
     """The same after one that one of the two sides had a reason to end."""
+
+    @property
+    def living_ms(self) -> int:
+        """A slave that has said something since so long ago is alive: nobody else is that slave."""
+        return int(self.silence_s_max * 1000 / 2)

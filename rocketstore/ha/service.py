@@ -13,7 +13,8 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, TlsError
+from dledger.rpc import tls as tls_rules
 from dledger.rpc.bridge import LoopThread, Report, supervise
 from dledger.rpc.front_door import listen
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -81,6 +82,7 @@ class HaService:
             config.broker_id,
             lambda: self._epoch.now,
             lambda: self._epoch.begin_offset,
+            config.store.ha_names,
         )
         self.port = 0
         """The port for slaves, once started; 0: none."""
@@ -101,6 +103,7 @@ class HaService:
                 timeout_ms=store.slave_timeout,
                 behind_bytes_max=store.ha_slave_fallbehind_max,
                 end=lambda: self._log.max_offset,
+                living_ms=self._pace().living_ms,
             )
             self._log.replicate_with(self._waits.wait_for)
             self._look_at_slaves(self._waits)
@@ -118,6 +121,7 @@ class HaService:
     def start(self, listen_port: int) -> None:
         """Serve slaves, or follow the master. Raises ``ConfigError``, ``OSError``."""
         master, listening = self._master, []
+        self._warn_of_own_certificate()
         if master is not None:
             listening = self._listen(listen_port)
             if listening or self._epoch.now:  # a slave that became master without a port has succeeded one, too
@@ -235,6 +239,15 @@ class HaService:
             yield FollowerFacts(one.broker_id, one.address, one.acknowledged, one.lag_bytes, one.lag_ms, in_sync)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _warn_of_own_certificate(self) -> None:
+        """Master and slaves often have one kind of certificate: what is wrong with ours is said here first."""
+        if self._tls is None:
+            return
+        try:
+            tls_rules.check_one_of(self._tls.names, self._identity.certificate_names, "of this broker")
+        except TlsError as error:
+            _LOG.warning("%s: its master or slaves refuse it unless their ha_tls_names has one of its names", error)
 
     def _pace(self) -> HaPace:
         store = self._config.store

@@ -15,9 +15,9 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.errors import CorruptLogError, DiskError, DLedgerError
+from dledger.errors import CorruptLogError, DiskError, DLedgerError, TlsError
 from dledger.records import record
-from dledger.rpc import loops
+from dledger.rpc import loops, tls
 from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
@@ -249,9 +249,19 @@ class HaSlave:
             raise RefusedError(f"{address!r} is no address: {error}") from error
         try:
             self._view = replace(self._view, address=address)
+            if context is not None:
+                self._check_certificate(transport, address)
             await _Session(self, inbox, transport).follow()
         finally:
             transport.abort()
+
+    def _check_certificate(self, transport: asyncio.Transport, address: str) -> None:
+        """Others have certificates of the same authority, too. Raises ``RefusedError``."""
+        names = tls.names_of(transport.get_extra_info("ssl_object").getpeercert())
+        try:
+            tls.check_one_of(names, self.identity.certificate_names, f"of {address}")
+        except TlsError as error:
+            raise RefusedError(f"{error}, or set ha_tls_names") from error
 
 
 class _Session:
@@ -342,6 +352,8 @@ class _Session:
         async with asyncio.timeout(timeout_s):
             while not (pieces := await self._pieces(timeout_s)):
                 pass
+        if pieces[0][0] == VERDICT != offset:  # before it has said anything else
+            raise RefusedError(SlaveVerdict.decode(pieces[0][1]).refusal or "it refuses, and does not say why")
         if pieces[0][0] != offset:
             raise HaProtocolError(f"it sends offset {pieces[0][0]} instead of introducing itself")
         return pieces[0][1], pieces[1:]

@@ -4,8 +4,9 @@ A slave counts while it is connected, and only with what it has acknowledged on 
 highest number that anybody ever sent, so that after a forged one every put looks replicated.
 
 Connections are not copies: a slave that reconnects has two until the old one is given up. So a broker id counts once,
-with its newest connection; and connections that give none, as RocketMQ's slaves, count as one copy all together,
-because nothing tells two slaves from one that came twice.
+with its oldest connection that is alive: whoever else says to be that slave takes nothing from it. Connections that
+give none, as RocketMQ's slaves, count as one copy all together, because nothing tells two slaves from one that came
+twice.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ class ReplicaWaits:
         timeout_ms: int,
         behind_bytes_max: int,
         end: Callable[[], int],
+        living_ms: int = 10_000,
     ) -> None:
         """``slaves_needed`` must have a message; one counts as there as long as it lacks less than
-        ``behind_bytes_max`` of what lies before ``end``.
+        ``behind_bytes_max`` of what lies before ``end``. A connection on which nothing was heard for ``living_ms``
+        counts only if its slave has no other.
         """
+        self._living_ms = living_ms
         self.slaves_needed: Final = slaves_needed
         self._clock = clock
         self._timeout_ms = timeout_ms
@@ -60,6 +64,7 @@ class ReplicaWaits:
         self._lock = threading.Lock()  # guards the fields below
         self._acknowledged: dict[object, int] = {}
         self._ids: dict[object, int] = {}  # broker ids, of the same slaves
+        self._heard_ms: dict[object, int] = {}  # the same slaves
         self._is_closed = False
         self._replicated = -1  # everything before it is with enough slaves
         self._waiting: list[tuple[int, int, _Wait]] = []  # a heap by end
@@ -98,11 +103,9 @@ class ReplicaWaits:
         with self._lock:
             if self._is_closed:
                 return
-            if broker_id != UNNAMED:
-                for older in [one for one, known in self._ids.items() if known == broker_id]:
-                    self._remove(older)
             self._ids[slave] = broker_id
             self._acknowledged[slave] = acknowledged
+            self._heard_ms[slave] = self._clock.monotonic_ms()
             settled = self._settle()
         for wait in settled:
             wait.done(_OK, "")
@@ -113,6 +116,7 @@ class ReplicaWaits:
             if slave not in self._acknowledged:
                 return
             self._acknowledged[slave] = end
+            self._heard_ms[slave] = self._clock.monotonic_ms()
             settled = self._settle()
         for wait in settled:
             wait.done(_OK, "")
@@ -121,7 +125,9 @@ class ReplicaWaits:
         """A slave has gone; its acknowledgements count no more for what is not settled yet."""
         with self._lock:
             self._remove(slave)
-            self._settle()
+            settled = self._settle()
+        for wait in settled:  # another connection of it has more
+            wait.done(_OK, "")
 
     def expire(self) -> float | None:
         """Answer those that have waited too long; returns the seconds until the next deadline, None if none waits."""
@@ -151,6 +157,7 @@ class ReplicaWaits:
             self._waiting, self._by_deadline = [], []
             self._acknowledged.clear()
             self._ids.clear()
+            self._heard_ms.clear()
             self._is_closed = True
         for wait in waiting:
             wait.done(PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "this broker stops")
@@ -160,14 +167,21 @@ class ReplicaWaits:
     def _remove(self, slave: object) -> None:
         self._acknowledged.pop(slave, None)
         self._ids.pop(slave, None)
+        self._heard_ms.pop(slave, None)
         self._replicated = -1
 
     def _copies(self) -> Iterable[int]:
         """How far each copy reaches."""
         copies: dict[int, int] = {}
-        for slave, end in self._acknowledged.items():
+        since_ms, living = self._clock.monotonic_ms() - self._living_ms, set[int]()
+        for slave, end in self._acknowledged.items():  # in the order in which they have come
             broker_id = self._ids[slave]
-            copies[broker_id] = max(end, copies.get(broker_id, end))
+            if broker_id == UNNAMED:
+                copies[broker_id] = max(end, copies.get(broker_id, end))
+            elif broker_id not in living:
+                copies[broker_id] = end
+                if self._heard_ms[slave] > since_ms:
+                    living.add(broker_id)
         return copies.values()
 
     def _in_sync(self, end: int) -> int:

@@ -210,7 +210,7 @@ def test_a_slave_finds_its_master_by_the_name_server(stack: ExitStack, tmp_path:
 def secured(directory: Path) -> dict[str, str]:
     """Settings of a broker with a certificate."""
     certs.make_authority(directory)
-    certs.make_node(directory, "n0")
+    certs.make_node(directory, "n0", ["127.0.0.1", "own-name"])
     return {
         "tls_cert_path": str(directory / "n0.crt"),
         "tls_key_path": str(directory / "n0.key"),
@@ -219,8 +219,8 @@ def secured(directory: Path) -> dict[str, str]:
 
 
 def test_slaves_use_tls_if_they_must(stack: ExitStack, tmp_path: Path) -> None:
-    """``haTls``: a slave with a certificate of the same authority follows, and one without is not served."""
-    tls, ha_port = secured(tmp_path / "certs"), port_for_slaves()
+    """``haTls``: a slave whose certificate has a name of the pair follows, and one without is not served."""
+    tls, ha_port = secured(tmp_path / "certs") | {"ha_tls_names": "own-name"}, port_for_slaves()
     master = stack.enter_context(broker(tmp_path / "m", **tls, haTls="true", haListenPort=ha_port))
     replication = master.replication
     assert replication is not None

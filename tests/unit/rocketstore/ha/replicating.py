@@ -75,7 +75,13 @@ class Replication:
         return master, f"127.0.0.1:{port}"
 
     def slave(
-        self, log: HaLog, address: str | Callable[[], str], pace: HaPace = PACE, *, epoch: str = "slave"
+        self,
+        log: HaLog,
+        address: str | Callable[[], str],
+        pace: HaPace = PACE,
+        *,
+        epoch: str = "slave",
+        tls: ssl.SSLContext | None = None,
     ) -> HaSlave:
         """A slave that follows."""
         slave = HaSlave(
@@ -88,6 +94,7 @@ class Replication:
             self.bridge,
             delay_levels=LEVELS,
             master=address if callable(address) else lambda: address,
+            tls=None if tls is None else lambda: tls,
         )
 
         async def start() -> None:

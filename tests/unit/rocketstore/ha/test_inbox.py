@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import certs
-from dledger.rpc import loops
+from dledger.rpc import loops, tls
 from rocketstore.ha.inbox import ROOM_BYTES, Inbox
 from tests.support.certificates import files
 
@@ -32,16 +32,12 @@ async def connected(
     return inbox, server
 
 
-def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of both sides."""
+def contexts(directory: Path, name: str = "b") -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of both sides, which present the certificate of this name, each to the other."""
     certs.make_authority(directory)
-    certs.make_node(directory, "n0")
-    made = files(directory, "n0")
-    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    accepting.load_cert_chain(str(made.cert), str(made.key))
-    connecting = ssl.create_default_context(cafile=str(made.ca))
-    connecting.check_hostname = False
-    return accepting, connecting
+    certs.make_node(directory, name)
+    made = tls.read(files(directory, name))
+    return tls.server_context(made), tls.client_context(made)
 
 
 async def everything(inbox: Inbox) -> list[bytes]:

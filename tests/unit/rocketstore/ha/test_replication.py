@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from cluster import certs
 from dledger.clock import Clock
+from dledger.rpc import tls
 from dledger.rpc.tls_stream import TlsStream
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import master as master_module
 from rocketstore.ha.master import GREETING_MAX_PER_HOST
+from rocketstore.ha.ports import HaPace
+from rocketstore.ha.tail import tail_of
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FRAME, GREETING, REPORT, TAIL_BYTES, VERDICT, FrameReader, SlaveVerdict, SlaveWords
 from rocketstore.types import FlushDiskType, PutMessageStatus
+from tests.support.certificates import files
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.commit_log.support import FILE_BYTES, small_config
 from tests.unit.rocketstore.ha.records import bytes_of, files_of, filled, more, opened
@@ -314,10 +319,10 @@ def test_a_master_that_closes_ends_whoever_is_just_connecting(
 
 
 def introduced(
-    link: socket.socket, broker_id: int, *, end: int = 0, tail_bytes: int = 0, epoch: int = 0
+    link: socket.socket, broker_id: int, *, end: int = 0, tail: tuple[int, int] = (0, 0), epoch: int = 0
 ) -> SlaveVerdict:
     """What the master answers a slave of ours; if it does not refuse it, once it has sent more."""
-    words = SlaveWords("c", "b", broker_id, epoch, FILE_BYTES, end, tail_bytes, 0)
+    words = SlaveWords("c", "b", broker_id, epoch, FILE_BYTES, end, *tail)
     link.sendall(REPORT.pack(GREETING) + words.encode(GREETING))
     reader, said = FrameReader(), dict[int, bytes]()
     while True:
@@ -386,7 +391,7 @@ def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_p
     master_log, answers = filled(tmp_path / "m", 3), list[PutMessageStatus]()
     end = master_log.end_offset
     waits = ReplicaWaits(Clock(), slaves_needed=2, timeout_ms=60_000, behind_bytes_max=10**9, end=lambda: end)
-    _, address = replication.master(master_log, waits=waits)
+    master, address = replication.master(master_log, waits=waits)
     with connected(address) as before, connected(address) as now, connected(address) as other:
         introduced(before, 1)
         introduced(now, 1)
@@ -396,6 +401,9 @@ def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_p
         waits.wait_for(end, lambda status, _why: answers.append(status))
         other.sendall(REPORT.pack(end))
         now.sendall(REPORT.pack(end))
+        wait_until(lambda: [one.acknowledged for one in master.slaves()] == [0, end, end], "both have said so")
+        assert answers == []
+        before.sendall(REPORT.pack(end))
         wait_until(lambda: answers == [PutMessageStatus.PUT_OK], "two brokers have it")
         before.close()
         assert waits.in_sync == 2
@@ -417,8 +425,84 @@ def test_a_slave_may_compare_only_so_much(replication: Replication, tmp_path: Pa
     """The master would read a whole file for it, while the other slaves wait."""
     master_log = filled(tmp_path / "m", 3)
     with connected(replication.master(master_log)[1]) as link:
-        verdict = introduced(link, 1, end=master_log.end_offset, tail_bytes=tail_bytes)
+        verdict = introduced(link, 1, end=master_log.end_offset, tail=(tail_bytes, 0))
         assert f"it may compare {TAIL_BYTES}" in verdict.refusal
+    master_log.shutdown()
+
+
+def test_a_slave_proves_that_it_has_what_it_says(replication: Replication, tmp_path: Path) -> None:
+    """By the end of its log: else whoever can connect makes a SYNC_MASTER count a copy that nobody has."""
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log)
+    end, (length, crc) = master_log.end_offset, tail_of(master_log, master_log.end_offset)
+    for tail in ((0, 0), (0, crc), (length, crc ^ 1), (length - 1, crc)):
+        with connected(address) as link:
+            assert introduced(link, 1, end=end, tail=tail).refusal
+    assert master.slaves() == []
+    with connected(address) as link:
+        assert introduced(link, 1, end=end, tail=(length, crc)).refusal == ""
+    master_log.shutdown()
+
+
+def test_another_connection_of_a_slave_takes_nothing_from_it(replication: Replication, tmp_path: Path) -> None:
+    """While the slave is alive, whoever else gives its number does not count, and does not stop it from counting."""
+    master_log, answers = filled(tmp_path / "m", 3), list[PutMessageStatus]()
+    end = master_log.end_offset
+    waits = ReplicaWaits(Clock(), slaves_needed=1, timeout_ms=60_000, behind_bytes_max=10**9, end=lambda: end)
+    master, address = replication.master(master_log, waits=waits)
+    with connected(address) as real:
+        introduced(real, 1)
+        with connected(address) as forged:
+            introduced(forged, 1)
+            forged.sendall(REPORT.pack(end))
+            wait_until(lambda: [one.acknowledged for one in master.slaves()] == [0, end], "it says to have all")
+            waits.wait_for(end, lambda status, _why: answers.append(status))
+            assert answers == []
+        wait_until(lambda: len(master.slaves()) == 1, "it has gone")
+        assert waits.in_sync == 1
+        real.sendall(REPORT.pack(end))
+        wait_until(lambda: answers == [PutMessageStatus.PUT_OK], "the slave has it")
+    master_log.shutdown()
+
+
+def test_the_certificate_of_a_slave_names_its_broker(replication: Replication, tmp_path: Path) -> None:
+    """Any client's is of the same authority: it must not read the whole log past access control."""
+    _, stranger = contexts(tmp_path / "certs", "n0")
+    certs.make_node(tmp_path / "certs", "b")
+    certs.make_client(tmp_path / "certs", "mallory")
+    client = tls.client_context(tls.read(files(tmp_path / "certs", "mallory")))
+    made = tls.read(files(tmp_path / "certs", "b"))
+    master_log = filled(tmp_path / "m", 3)
+    master, address = replication.master(master_log, tls=tls.server_context(made))
+    for context in (stranger, client):
+        with connected(address) as link, context.wrap_socket(link) as secured:
+            secured.sendall(REPORT.pack(0))
+            assert FrameReader().feed(secured.recv(1 << 16))[0][0] == VERDICT
+            assert is_closed(secured)
+    assert master.slaves() == []
+    slave_log = opened(small_config(tmp_path / "t"))
+    slave = replication.slave(slave_log, address, epoch="t", tls=stranger)
+    wait_until(lambda: "but must have DNS:b" in slave.view().problem, "the slave is told why")
+    slave_log.shutdown()
+    slave_log = opened(small_config(tmp_path / "u"))
+    replication.slave(slave_log, address, epoch="u", tls=tls.client_context(made))
+    caught_up(slave_log, master_log)
+    slave_log.shutdown()
+    master_log.shutdown()
+
+
+def test_the_certificate_of_a_master_names_its_broker(replication: Replication, tmp_path: Path) -> None:
+    """Whoever has some certificate of the authority, and the master's address, must not feed its slaves."""
+    accepting, _ = contexts(tmp_path / "certs", "other")
+    certs.make_node(tmp_path / "certs", "b")
+    connecting = tls.client_context(tls.read(files(tmp_path / "certs", "b")))
+    master_log = filled(tmp_path / "m", 3)
+    _, address = replication.master(master_log, tls=accepting)
+    slave_log = opened(small_config(tmp_path / "s"))
+    slave = replication.slave(slave_log, address, tls=connecting)
+    wait_until(lambda: "but must have DNS:b" in slave.view().problem, "the slave says so")
+    assert slave_log.end_offset == 0
+    slave_log.shutdown()
     master_log.shutdown()
 
 
@@ -473,12 +557,17 @@ def test_a_slave_that_says_who_it_is_takes_the_place_of_one_that_does_not(
     master_log.shutdown()
 
 
-def test_a_slave_that_comes_anew_takes_its_own_place(replication: Replication, tmp_path: Path) -> None:
-    """Its old connection lasts until it has been silent for long enough."""
+def test_a_slave_that_comes_anew_takes_its_own_place(
+    replication: Replication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its old connection has been silent for a while; before, somebody else might take the place of a slave."""
     master_log = filled(tmp_path / "m", 3)
     master, address = replication.master(master_log, replace(PACE, slaves_max=1))
     with connected(address) as old, connected(address) as new:
         assert introduced(old, 7).refusal == ""
+        with connected(address) as too_soon:
+            assert "ha_slaves_max" in introduced(too_soon, 7).refusal  # the old one has just said something
+        monkeypatch.setattr(HaPace, "living_ms", 0)
         assert introduced(new, 7).refusal == ""
         assert is_closed(old)
         assert len(master.slaves()) == 1
@@ -522,10 +611,10 @@ def test_who_went_on_without_its_successor_does_not_fit_even_if_its_end_looks_al
     """Both masters may have written the same last records; a follower of this master has its number."""
     master_log = filled(tmp_path / "m", 4)
     end = master_log.end_offset
-    began = end if begin_at else end - 1
+    began, tail = end if begin_at else end - 1, tail_of(master_log, end)
     with connected(replication.master(master_log, epoch=2, begin_offset=began)[1]) as link:
         more(master_log, 1)
-        refusal = introduced(link, 1, end=end, epoch=epoch).refusal
+        refusal = introduced(link, 1, end=end, tail=tail, epoch=epoch).refusal
         assert ("exist only in this broker's log" in refusal) == is_refused
         assert bool(refusal) == is_refused
     master_log.shutdown()

@@ -110,6 +110,27 @@ def test_a_slave_that_is_connected_twice_is_one_copy(broker_id: int) -> None:
     assert one.answers[200] == [OK]
 
 
+def test_a_slave_counts_with_its_oldest_connection_that_is_alive() -> None:
+    """What another connection says under its number counts only once nothing is heard on the older one, or it ends."""
+    one = Waits()
+    one.waits.joined("old", 1, 0)
+    one.waits.joined("new", 1, 0)
+    one.put(100)
+    one.waits.acknowledged("new", 100)
+    assert one.answers == {100: []}
+    one.clock.now_ms += 10_000
+    one.waits.acknowledged("new", 100)
+    assert one.answers == {100: [OK]}
+    one.waits.acknowledged("old", 100)  # it was only slow
+    one.put(200)
+    one.waits.acknowledged("new", 200)
+    assert one.answers[200] == []
+    one.waits.left("old")
+    assert one.waits.in_sync == 1
+    one.waits.acknowledged("new", 200)
+    assert one.answers[200] == [OK]
+
+
 def test_an_unnamed_slave_counts_while_any_of_its_connections_lasts() -> None:
     """The end of one of them takes nothing from the other."""
     one = Waits()
