@@ -23,6 +23,7 @@ _log = logging.getLogger("dledger")
 CONDITIONS_MAX: Final = 64
 """The limit of simultaneous conditions of a node; further ones are only logged."""
 TEXT_MAX: Final = 500
+REMOVED_EARLY_TOLD_MS: Final = 3_600_000
 LIMIT_TOLD_MS: Final = 60_000
 """How long a limit counts as reached after it refused something."""
 _SETTING: Final = re.compile(r"\(([a-z]+_[a-z_]+)[,)]")
@@ -45,6 +46,9 @@ class ConditionKind(StrEnum):
     """It leads, or did a moment ago, without making progress."""
     DISK_FULL = "disk_full"
     """It accepts no entries for lack of space."""
+    REMOVED_EARLY = "removed_early"
+    """It removed entries or messages before they had expired, because its disk was filling and its settings ask for
+    that (``force_clean``, ``cleanFileForciblyEnable``). Holds for an hour after the last time."""
     MISNUMBERED = "misnumbered"
     """Messages got queue offsets that had been given out before, so they cannot be read from their queue, which is the
     subject. Holds until the broker is started again."""

@@ -172,11 +172,14 @@ class StoreConfig:
     disk_check_ratio: Annotated[float, Range(above=0, high=1)] = 0.70
     """Disk usage above which expired segments are removed at any hour."""
     disk_clean_ratio: Annotated[float, Range(above=0, high=1)] = 0.85
-    """Disk usage above which unexpired segments are removed too, if ``force_clean`` is on."""
+    """Disk usage above which unexpired segments are removed too, if ``force_clean`` is on. Of several ``data_dirs``,
+    one that is fuller gets no new segment while another has room."""
     disk_full_ratio: Annotated[float, Range(above=0, high=1)] = 0.90
     """Disk usage above which appends are refused with ``DISK_FULL``."""
-    force_clean: bool = True
-    """Whether the oldest segments are removed, expired or not, while disk usage is above ``disk_clean_ratio``."""
+    force_clean: bool = False
+    """Whether the oldest segments are removed, expired or not, while disk usage is above ``disk_clean_ratio``: **this
+    deletes acknowledged entries** to make room for new ones. Otherwise everything is kept for ``retention_hours``, and
+    appends are refused above ``disk_full_ratio``."""
     clean_interval_ms: Millis = 1000
     """How often to measure disk usage and look for expired segments."""
     follower_keep_bytes: BytesOrZero = 16 * 1024 * MIB

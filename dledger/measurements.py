@@ -35,3 +35,5 @@ class NodeMeasurements:
     repeated_entries: int
     disk_used_ratio: float
     """Of the fuller one of the disks that new segments need; -1 before the first measurement."""
+    forced_segments: int
+    """Segments removed before they had expired, since it started."""

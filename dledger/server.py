@@ -16,7 +16,7 @@ from dledger import __version__
 from dledger.access.control import AccessControl
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
+from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader, MemberRun
 from dledger.core.messages import (
@@ -64,7 +64,7 @@ from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
 from dledger.runtime.worker import Worker
 from dledger.store.bulk_reader import StoreTime
-from dledger.store.cleaner import Room
+from dledger.store.cleaner import ForcedRemoval, Room
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE
@@ -225,6 +225,7 @@ class DLedgerServer:
         self._transport: GrpcTransport | None = None  # from `start` on: peers get the client port in use
         self._clients = ClientServer(config, self, self.guard, self.tls, self._supervisor.report, self.conditions)
         self._retention = Retention(config, self._node, self.log, self._driver)
+        self._told_of_removed: ForcedRemoval | None = None
         self._scrub = Worker(f"dledger-scrub-{name}", self._watch.step, self._clock, self._supervisor)
         self._workers = [
             Worker(f"dledger-checkpoint-{name}", self._checkpoint, self._clock, self._supervisor),
@@ -446,6 +447,14 @@ class DLedgerServer:
             conditions.set(ConditionKind.DISK_FULL, used)
         else:
             conditions.clear(ConditionKind.DISK_FULL)
+        if (removed := self.log.last_forced) is not None and removed is not self._told_of_removed:
+            self._told_of_removed = removed
+            told = (
+                f"{self.log.forced_segments} segments were removed before they had expired, the last one with entries "
+                f"{removed.first_index} to {removed.last_index}, {removed.age_ms // 1000} s after its last write: the "
+                f"disk is {removed.usage_ratio:.0%} full, and force_clean=true"
+            )
+            conditions.set(ConditionKind.REMOVED_EARLY, told, subject="log", for_ms=REMOVED_EARLY_TOLD_MS)
         state = self._node.state
         if state.has_standing:
             conditions.clear(ConditionKind.NO_STANDING)
@@ -605,6 +614,7 @@ class DLedgerServer:
             producers=producers,
             repeated_entries=self._node.quorum_ack.duplicates,
             disk_used_ratio=log.disk_used_ratio,
+            forced_segments=log.forced_segments,
         )
 
     def _submit(

@@ -62,7 +62,12 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     problems = [setting_sources.with_sources(one, readings.chosen, SPOKEN_OF_AS) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
-    warnings = [*notices(readings.unused), *readings.corrections, *_covered(readings.chosen)]
+    warnings = [
+        *notices(readings.unused),
+        *readings.corrections,
+        *_covered(readings.chosen),
+        *_unforced(readings.chosen),
+    ]
     return Settings(config, alarms_first(warnings))
 
 
@@ -235,7 +240,19 @@ def _covered(chosen: Mapping[str, Chosen]) -> list[str]:
     if check.value <= clean:
         return []
     given = check.given
-    return [f"{given.name}={given.text} ({given.source}) counts as {clean:.0%}, above which files are removed anyway"]
+    return [f"{given.name}={given.text} ({given.source}) counts as {clean:.0%}, the limit that disk_clean_ratio sets"]
+
+
+def _unforced(chosen: Mapping[str, Chosen]) -> list[str]:
+    """What to say of a ratio in DLedger's spelling above which DLedger, but not this node, removes unexpired files."""
+    one = chosen.get("disk_clean_ratio")
+    if one is None or one.given.name != "diskSpaceRatioToForceClean" or "force_clean" in chosen:
+        return []
+    given = one.given
+    return [
+        f"{given.name}={given.text} ({given.source}) removes nothing without enableDiskForceClean=true: only expired "
+        "segments are removed, and a full disk refuses entries"
+    ]
 
 
 def _clean_ratio(chosen: Mapping[str, Chosen]) -> float:

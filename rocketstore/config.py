@@ -89,8 +89,11 @@ class MessageStoreConfig:
     """Disk usage (percent) above which messages are refused."""
     disk_space_clean_forcibly_ratio: Percent = 85
     """Disk usage (percent) above which the oldest files are removed at any age, if ``clean_file_forcibly_enable``."""
-    clean_file_forcibly_enable: bool = True
-    """Whether unexpired files may be removed when the disk is too full."""
+    clean_file_forcibly_enable: bool = False
+    """Whether the oldest files are removed at any age above ``disk_space_clean_forcibly_ratio``: **this deletes
+    acknowledged messages** to make room for new ones. RocketMQ's default is true; here a conf file must ask for it.
+    Otherwise everything is kept for ``file_reserved_time``, and messages are refused above
+    ``disk_space_warning_level_ratio``."""
     delete_commit_log_files_interval: AnyMillis = 100
     """Pause between removing two log files (ms)."""
     delete_consume_queue_files_interval: AnyMillis = 100

@@ -13,6 +13,7 @@ from rocketstore.config import MessageStoreConfig
 _CHECK: Final = "disk_max_used_space_ratio"
 _CLEAN: Final = "disk_space_clean_forcibly_ratio"
 _FULL: Final = "disk_space_warning_level_ratio"
+_FORCED: Final = "clean_file_forcibly_enable"
 
 _LIMITED: Final = {
     _CHECK: (10, 95, 10, 95),
@@ -51,14 +52,20 @@ def correct(chosen: dict[str, Chosen]) -> list[str]:
         one = chosen.get(setting)
         if one is not None and isinstance(one.value, int) and not low <= one.value <= high:
             told.append(_replace(chosen, setting, one, to_low if one.value < low else to_high, "RocketMQ's limit"))
+    if _CLEAN in chosen and _FORCED not in chosen:
+        given = chosen[_CLEAN].given
+        told.append(
+            f"{given.name}={given.text} ({given.source}) removes nothing without cleanFileForciblyEnable=true: only "
+            "expired files are removed, and a full disk refuses messages"
+        )
     defaults = MessageStoreConfig()
     check, clean, full = (_number(chosen, setting, getattr(defaults, setting)) for setting in (_CHECK, _CLEAN, _FULL))
     if clean > full:
         one = chosen.get(_CLEAN) or chosen[_FULL]
-        told.append(_replace(chosen, _CLEAN, one, full, "above which messages are refused and files are removed"))
+        told.append(_replace(chosen, _CLEAN, one, full, "above which messages are refused"))
         clean = full
     if _CHECK in chosen and check > clean:
-        told.append(_replace(chosen, _CHECK, chosen[_CHECK], clean, "above which files are removed in any case"))
+        told.append(_replace(chosen, _CHECK, chosen[_CHECK], clean, "the limit that diskSpaceCleanForciblyRatio sets"))
     return told
 
 

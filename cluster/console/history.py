@@ -30,6 +30,7 @@ TEXT_MAX: Final = 300
 _CONDITION_WORDS: Final[Mapping[str, tuple[str, str]]] = {
     ConditionKind.NO_STANDING: ("has no standing", "has standing again"),
     ConditionKind.DISK_FULL: ("has a full disk", "has room on its disk again"),
+    ConditionKind.REMOVED_EARLY: ("has removed unexpired entries", "has removed none for an hour"),
     ConditionKind.OTHER_OLD_LOG: ("has another old log than its peer", "has the same old log as its peer again"),
     ConditionKind.STUCK_LEADER: ("is a stuck leader", "is no longer a stuck leader"),
     ConditionKind.NOT_REPLICATING: ("does not replicate", "replicates again"),

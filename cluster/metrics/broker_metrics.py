@@ -64,6 +64,7 @@ class BrokerMetrics(Collector):
         found.gauge("rocketmq_storage_disk_used_ratio", now.disk_used_ratio)
         if self._broker.node is None:  # otherwise the node's metrics contain the log's figures
             found.histogram("rocketmq_flush_latency_seconds", self._recorder.flush_latency_s)
+        found.counter("rocketmq_storage_forced_files_total", now.forced_files)
 
     def _counters(self, found: Families, stats: StoreStats) -> None:
         found.counter("rocketmq_puts_total", stats.puts)

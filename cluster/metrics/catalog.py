@@ -93,6 +93,7 @@ NODE_SPECS: Final = (
     _gauge("dledger_disk_used_ratio", "Usage of the fullest disk (0 to 1); -1 before the first check."),
     _gauge("dledger_condition", "1 for each condition the node or plain broker has, 0 for the others.", "kind"),
     _gauge("dledger_disk_full", "Whether appends are refused because the disk is full."),
+    _counter("dledger_forced_segments_total", "Segments removed before they had expired (force_clean)."),
     _counter("dledger_elections_total", "Elections this node started, each in a new term."),
     _counter("dledger_pre_votes_total", "Pre-votes this node started."),
     _counter(
@@ -199,6 +200,10 @@ BROKER_SPECS: Final = (
         "rocketmq_storage_disk_used_ratio",
         "Usage of the fuller disk of log and queues (0 to 1); -1 if unknown.",
         java="commitLogDiskRatio (runtime info)",
+    ),
+    _counter(
+        "rocketmq_storage_forced_files_total",
+        "Files of a plain log removed before they had expired (clean_file_forcibly_enable).",
     ),
     _histogram("rocketmq_flush_latency_seconds", "Plain broker only: one flush of the commit log to the disk."),
     _gauge("rocketmq_topics", "Topics.", java="rocketmq_topic_number"),

@@ -70,6 +70,7 @@ class NodeMetrics(Collector):
         found.gauge("dledger_flushed_position_bytes", now.flushed_position)
         found.gauge("dledger_disk_used_ratio", now.disk_used_ratio)
         found.gauge("dledger_disk_full", status.disk_full)
+        found.counter("dledger_forced_segments_total", now.forced_segments)
 
     def _peers(self, found: Families, now: NodeMeasurements) -> None:
         for peer in now.peers:

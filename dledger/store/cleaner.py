@@ -5,12 +5,13 @@ the next one are committed and flushed, nor one that a live follower still lacks
 ``follower_keep_bytes`` behind.
 
 - At a ``delete_hour``, or above ``disk_check_ratio``: all segments older than ``retention_hours``.
-- Above ``disk_clean_ratio`` with ``force_clean``: also the oldest one whatever its age, one per pass, because the ratio
-  must be measured again before the next one.
+- Above ``disk_clean_ratio``, only if ``force_clean`` was switched on: also the oldest one whatever its age, one per
+  pass, because the ratio must be measured again before the next one.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from dledger.store.fs import DiskUsage, FileSystem
 from dledger.types import LogIndex
 
 _MS_PER_HOUR = 3_600_000
+_log = logging.getLogger("dledger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,37 @@ class CleanPlan:
 
     remove: tuple[SegmentFacts, ...]
     disk_full: bool
+    forced: SegmentFacts | None = None
+    """Which of them has not expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedRemoval:
+    """A segment that was removed although it had not expired, because ``force_clean`` is on."""
+
+    path: Path
+    first_index: int
+    last_index: int
+    age_ms: int
+    """Since its last write."""
+    usage_ratio: float
+
+    def tell(self, config: StoreConfig) -> None:
+        """Log it: these entries were acknowledged."""
+        text = (
+            "removed entries %d to %d (%s), the last written %d s ago and not expired (retention_hours=%g): the disk "
+            "is %.0f%% full, and force_clean=true removes the oldest segments above disk_clean_ratio=%.0f%%"
+        )
+        age_s, hours = self.age_ms // 1000, config.retention_hours
+        ratios = (self.usage_ratio * 100, config.disk_clean_ratio * 100)
+        extra = {"event": "forced_removal", "first_index": self.first_index, "last_index": self.last_index}
+        _log.warning(text, self.first_index, self.last_index, self.path, age_s, hours, *ratios, extra=extra)
 
 
 def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
     """Decide which segments to remove."""
     remove: list[SegmentFacts] = []
+    forced: SegmentFacts | None = None
     due = facts.local_hour in config.delete_hour or facts.usage_ratio > config.disk_check_ratio
     force = config.force_clean and facts.usage_ratio > config.disk_clean_ratio
     for segment in facts.segments:
@@ -73,8 +101,10 @@ def plan(facts: CleanFacts, config: StoreConfig) -> CleanPlan:
         if not (expired or (force and not remove)) or _needed(segment, facts, config):
             break
         remove.append(segment)
+        if not expired:
+            forced = segment
     no_room = facts.ran_out_of_space and facts.available_bytes < facts.bytes_wanted
-    return CleanPlan(tuple(remove), disk_full=facts.usage_ratio > config.disk_full_ratio or no_room)
+    return CleanPlan(tuple(remove), facts.usage_ratio > config.disk_full_ratio or no_room, forced)
 
 
 def _needed(segment: SegmentFacts, facts: CleanFacts, config: StoreConfig) -> bool:

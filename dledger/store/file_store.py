@@ -92,6 +92,11 @@ class FileStore(LogReader):
         self._instruments = instruments
         self.disk_used_ratio = -1.0
         """The used share of the fuller disk at the last ``measure_room``; -1 before."""
+        self.forced_segments = 0
+        """How many segments were removed before they had expired."""
+        self.last_forced: cleaner.ForcedRemoval | None = None
+        """The last one of them."""
+        self._forced_untold: list[cleaner.ForcedRemoval] = []
 
     @classmethod
     def open(  # noqa: PLR0913  # one parameter per neighbour
@@ -512,6 +517,8 @@ class FileStore(LogReader):
                 return ()
             newest = remove[-1]
             index = LogIndex(newest.last_index)
+            if (forced := decision.forced) in remove:
+                self._forced(forced, room)
             begin = Boundary(index, self.term_at(index), Position(newest.end), self.chain_crc_at(index))
             self._state.raise_begin(begin)
             return tuple(self._files.retire_below(begin.position, LogIndex(begin.index + 1)))
@@ -530,6 +537,16 @@ class FileStore(LogReader):
                 self._files.remove_retired()
             except OSError as error:
                 raise self._state.poisoned("cleaning up", error) from error
+            while self._forced_untold:
+                self._forced_untold.pop(0).tell(self._config)
+
+    def _forced(self, segment: cleaner.SegmentFacts, room: cleaner.Room) -> None:
+        """Note that it will be removed before it has expired."""
+        age_ms = max(0, self._clock.wall_ms() - segment.modified_ms)
+        first = self._state.begin.index + 1
+        self.last_forced = cleaner.ForcedRemoval(segment.path, first, segment.last_index, age_ms, room.ratio)
+        self.forced_segments += 1
+        self._forced_untold.append(self.last_forced)
 
     def _clean_facts(self, protected_index: LogIndex, room: cleaner.Room) -> cleaner.CleanFacts:
         state, now_ms = self._state, self._clock.wall_ms()

@@ -56,6 +56,8 @@ class BrokerMeasurements:
     dispatch_behind_bytes: int
     flush_behind_bytes: int
     disk_used_ratio: float
+    forced_files: int
+    """Log files removed before they had expired, since it started; not those of a replicated log."""
     earliest_message_ms: int
 
 
@@ -92,6 +94,7 @@ def measure(
         dispatch_behind_bytes=store.dispatch_behind_bytes,
         flush_behind_bytes=store.log.remaining_to_flush(),
         disk_used_ratio=store.disk_used_ratio(),
+        forced_files=store.forced_files,
         earliest_message_ms=store.earliest_message_time(),
     )
 

@@ -20,6 +20,7 @@ from rocketstore.commit_log.old_log import ExpiredFiles
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
+from rocketstore.mapped.queue import OnForced, untold
 from rocketstore.message.message import Message
 from rocketstore.types import ScannedRecords
 
@@ -121,12 +122,12 @@ class MixedCommitLog:
         self._old.keep_from(wanted)
         self._new.keep_from(lambda: self.divided if self.has_old_files else wanted(), held_back)
 
-    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
+    def delete_expired(self, *, now_ms: int, immediately: bool, on_forced: OnForced = untold) -> int:
         if not self.has_old_files:
             return 0
         if self._old.is_held_back(now_ms=now_ms, immediately=immediately):
             self._held_back(self.divided)
-        return self._old.delete_expired(now_ms=now_ms, immediately=immediately)
+        return self._old.delete_expired(now_ms=now_ms, immediately=immediately, on_forced=on_forced)
 
     def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:  # noqa: ARG002  # as the port has it
         return False  # as in a replicated log: ``held_back`` was called

@@ -28,7 +28,7 @@ from rocketstore.commit_log.put import NUMBERING_BYTES_MAX, numbering_messages
 from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Recovery
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
-from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.mapped.queue import MappedFileQueue, OnForced, untold
 from rocketstore.mapped.transient_pool import TransientStorePool
 from rocketstore.message.columns import read_records
 from rocketstore.message.delay import DelayLevels
@@ -422,7 +422,7 @@ class PlainCommitLog:
     def keep_from(self, wanted: Callable[[], int | None], held_back: Callable[[int], None] = lambda _end: None) -> None:  # noqa: ARG002  # as the port has it
         self._keep_from = wanted
 
-    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
+    def delete_expired(self, *, now_ms: int, immediately: bool, on_forced: OnForced = untold) -> int:
         deleted = 1 if self._queue.retry_delete_first() else 0
         keep_from = self._keep_from()
         if self._expired_end(now_ms, immediately):
@@ -433,6 +433,7 @@ class PlainCommitLog:
             gap_ms=self._config.delete_commit_log_files_interval,
             immediately=immediately,
             keep_from=keep_from,
+            on_forced=on_forced,
         )
 
     def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:

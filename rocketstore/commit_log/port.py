@@ -7,6 +7,7 @@ from typing import Protocol
 
 from dledger.errors import DLedgerError
 from dledger.types import ProducerBatch
+from rocketstore.mapped.queue import OnForced, untold
 from rocketstore.message.message import Message
 from rocketstore.types import PutResult, QueueKey, ScannedRecords
 
@@ -142,8 +143,11 @@ class CommitLog(Protocol):
     def flush(self) -> int:
         """Make everything written durable; returns the durable end."""
 
-    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:
-        """Remove expired files (or the oldest, ``immediately``); returns how many. A replicated log: 0."""
+    def delete_expired(self, *, now_ms: int, immediately: bool, on_forced: OnForced = untold) -> int:
+        """Remove expired files (or the oldest, ``immediately``); returns how many. A replicated log: 0.
+
+        ``on_forced`` gets each file that had not expired.
+        """
 
     def is_held_back(self, *, now_ms: int, immediately: bool) -> bool:
         """Whether only ``keep_from`` prevents ``delete_expired`` from removing more. A replicated log: False."""

@@ -56,6 +56,7 @@ from rocketstore.commit_log.put import (
     refused,
 )
 from rocketstore.config import MessageStoreConfig
+from rocketstore.mapped.queue import OnForced, untold
 from rocketstore.message.columns import read_entries
 from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, Message
@@ -235,7 +236,7 @@ class ReplicatedCommitLog:
         """Bytes written and not yet durable on this node."""
         return max(0, self._log.end_position - self._log.flushed_position)
 
-    def delete_expired(self, *, now_ms: int, immediately: bool) -> int:  # noqa: ARG002  # as the port has it
+    def delete_expired(self, *, now_ms: int, immediately: bool, on_forced: OnForced = untold) -> int:  # noqa: ARG002  # as the port has it
         """Always 0: the node's own cleaner removes segments that have expired here and that no follower needs."""
         return 0
 

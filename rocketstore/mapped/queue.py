@@ -20,6 +20,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,24 @@ from rocketstore.mapped.file import StoreFile, create_sparse_file
 DELETED_MAX: Final = 10
 """The maximum number of expired files that one call removes: unlinking gigabytes takes long."""
 _RESTORE: Final = "Restore it from a copy, or move it and all later files away to continue with the ones before it"
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedRemoval:
+    """A file that was removed although it had not expired."""
+
+    path: Path
+    base: int
+    end: int
+    age_ms: int
+    """Since its last write."""
+
+
+OnForced = Callable[[ForcedRemoval], None]
+
+
+def untold(_removed: ForcedRemoval) -> None:
+    """Nobody is told."""
 
 
 class MappedFileQueue:
@@ -406,17 +425,25 @@ class MappedFileQueue:
     # Deleting
 
     def delete_expired_by_time(
-        self, age_ms_max: int, *, now_ms: int, gap_ms: int = 0, immediately: bool = False, keep_from: int | None = None
+        self,
+        age_ms_max: int,
+        *,
+        now_ms: int,
+        gap_ms: int = 0,
+        immediately: bool = False,
+        keep_from: int | None = None,
+        on_forced: OnForced = untold,
     ) -> int:
         """Delete the oldest files not modified for ``age_ms_max`` (or of any age, ``immediately``).
 
         Never the last file (unless ``may_empty``), or one that ends after ``keep_from``; at most ``DELETED_MAX``, with
-        a pause of ``gap_ms`` between two; stops at the first one that is younger or cannot be deleted. Returns how many
-        were deleted.
+        a pause of ``gap_ms`` between two; stops at the first one that is younger or cannot be deleted. ``on_forced``
+        gets each one that was deleted only because of ``immediately``. Returns how many were deleted.
         """
         deleted = 0
         for file in self._deletable[:DELETED_MAX]:
-            if not (immediately or file.last_modified_ms + age_ms_max <= now_ms):
+            age_ms = now_ms - file.last_modified_ms
+            if not (immediately or age_ms >= age_ms_max):
                 break
             if keep_from is not None and file.base + file.size > keep_from:
                 break
@@ -425,6 +452,8 @@ class MappedFileQueue:
             if not self.delete_first(file):
                 break
             deleted += 1
+            if age_ms < age_ms_max:
+                on_forced(ForcedRemoval(file.path, file.base, file.base + file.size, max(0, age_ms)))
         return deleted
 
     def expired_end(self, age_ms_max: int, *, now_ms: int, immediately: bool) -> int:

@@ -2,8 +2,8 @@
 
 Log files are removed when they expire: at the hours of ``delete_when``, when a disk is fuller than
 ``disk_max_used_space_ratio``, or for a while after a request; above ``disk_space_clean_forcibly_ratio``, the oldest are
-removed at any age, if that is allowed. The log never removes its last file. Above ``disk_space_warning_level_ratio``,
-the store accepts no messages, and resumes by itself once there is room.
+removed at any age, but only if ``clean_file_forcibly_enable`` was switched on. The log never removes its last file.
+Above ``disk_space_warning_level_ratio``, the store accepts no messages, and resumes by itself once there is room.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dledger.store.fs import FileSystem
 from dledger.values import split
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
+from rocketstore.mapped.queue import ForcedRemoval
 
 MANUAL_ROUNDS: Final = 20
 """How many rounds delete expired files after a request."""
@@ -94,10 +95,12 @@ class Cleaner:
         may_delete: Callable[[], bool] = lambda: True,
         on_disk_full: Callable[[bool], None] = lambda _full: None,
         on_held_back: Callable[[], None] = lambda: None,
+        on_forced: Callable[[ForcedRemoval, int], None] = lambda _removed, _percent: None,
     ) -> None:
         """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` is called every round.
 
         ``on_held_back`` copies what must survive to the end of the log, so that the file containing it may be removed.
+        ``on_forced`` gets every log file that was removed before it had expired, and how full the disk was.
         """
         self._log = log
         self._followers = tuple(followers)
@@ -107,6 +110,7 @@ class Cleaner:
         self._may_delete = may_delete
         self._on_disk_full = on_disk_full
         self._on_held_back = on_held_back
+        self._on_forced = on_forced
         self._manual_rounds = 0
         self._followed_to = -1
 
@@ -124,14 +128,19 @@ class Cleaner:
         """Run one round; returns how many log files were removed. Raises ``DiskError`` after all steps were tried."""
         manual = self._manual_rounds > 0
         self._manual_rounds -= manual
-        decision = decide(self.ratios().worst, self._local_hour(), self._config, manual=manual)
+        used = self.ratios().worst
+        decision = decide(used, self._local_hour(), self._config, manual=manual)
         self._on_disk_full(decision.disk_full)
         removed = 0
         if decision.delete and self._may_delete():
             now_ms = self._clock.wall_ms()
             if self._log.is_held_back(now_ms=now_ms, immediately=decision.immediately):
                 self._on_held_back()
-            removed = self._log.delete_expired(now_ms=now_ms, immediately=decision.immediately)
+            removed = self._log.delete_expired(
+                now_ms=now_ms,
+                immediately=decision.immediately,
+                on_forced=lambda forced: self._on_forced(forced, used),
+            )
         self.follow()
         return removed
 

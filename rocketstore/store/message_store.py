@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
+from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, ShutdownError
 from dledger.runtime.supervisor import Supervisor
 from dledger.runtime.worker import Worker
@@ -34,6 +34,7 @@ from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_end
 from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
+from rocketstore.mapped.queue import ForcedRemoval
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
 from rocketstore.queue_numbers.numbering import LoggedNumbering, NumberWriter, RepeatAlarm
@@ -157,6 +158,7 @@ class MessageStore:
             may_delete=self._may_delete,
             on_disk_full=self._disk_full,
             on_held_back=self._let_go,
+            on_forced=self._removed_early,
         )
         threads = Supervisor(self._failed)
         every = partial(Periodic, clock=self._clock, supervisor=threads)
@@ -181,6 +183,8 @@ class MessageStore:
         self._directory: StoreDirectory | None = None
         self._loaded = False
         self._running = False
+        self.forced_files = 0
+        """How many log files were removed before they had expired; not those of a replicated log."""
         self.failure: BaseException | None = None
         """The error that stopped a part of the store, if any."""
         log.listen(self._dispatch.wake)
@@ -697,6 +701,33 @@ class MessageStore:
             )
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
+
+    def _removed_early(self, removed: ForcedRemoval, used_percent: int) -> None:
+        """Those messages were acknowledged: say which they were, and that the settings ask for it."""
+        self.forced_files += 1
+        config, age_s = self.config, removed.age_ms // 1000
+        why = (
+            f"the disk is {used_percent}% full, and cleanFileForciblyEnable=true removes the oldest files above "
+            f"{config.disk_space_clean_forcibly_ratio}%"
+        )
+        _log.warning(
+            "removed the messages at offsets %d to %d of the log (%s), the last written %d s ago and not expired "
+            "(fileReservedTime=%d): %s",
+            removed.base,
+            removed.end - 1,
+            removed.path,
+            age_s,
+            config.file_reserved_time,
+            why,
+            extra={"event": "forced_removal", "first_offset": removed.base, "last_offset": removed.end - 1},
+        )
+        self._conditions.set(
+            ConditionKind.REMOVED_EARLY,
+            f"{self.forced_files} log files were removed before they had expired, the last one with offsets "
+            f"{removed.base} to {removed.end - 1}, {age_s} s after its last write: {why}",
+            subject=_DISK_OF_STORE,
+            for_ms=REMOVED_EARLY_TOLD_MS,
+        )
 
     def _index_is_damaged(self, error: CorruptLogError) -> None:
         """Callable from any thread."""

@@ -24,8 +24,8 @@ from tests.support.workload import linearizable_read
 
 MIB = 1 << 20
 DISK_MIB = 8
-KEEP_ALL = {"force_clean": "false", "disk_clean_ratio": "0.9", "clean_interval_ms": "100"}
-"""Nothing is removed to make room: a full disk stays full until somebody acts."""
+LOOK_OFTEN = {"clean_interval_ms": "100"}
+"""Otherwise the defaults: nothing is removed to make room, and a full disk stays full until somebody acts."""
 OBSERVED_S = 3.0
 """How long a thing that must never happen is watched not to happen: three election timeouts."""
 
@@ -72,7 +72,7 @@ def append_until_refused(group: Group, limit: int = 200) -> DLedgerError:
 
 def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Callable[..., Group]) -> None:
     """All disks are full: DISK_FULL, but reads and the leadership go on; space returns, appends do (trap 10)."""
-    group = make_group(settings=KEEP_ALL)
+    group = make_group(settings=LOOK_OFTEN)
     with ExitStack() as disks:
         for node in group.nodes:
             disks.enter_context(small_disk(group.store_dir(node)))
@@ -96,7 +96,7 @@ def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Cal
 
 def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) -> None:
     """Only the leader's disk is full: another leads and appends go on; with space, it catches up."""
-    group = make_group(settings={**KEEP_ALL, "preferred_leaders": "n0", "preferred_check_interval_ms": "200"})
+    group = make_group(settings={**LOOK_OFTEN, "preferred_leaders": "n0", "preferred_check_interval_ms": "200"})
     with small_disk(group.store_dir(N0)), ExitStack() as running:
         running.callback(group.hard_kill)
         group.start_all()

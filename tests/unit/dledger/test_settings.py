@@ -275,15 +275,28 @@ def test_a_value_out_of_range_is_told_with_what_is_allowed_and_where_it_stands(
 
 
 def test_a_disk_ratio_above_the_one_for_forced_cleaning_is_lowered_aloud(conf: Path) -> None:
-    """RocketMQ takes any up to 95; what is removed by force at 85 % needs no check at 88 %."""
+    """RocketMQ takes any up to 95."""
     conf.write_text("diskMaxUsedSpaceRatio=88")
 
     loaded = settings.load(conf, {}, {})
 
     assert loaded.config.store.disk_check_ratio == 0.85
     assert loaded.warnings == (
-        f"diskMaxUsedSpaceRatio=88 ({conf}:1) counts as 85%, above which files are removed anyway",
+        f"diskMaxUsedSpaceRatio=88 ({conf}:1) counts as 85%, the limit that disk_clean_ratio sets",
     )
+
+
+@pytest.mark.parametrize(("more", "told"), [("", True), ("enableDiskForceClean=true", False)])
+def test_a_ratio_for_forced_cleaning_alone_is_not_taken_for_a_wish_to_lose_entries(
+    conf: Path, more: str, told: bool
+) -> None:
+    """DLedger's own default would remove unexpired segments above it: here only if the file asks for that."""
+    conf.write_text(f"diskSpaceRatioToForceClean=0.8\n{more}")
+
+    loaded = settings.load(conf, {}, {})
+
+    assert loaded.config.store.force_clean is not told
+    assert any("removes nothing without enableDiskForceClean=true" in one for one in loaded.warnings) is told
 
 
 def test_relations_are_checked_over_all_sources(conf: Path) -> None:

@@ -30,12 +30,22 @@ def ratios(config: BrokerConfig) -> tuple[int, int, int]:
     ("text", "found", "told"),
     [
         ("diskMaxUsedSpaceRatio=85", (85, 85, 90), []),
-        ("diskMaxUsedSpaceRatio=88", (85, 85, 90), ["diskMaxUsedSpaceRatio=88 ({}:1) counts as 85, above which"]),
+        ("diskMaxUsedSpaceRatio=88", (85, 85, 90), ["diskMaxUsedSpaceRatio=88 ({}:1) counts as 85, the limit"]),
         ("diskMaxUsedSpaceRatio=5", (10, 85, 90), ["diskMaxUsedSpaceRatio=5 ({}:1) counts as 10, RocketMQ's limit"]),
-        ("diskMaxUsedSpaceRatio=88\ndiskSpaceCleanForciblyRatio=89", (88, 89, 90), []),
-        ("diskSpaceCleanForciblyRatio=92", (75, 90, 90), ["diskSpaceCleanForciblyRatio=92 ({}:1) counts as 90, above"]),
+        ("diskMaxUsedSpaceRatio=88\ndiskSpaceCleanForciblyRatio=89\ncleanFileForciblyEnable=true", (88, 89, 90), []),
+        ("diskSpaceCleanForciblyRatio=80\ncleanFileForciblyEnable=false", (75, 80, 90), []),
         (
-            "diskSpaceCleanForciblyRatio=0",
+            "diskSpaceCleanForciblyRatio=80",
+            (75, 80, 90),
+            ["diskSpaceCleanForciblyRatio=80 ({}:1) removes nothing without cleanFileForciblyEnable=true"],
+        ),
+        (
+            "diskSpaceCleanForciblyRatio=92\ncleanFileForciblyEnable=true",
+            (75, 90, 90),
+            ["diskSpaceCleanForciblyRatio=92 ({}:1) counts as 90, above"],
+        ),
+        (
+            "diskSpaceCleanForciblyRatio=0\ncleanFileForciblyEnable=true",
             (30, 30, 90),
             ["diskSpaceCleanForciblyRatio=0 ({}:1) counts as 30, RocketMQ"],
         ),
@@ -45,7 +55,7 @@ def ratios(config: BrokerConfig) -> tuple[int, int, int]:
             (80, 80, 80),
             [
                 "diskSpaceWarningLevelRatio=80 ({}:1): disk_space_clean_forcibly_ratio counts as 80, above",
-                "diskMaxUsedSpaceRatio=82 ({}:2) counts as 80, above which files are removed in any case",
+                "diskMaxUsedSpaceRatio=82 ({}:2) counts as 80, the limit that diskSpaceCleanForciblyRatio sets",
             ],
         ),
     ],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dledger.config import StoreConfig
-from dledger.errors import IndexBeforeBeginError
+from dledger.errors import DiskFullError, IndexBeforeBeginError
 from dledger.store.cleaner import CleanFacts, SegmentFacts, local_hour, plan, protected
 from dledger.store.fs import DiskUsage
 from dledger.types import LogIndex
@@ -40,12 +41,11 @@ _FACTS = CleanFacts(
         pytest.param({"local_hour": 5}, 0, id="expired at another hour"),
         pytest.param({"local_hour": 5, "usage_ratio": 0.71}, 3, id="expired above the check ratio"),
         pytest.param({"now_ms": 0}, 0, id="nothing expired"),
-        pytest.param({"now_ms": 0, "usage_ratio": 0.86}, 1, id="forced: one at a time"),
-        pytest.param({"usage_ratio": 0.86}, 3, id="forced, and others expired"),
+        pytest.param({"usage_ratio": 0.99}, 3, id="expired, however full the disk"),
         pytest.param({"safe_index": 18}, 1, id="not committed"),
         pytest.param({"safe_index": 19}, 1, id="the safe entry ends a segment: it is what others are compared with"),
         pytest.param({"safe_index": 20}, 2, id="the safe entry begins the next segment"),
-        pytest.param({"now_ms": 0, "usage_ratio": 0.99, "safe_index": 8}, 0, id="never uncommitted, not even forced"),
+        pytest.param({"now_ms": 0, "usage_ratio": 0.99}, 0, id="not expired, however full the disk"),
         pytest.param({"protected_index": 18}, 1, id="a live follower needs it"),
         pytest.param({"protected_index": -1, "end": 100 + 301}, 1, id="a follower too far behind is not waited for"),
         pytest.param({"segments": ()}, 0, id="only the last segment"),
@@ -75,10 +75,23 @@ def test_disk_full(changes: dict[str, float], full: bool) -> None:
     assert plan(replace(_FACTS, **changes), StoreConfig()).disk_full is full  # type: ignore[arg-type]  # see above
 
 
-def test_force_clean_can_be_switched_off() -> None:
-    """Then only expired segments go, however full the disk."""
-    facts = replace(_FACTS, now_ms=0, usage_ratio=0.95)
-    assert plan(facts, StoreConfig(force_clean=False)).remove == ()
+@pytest.mark.parametrize(
+    ("changes", "removed", "forced"),
+    [
+        pytest.param({"now_ms": 0}, 1, True, id="one at a time"),
+        pytest.param({}, 3, False, id="expired ones are not forced"),
+        pytest.param({"now_ms": 0, "usage_ratio": 0.85}, 0, False, id="not above the ratio"),
+        pytest.param({"now_ms": 0, "usage_ratio": 0.99, "safe_index": 8}, 0, False, id="never uncommitted"),
+    ],
+)
+def test_unexpired_segments_go_only_if_that_is_asked_for(
+    changes: dict[str, int | float], removed: int, forced: bool
+) -> None:
+    """``force_clean``: the plan says which one had not expired."""
+    decision = plan(replace(_FACTS, **{"usage_ratio": 0.86, **changes}), StoreConfig(force_clean=True))  # type: ignore[arg-type]  # see above
+
+    assert decision.remove == _SEGMENTS[:removed]
+    assert decision.forced == (_SEGMENTS[0] if forced else None)
 
 
 def test_protected_is_the_lowest_of_all() -> None:
@@ -146,10 +159,35 @@ def test_segments_behind_one_that_stays_are_not_looked_at(tmp_path: Path, monkey
     store.close()
 
 
-def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
-    """One segment per pass, the newest never."""
+def test_a_disk_that_fills_up_refuses_appends_and_keeps_every_acknowledged_entry(tmp_path: Path) -> None:
+    """By default nothing goes before ``retention_hours``, whatever the ratio; room makes appends possible again."""
     fs = FailingFs()
-    store = open_store(small_config(tmp_path, disk_clean_ratio=0.85, disk_check_ratio=0.7), fs)
+    store = open_store(replace(StoreConfig(base_dir=tmp_path), segment_bytes=4096, index_segment_bytes=512), fs)
+    bodies = fill(store, 100)
+    store.flush()
+    store.set_committed(store.last.index)
+
+    for percent in (86, 89, 91, 100):
+        fs.disk = DiskUsage(100, 100 - percent, percent)
+        assert store.clean(store.committed_index) == ()
+
+    assert store.disk_full
+    with pytest.raises(DiskFullError):
+        fill(store, 1)
+    assert bodies_of(store) == bodies
+    assert store.forced_segments == 0
+    fs.disk = DiskUsage(100, 50, 50)
+    store.clean(store.committed_index)
+    bodies += fill(store, 1)
+    assert bodies_of(store) == bodies
+    store.close()
+
+
+def test_force_clean_says_of_each_segment_what_went(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One segment per pass, the newest never: each with a warning that has its entries and their age, and counted."""
+    fs, clock = FailingFs(), FakeClock()
+    config = small_config(tmp_path, force_clean=True, disk_clean_ratio=0.85, disk_check_ratio=0.7)
+    store = open_store(config, fs, clock)
     fill(store, 100)
     store.flush()
     store.set_committed(store.last.index)
@@ -161,6 +199,15 @@ def test_force_clean_goes_on_until_there_is_room(tmp_path: Path) -> None:
         begins.append(store.begin.index)
 
     assert begins == [26, 53, 80, 80, 80]
+    told = [one for one in caplog.records if getattr(one, "event", "") == "forced_removal"]
+    assert [(one.levelname, one.__dict__["first_index"], one.__dict__["last_index"]) for one in told] == [
+        ("WARNING", 0, 26),
+        ("WARNING", 27, 53),
+        ("WARNING", 54, 80),
+    ]
+    assert "removed entries 27 to 53 (" in told[1].getMessage()
+    assert re.search(r"the last written \d+ s ago and not expired", told[1].getMessage())
+    assert store.forced_segments == 3
     store.close()
 
 

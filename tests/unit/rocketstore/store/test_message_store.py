@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import DiskUsage
 from rocketstore.commit_log.plain import PlainCommitLog
@@ -672,10 +673,68 @@ def test_a_full_disk_stops_puts_and_room_lets_them_go_on(config: MessageStoreCon
         assert bodies(store) == [0, 2]
 
 
+def test_a_disk_that_fills_up_refuses_messages_and_keeps_every_acknowledged_one(config: MessageStoreConfig) -> None:
+    """With RocketMQ's ratios and the default of ``clean_file_forcibly_enable``, nothing goes before it has expired."""
+    disk = Disk()
+    defaults = MessageStoreConfig()
+    config = replace(
+        config,
+        clean_file_forcibly_enable=defaults.clean_file_forcibly_enable,
+        disk_max_used_space_ratio=defaults.disk_max_used_space_ratio,
+        disk_space_clean_forcibly_ratio=defaults.disk_space_clean_forcibly_ratio,
+        disk_space_warning_level_ratio=defaults.disk_space_warning_level_ratio,
+    )
+    with running(config, fs=disk) as store:
+        fill(store, 500, queues=1)
+        files = sorted(config.commit_log_dirs[0].iterdir())
+        disk.percent = 97
+        for _ in range(5):
+            store._clean_round()
+        refused = store.put(Message("T", b"500", 0))
+
+        assert refused.outcome == "not_applied"
+        assert "the disk is full" in refused.reason
+        assert sorted(config.commit_log_dirs[0].iterdir()) == files
+        assert bodies(store) == list(range(500))
+        assert store.forced_files == 0
+        disk.percent = 50
+        store._clean_round()
+        fill(store, 1, queues=1, first=500)
+        assert bodies(store) == list(range(501))
+
+
+def test_each_file_removed_before_it_expired_is_told(
+    config: MessageStoreConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those messages were acknowledged: a warning with offsets and age, a count, and a condition."""
+    disk = Disk()
+    config = replace(
+        config,
+        clean_file_forcibly_enable=True,
+        disk_space_clean_forcibly_ratio=85,
+        disk_space_warning_level_ratio=99,
+    )
+    with running(config, fs=disk) as store:
+        fill(store, 500, queues=1)
+        store.flush()
+        disk.percent = 95
+        store._clean_round()
+        begin = store.log.min_offset
+        told = [one for one in caplog.records if getattr(one, "event", "") == "forced_removal"]
+
+        assert begin > 0
+        assert (told[0].__dict__["first_offset"], told[-1].__dict__["last_offset"]) == (0, begin - 1)
+        assert all(one.levelname == "WARNING" and "not expired" in one.getMessage() for one in told)
+        assert store.forced_files == len(told)
+        assert store._conditions.holds(ConditionKind.REMOVED_EARLY)
+        disk.percent = 50
+
+
 def test_expired_files_go_and_queues_and_index_follow(config: MessageStoreConfig) -> None:
     disk = Disk()
     config = replace(
         config,
+        clean_file_forcibly_enable=True,
         disk_space_clean_forcibly_ratio=85,
         disk_space_warning_level_ratio=99,
         max_hash_slot_num=10,
@@ -706,7 +765,12 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
 ) -> None:
     """A power cut would take units and keys that nothing could make again; and for whoever else needs the log."""
     disk = Disk()
-    config = replace(config, disk_space_clean_forcibly_ratio=85, disk_space_warning_level_ratio=99)
+    config = replace(
+        config,
+        clean_file_forcibly_enable=True,
+        disk_space_clean_forcibly_ratio=85,
+        disk_space_warning_level_ratio=99,
+    )
     with running(config, fs=disk) as store:
         fill(store, 100, queues=1)
         store.flush()
@@ -736,7 +800,8 @@ def test_retention_waits_for_queues_and_index_to_be_durable(
 def test_a_rebuilt_queue_begins_where_the_log_does(config: MessageStoreConfig) -> None:
     """Pre-fill: the first message left has an offset other than 0."""
     disk = Disk()
-    with running(replace(config, disk_space_clean_forcibly_ratio=85), fs=disk) as store:
+    forced = replace(config, clean_file_forcibly_enable=True, disk_space_clean_forcibly_ratio=85)
+    with running(forced, fs=disk) as store:
         fill(store, 500, queues=1)
         disk.percent = 95
         store.request_clean()
