@@ -1,7 +1,8 @@
 """Takes over a RocketMQ master's topics, groups, offsets and delay progress, which are not in its log.
 
 Like RocketMQ's slaves, soon after the start and then every ten seconds; but all four together or nothing, and offsets
-never go back. A master of ours has them in the log: it is not asked.
+never go back. A single value that means nothing here, such as an offset of -1, is left out with a warning. A master of
+ours has them in the log: it is not asked.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class SlaveSync:
         self._task: asyncio.Task[None] | None = None
         self.failure = ""
         """Why the last round took nothing over; empty if it did, or was not needed."""
+        self.skipped: dict[str, str] = {}
+        """What the last round left out, by file."""
 
     def start(self, report: Report) -> None:
         """Begin; ``report`` is told if it ends by itself."""
@@ -99,7 +102,11 @@ class SlaveSync:
             return ()  # nothing was ever consumed, or delivered late
         if answer.code:
             raise InvalidRequestError(f"{name}: it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}")
-        return await asyncio.to_thread(changes_in, name, answer.body)
+        found = await asyncio.to_thread(changes_in, name, answer.body)
+        if found.skipped and found.skipped != self.skipped.get(name):
+            _LOG.warning("%s: taken over from the master, except: %s", name, found.skipped)
+        self.skipped[name] = found.skipped
+        return found.changes
 
     def _note(self, failure: str) -> None:
         if failure and failure != self.failure:

@@ -45,7 +45,7 @@ from rocketstore.state.changes import (
 )
 from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.publisher import StateDone, StatePublisher
-from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
+from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files, written_by_rocketmq
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
@@ -103,20 +103,27 @@ class StateSettings:
 
 
 def stored_state(config_dir: Path, *, has_log: bool) -> tuple[BrokerSnapshot | None, bool]:
-    """The snapshot; or RocketMQ's own files if there is neither a snapshot nor a log of state, and where they are
-    newer. Also whether anything comes from RocketMQ's files.
+    """The snapshot; or RocketMQ's own files if there is neither a snapshot nor a log of state, and those that it has
+    written since. Also whether anything comes from RocketMQ's files.
     """
     snapshot = read_snapshot(config_dir)
     if snapshot is not None:
-        newer = newer_changes(config_dir, config_dir / SNAPSHOT_FILE, snapshot.changes)
+        newer = newer_changes(config_dir, snapshot.imported, snapshot.changes)
         if newer is None:
             return snapshot, False
-        _log.warning("%s: RocketMQ has used this store since: importing its files", config_dir)
-        return replace(snapshot, changes=newer), True
+        _log.warning("%s: RocketMQ has used this store since: imported %s", config_dir, ", ".join(newer.sums))
+        return replace(snapshot, changes=newer.changes, imported=newer.sums), True
     if has_log:
+        foreign = written_by_rocketmq(config_dir)
+        if foreign:
+            _log.warning(
+                "%s: not imported, although RocketMQ wrote it last: %s; without %s, the topics, groups and offsets are "
+                "those of the log",
+                config_dir, ", ".join(foreign), SNAPSHOT_FILE,
+            )  # fmt: skip
         return None, False
-    snapshot = BrokerSnapshot(read_rocketmq_files(config_dir))
-    return snapshot, bool(snapshot.changes)
+    found = read_rocketmq_files(config_dir)
+    return BrokerSnapshot(found.changes, imported=found.sums), bool(found.changes)
 
 
 class BrokerState:
@@ -152,6 +159,9 @@ class BrokerState:
         self._full_backoff = Backoff(RETRY_MS, FULL_RETRY_MS_MAX)
         self._snapshot_due_ms = 0
         self._saved = -1
+        self._imported: Mapping[str, str] = {}
+        """RocketMQ's files whose contents are in the tables, with their sums, until ours have replaced them."""
+        self._saved_imported: Mapping[str, str] = self._imported
         self._rocketmq_files = RocketmqFiles(self._fs, config_dir)
         self._rocketmq_files_due_ms = 0
         self._rocketmq_files_saved = -1
@@ -177,6 +187,8 @@ class BrokerState:
         snapshot, taken_over = stored_state(self._config_dir, has_log=self._applier.end_offset > 0)
         self._applier.restore(snapshot or BrokerSnapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
+        self._imported = {} if snapshot is None else snapshot.imported
+        self._saved_imported = self._imported
         if taken_over:
             self._write_snapshot()  # before our own files replace RocketMQ's
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
@@ -205,6 +217,7 @@ class BrokerState:
             self._unsaved = self._unwritten = None
             self._write_snapshot()
             self._write_rocketmq_files()
+            self._write_snapshot()  # which may say no more what was imported
 
     def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S, cancelled: threading.Event | None = None) -> None:
         """Wait until everything in the log is dispatched and applied, before the store becomes master.
@@ -530,9 +543,10 @@ class BrokerState:
         self._snapshot_due_ms = self._clock.monotonic_ms() + self._settings.snapshot_interval_ms
         applier = self._applier
         if self._unsaved is None:
-            if applier.changed == self._saved:
+            if applier.changed == self._saved and self._imported == self._saved_imported:
                 return
-            self._unsaved = (applier.changed, applier.applied_to, applier.snapshot())
+            found = replace(applier.snapshot(), imported=self._imported)
+            self._unsaved = (applier.changed, applier.applied_to, found)
         changed, applied_to, snapshot = self._unsaved
         if self._store.log.flushed_offset < applied_to:
             self._snapshot_due_ms = self._clock.monotonic_ms() + RETRY_MS
@@ -543,7 +557,7 @@ class BrokerState:
         except OSError as error:
             _log.warning("broker state: cannot write a snapshot, so a restart will replay more of the log: %s", error)
         else:
-            self._saved, self._saved_next = changed, snapshot.next_offset
+            self._saved, self._saved_next, self._saved_imported = changed, snapshot.next_offset, snapshot.imported
 
     def _write_rocketmq_files(self) -> None:
         """Only once there is a snapshot: a file taken over from RocketMQ must not be lost before that."""
@@ -566,6 +580,7 @@ class BrokerState:
             _log.warning("broker state: cannot write RocketMQ's files: %s", error)
         else:
             self._rocketmq_files_saved = changed
+            self._imported = {}
         now_ms = self._clock.monotonic_ms()
         self._rocketmq_files_due_ms = max(self._rocketmq_files_due_ms, now_ms + _WRITING_SHARE * (now_ms - began_ms))
 

@@ -115,6 +115,13 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         check_name(self.name, "group")
+        for flag in (
+            self.consume_enable,
+            self.consume_from_min_enable,
+            self.consume_broadcast_enable,
+            self.notify_changes,
+        ):
+            _bool(flag)
         _check_range(self.retry_queues, "retry queues", 0, TOPIC_QUEUES_MAX)
         _check_range(self.retry_times_max, "retries", -1, _I32_MAX)
         _check_range(self.broker_id, "broker id", 0, _I32_MAX)

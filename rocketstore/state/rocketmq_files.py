@@ -5,17 +5,23 @@ directory is new, and again when RocketMQ has written them since (``newer_change
 and at a stop, so that RocketMQ finds current topics, consumer offsets and delay progress.
 
 Each has a ``.bak`` with its previous contents: RocketMQ falls back on it if the file is missing or unreadable, and so
-do we. Our files contain a mark that RocketMQ ignores and never writes; we never read our own files back.
+do we. Our files contain a mark that RocketMQ ignores and never writes; we never read our own files back. A file without
+the mark is RocketMQ's, and news unless it has the very contents that were taken over already (``sums``). The times of
+the files say nothing: a copy of a store has new ones.
+
+RocketMQ's brokers store what clients tell them, such as an offset of -1. A value that cannot be taken over is left out
+by itself, with a warning.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
@@ -54,78 +60,138 @@ _NEW_GROUP: Final[Mapping[str, object]] = {
 _Content = Mapping[str, Any]  # Any: values of any shape, whose use raises what the reader catches
 
 _BARE_KEY: Final = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
+_NONE: Final = -1
+"""RocketMQ's "no offset"."""
+_SKIPPED_TOLD_MAX: Final = 3
+_UNUSABLE: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, InvalidRequestError)
 _log = logging.getLogger("rocketstore")
 
 
-def read_rocketmq_files(directory: Path) -> tuple[Change, ...]:
+class FileChanges(NamedTuple):
+    """What one file says."""
+
+    changes: tuple[Change, ...]
+    skipped: str = ""
+    """What in it cannot be taken over, for people; empty if everything can."""
+
+
+class Imported(NamedTuple):
+    """What several files say."""
+
+    changes: tuple[Change, ...] = ()
+    sums: Mapping[str, str] = {}
+    """SHA-256 of the contents of each of RocketMQ's files, by name."""
+
+
+class _Skipped:
+    """Values that are left out."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told: list[str] = []
+
+    def add(self, what: str) -> None:
+        """One of them, and why."""
+        self._count += 1
+        if len(self._told) < _SKIPPED_TOLD_MAX:
+            self._told.append(what)
+
+    @property
+    def text(self) -> str:
+        """For people; empty if nothing is left out."""
+        more = self._count - len(self._told)
+        return "; ".join(self._told) + (f"; and {more:,} more" if more else "")
+
+
+_Skip = Callable[[str], None]
+
+
+def read_rocketmq_files(directory: Path) -> Imported:
     """The changes that create the tables in these files. A file with foreign contents is logged and skipped."""
-    return tuple(change for name in _READERS for change in _taken_over(directory / name) or ())
+    found = {name: one for name in _READERS if (one := _news(directory / name, "")) is not None}
+    return _joined((), found)
 
 
-def newer_changes(directory: Path, than: Path, known: tuple[Change, ...]) -> tuple[Change, ...] | None:
-    """``known`` plus what RocketMQ has written since the file ``than`` was written; None if it has written nothing.
+def newer_changes(directory: Path, taken: Mapping[str, str], known: tuple[Change, ...]) -> Imported | None:
+    """``known`` plus what RocketMQ has written since; None if it has written nothing.
 
-    A file written by RocketMQ replaces everything known about its subject: topics missing in it were deleted there.
+    ``taken`` are the sums of those of its files that ``known`` already contains. A file written by RocketMQ replaces
+    everything known about its subject: topics missing in it were deleted there.
     """
-    written_ns = than.stat().st_mtime_ns
-    found = {
-        name: changes
-        for name in _READERS
-        if _is_newer(directory / name, written_ns) and (changes := _taken_over(directory / name)) is not None
-    }
+    found = {name: one for name in _READERS if (one := _news(directory / name, taken.get(name, ""))) is not None}
     if not found:
         return None
     replaced = tuple(kind for name, kind in _REPLACED.items() if name in found)
     kept = [change for change in known if isinstance(change, DeleteTopic) or not isinstance(change, replaced)]
-    return (*kept, *(change for name in _READERS for change in found.get(name, ())))
+    if CONSUMER_OFFSETS in found:  # which says nothing of groups without offsets
+        kept += [CommitOffsets(one.group, ()) for one in known if isinstance(one, CommitOffsets)]
+    return _joined(kept, found, taken)
 
 
-def changes_in(name: str, body: bytes) -> tuple[Change, ...]:
+def written_by_rocketmq(directory: Path) -> list[str]:
+    """The names of the files here that RocketMQ wrote last."""
+    return [name for name in _READERS if _foreign(directory / name) is not None]
+
+
+def changes_in(name: str, body: bytes) -> FileChanges:
     """The changes that create what one of these files says, also as a master of RocketMQ answers it to its slaves.
 
     Raises ``InvalidRequestError`` for other contents.
     """
     try:
-        return tuple(_READERS[name](_parse(body.decode())))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return _read(name, _parse(body.decode()))
+    except _UNUSABLE as error:
         raise InvalidRequestError(f"{name}: unusable contents: {error!r}") from error
 
 
 def impossible_topics(directory: Path) -> list[str]:
     """Topics of ``topics.json`` that cannot be created here, such as those without queues."""
-    content = _content(directory / TOPICS) or {}
+    content, _ = _content(directory / TOPICS) or ({}, "")
     topics = content.get("topicConfigTable")
     if not isinstance(topics, dict):
         return []
     return sorted(name for name, one in topics.items() if name not in HIDDEN_TOPICS and not _is_possible(name, one))
 
 
-def _is_newer(path: Path, written_ns: int) -> bool:
-    """Whether RocketMQ wrote it: our files have the mark, and files already taken over are older than our snapshot."""
-    content = _content(path)
-    if content is None or content.get(_MARK) == _OURS:
-        return False
-    return max(one.stat().st_mtime_ns for one in (path, _backup(path)) if one.exists()) > written_ns
+def _joined(known: Sequence[Change], found: Mapping[str, Imported], taken: Mapping[str, str] | None = None) -> Imported:
+    changes = (*known, *(change for one in found.values() for change in one.changes))
+    return Imported(changes, {**(taken or {}), **{name: one.sums[name] for name, one in found.items()}})
 
 
-def _taken_over(path: Path) -> list[Change] | None:
-    content = _content(path)
-    if content is None or content.get(_MARK) == _OURS:
+def _foreign(path: Path) -> tuple[_Content, str] | None:
+    """The contents that RocketMQ wrote, and their sum: our files have the mark."""
+    found = _content(path)
+    return None if found is None or found[0].get(_MARK) == _OURS else found
+
+
+def _news(path: Path, taken: str) -> Imported | None:
+    found = _foreign(path)
+    if found is None or found[1] == taken:
         return None
     try:
-        changes = list(_READERS[path.name](content))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidRequestError) as error:
+        changes, skipped = _read(path.name, found[0])
+    except _UNUSABLE as error:
         _log.error("%s: not imported: %s", path, error)
         return None
-    _log.info("%s: taken over", path)
-    return changes
+    if skipped:
+        _log.warning("%s: taken over, except: %s", path, skipped)
+    else:
+        _log.info("%s: taken over", path)
+    return Imported(changes, {path.name: found[1]})
 
 
-def _content(path: Path) -> _Content | None:
-    """The contents of the file, or of its backup if it is unreadable; None if both are."""
+def _read(name: str, content: _Content) -> FileChanges:
+    skipped = _Skipped()
+    changes = tuple(_READERS[name](content, skipped.add))
+    return FileChanges(changes, skipped.text)
+
+
+def _content(path: Path) -> tuple[_Content, str] | None:
+    """The contents of the file, or of its backup if it is unreadable, and their sum; None if both are unreadable."""
     for one in (path, _backup(path)):
         try:
-            return _parse(read_whole(one).decode())
+            body = read_whole(one)
+            return _parse(body.decode()), hashlib.sha256(body).hexdigest()
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError, InvalidRequestError) as error:
@@ -151,14 +217,14 @@ def _quote_keys(text: str) -> str:
     return "".join(parts)
 
 
-def _topics(content: _Content) -> Iterator[Change]:
+def _topics(content: _Content, skip: _Skip) -> Iterator[Change]:
     for name, topic in content["topicConfigTable"].items():
         if name in HIDDEN_TOPICS:
             continue
         try:
             yield PutTopic(_topic(name, topic))
-        except InvalidRequestError as error:
-            _log.warning("topics.json: skipping a topic: %s", error)
+        except _UNUSABLE as error:
+            skip(_why(f"topic {name}", error))
 
 
 def _topic(name: str, topic: _Content) -> TopicConfig:
@@ -169,15 +235,19 @@ def _topic(name: str, topic: _Content) -> TopicConfig:
 def _is_possible(name: str, topic: _Content) -> bool:
     try:
         _topic(name, topic)
-    except (KeyError, TypeError, InvalidRequestError):
+    except _UNUSABLE:
         return False
     return True
 
 
-def _groups(content: _Content) -> Iterator[Change]:
+def _groups(content: _Content, skip: _Skip) -> Iterator[Change]:
     for name, found in content["subscriptionGroupTable"].items():
-        yield CommitOffsets(name, ())
-        group = group_of_rocketmq(name, found)
+        try:
+            yield CommitOffsets(name, ())
+            group = group_of_rocketmq(name, found)
+        except _UNUSABLE as error:
+            skip(_why(f"settings of group {name}", error))
+            continue
         if not group.is_default:
             yield PutGroup(group)
 
@@ -213,19 +283,64 @@ def rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
     }
 
 
-def _consumer_offsets(content: _Content) -> Iterator[Change]:
+def _consumer_offsets(content: _Content, skip: _Skip) -> Iterator[Change]:
     for key, queues in content["offsetTable"].items():
         topic, _, group = key.partition("@")
-        offsets = [QueueOffset(topic, int(queue_id), int(offset)) for queue_id, offset in queues.items()]
+        try:
+            noted = list(queues.items())
+        except AttributeError:
+            skip(f"{key}: {queues!r} instead of offsets by queue")
+            continue
+        offsets: list[QueueOffset] = []
+        for queue_id, offset in noted:
+            try:
+                offsets.append(QueueOffset(topic, int(queue_id), _whole(offset)))
+            except _UNUSABLE as error:
+                skip(_why(f"offset of group {group} in {topic}, queue {queue_id}", error))
         for start in range(0, len(offsets), OFFSETS_MAX):
-            yield CommitOffsets(group, tuple(offsets[start : start + OFFSETS_MAX]))
+            yield from _committed(group, offsets[start : start + OFFSETS_MAX], skip)
 
 
-def _delay_offsets(content: _Content) -> Iterator[Change]:
-    yield SetDelayOffsets(tuple((int(level), int(offset)) for level, offset in content["offsetTable"].items()))
+def _committed(group: str, offsets: Sequence[QueueOffset], skip: _Skip) -> Iterator[Change]:
+    """What can be committed of these."""
+    try:
+        change = CommitOffsets(group, tuple(offsets))
+    except InvalidRequestError as error:
+        if len(offsets) > 1:
+            for one in offsets:
+                yield from _committed(group, (one,), skip)
+            return
+        topic, queue_id, offset = offsets[0]
+        what = f"offset of group {group} in {topic}, queue {queue_id}"
+        skip(f"{what}: {offset}, which is none" if offset == _NONE else _why(what, error))
+    else:
+        yield change
 
 
-_READERS: Final[Mapping[str, Callable[[_Content], Iterator[Change]]]] = {
+def _delay_offsets(content: _Content, skip: _Skip) -> Iterator[Change]:
+    found: list[tuple[int, int]] = []
+    for level, offset in content["offsetTable"].items():
+        try:
+            one = (int(level), _whole(offset))
+            SetDelayOffsets((one,))
+        except _UNUSABLE as error:
+            skip(_why(f"progress of delay level {level}", error))
+        else:
+            found.append(one)
+    yield SetDelayOffsets(tuple(found))
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise InvalidRequestError(f"{value!r} is not a whole number")
+    return value
+
+
+def _why(what: str, error: Exception) -> str:
+    return f"{what}: {error if isinstance(error, InvalidRequestError) else repr(error)}"
+
+
+_READERS: Final[Mapping[str, Callable[[_Content, _Skip], Iterator[Change]]]] = {
     TOPICS: _topics,
     GROUPS: _groups,
     CONSUMER_OFFSETS: _consumer_offsets,
@@ -305,7 +420,7 @@ class RocketmqFiles:
         """The file's contents when it was first read: later writes are our own."""
         known = self._known.get(name)
         if known is None:
-            content = _content(self._directory / name) or {}
+            content, _ = _content(self._directory / name) or ({}, "")
             found = content.get(table)
             known = self._known[name] = found if isinstance(found, dict) else {}
         return known

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -32,23 +33,26 @@ class BrokerSnapshot:
 
     ``next_offset`` is the first message of the state topic not in it; ``last_record`` the physical offset and body CRC
     of the previous one, to recognise a different log (None: there was none). ``complete`` is false if changes are known
-    to be missing.
+    to be missing. ``imported``: the SHA-256 of those of RocketMQ's files beside it whose contents are in it, by name.
     """
 
     changes: tuple[Change, ...] = ()
     next_offset: int = 0
     last_record: tuple[int, int] | None = None
     complete: bool = True
+    imported: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_snapshot(fs: FileSystem, directory: Path, snapshot: BrokerSnapshot) -> None:
     """Replace the file. Raises ``OSError``."""
-    value = {
+    value: dict[str, object] = {
         "version": SNAPSHOT_VERSION,
         "next": snapshot.next_offset,
         "last": snapshot.last_record,
         "complete": snapshot.complete,
     }
+    if snapshot.imported:
+        value["imported"] = dict(snapshot.imported)
     head = json.dumps(value, separators=(",", ":")).encode()[:-1]
     changes = b",".join(
         encode_change(change).data for change in snapshot.changes
@@ -86,4 +90,11 @@ def decode_snapshot(content: bytes) -> BrokerSnapshot:
         next_offset=int(value["next"]),
         last_record=None if last is None else (int(last[0]), int(last[1])),
         complete=bool(value["complete"]),
+        imported=_texts(value.get("imported", {})),
     )
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        raise MalformedStateError("what it says of imported files is unusable")
+    return value

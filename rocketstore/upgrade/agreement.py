@@ -78,7 +78,7 @@ def _entries(config_dir: Path, name: str) -> _Entries:
             body = read_whole(path)
         except FileNotFoundError:
             continue
-        return {key: value for one in changes_in(name, body) for key, value in _of_change(one)}
+        return {key: value for one in changes_in(name, body).changes for key, value in _of_change(one)}
     return {}
 
 

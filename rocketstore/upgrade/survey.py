@@ -26,7 +26,7 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import Change, CommitOffsets, PutGroup, SetDelayOffsets
-from rocketstore.state.rocketmq_files import changes_in, impossible_topics
+from rocketstore.state.rocketmq_files import TOPICS, changes_in, impossible_topics
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, RecordHead
 from rocketstore.upgrade.agreement import STATE_FILES
 from rocketstore.upgrade.members import COMMIT_LOG
@@ -246,7 +246,10 @@ def _read_state(config_dir: Path, found: Survey) -> list[Change]:
     for name in STATE_FILES:
         for path in (config_dir / name, config_dir / f"{name}.bak"):
             try:
-                changes += changes_in(name, read_whole(path))
+                said = changes_in(name, read_whole(path))
+                changes += said.changes
+                if said.skipped and name != TOPICS:
+                    found.stays.append(f"config/{name}: {said.skipped}")
                 break
             except FileNotFoundError:
                 continue

@@ -96,6 +96,19 @@ def test_offsets_never_go_back(slave: Slave) -> None:
     assert [slave.state.delay_offset(level) for level in (3, 4)] == [12, 2]
 
 
+def test_one_offset_of_minus_one_does_not_hold_back_the_others(slave: Slave, caplog: pytest.LogCaptureFixture) -> None:
+    """RocketMQ's master stores what clients commit, also -1: that is none, and said once."""
+    slave.client.answers[RequestCode.GET_ALL_CONSUMER_OFFSET] = Frame(
+        0, 0, body=b'{"offsetTable":{"T@g":{0:7,1:-1},"T@h":{0:-1}}}'
+    )
+    slave.round()
+    slave.round()
+    assert slave.sync.failure == ""
+    assert [slave.state.offset("g", "T", queue) for queue in (0, 1)] == [7, -1]
+    assert slave.state.topic("T") is not None
+    assert caplog.text.count("offset of group g in T, queue 1: -1, which is none") == 1
+
+
 def test_what_the_master_has_deleted_is_gone(slave: Slave) -> None:
     """A topic that it does not list any more."""
     slave.round()

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,9 @@ def write(directory: Path, tables: Tables = TABLES) -> None:
 
 
 def as_rocketmq_writes(directory: Path, name: str, content: dict[str, Any]) -> Path:
-    """Later than everything that is there."""
+    """Without our mark."""
     path = directory / name
     path.write_text(json.dumps(content))
-    later = max(one.stat().st_mtime_ns for one in directory.iterdir()) + 1_000_000
-    os.utime(path, ns=(later, later))
     return path
 
 
@@ -74,7 +73,7 @@ def test_rocketmq_files_are_taken_over(tmp_path: Path) -> None:
     (tmp_path / "consumerOffset.json").write_text('{\n\t"offsetTable":{"Orders@readers":{0:17,1:5\n\t\t}\n\t}\n}')
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{1:3,"2":4}}')
 
-    tables = Tables(read_rocketmq_files(tmp_path))
+    tables = Tables(read_rocketmq_files(tmp_path).changes)
 
     assert tables.topics == {"Orders": TopicConfig("Orders", 8, 4, 6)}
     assert tables.groups == {"idle": {}, "readers": {("Orders", 0): 17, ("Orders", 1): 5}}
@@ -98,7 +97,74 @@ def test_a_file_that_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> N
     (tmp_path / "consumerOffset.json").write_text(text)
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{"2":4}}')
 
-    assert read_rocketmq_files(tmp_path) == (SetDelayOffsets(((2, 4),)),)
+    assert read_rocketmq_files(tmp_path).changes == (SetDelayOffsets(((2, 4),)),)
+
+
+@pytest.mark.parametrize("bad", ["-1", "-5", "8.5", "null", '"x"', "true", "{}", str(1 << 70)])
+def test_one_bad_offset_leaves_all_others(tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    """RocketMQ's brokers store what clients commit; Go's ordered consumer commits -1 for a queue without messages."""
+    (tmp_path / "consumerOffset.json").write_text(
+        f'{{"offsetTable":{{"t@sound":{{0:7,1:9}},"t@other":{{0:{bad},1:3}},"bad topic@g":{{0:1}},"u@sound":{{2:4}}}}}}'
+    )
+
+    found = Tables(read_rocketmq_files(tmp_path).changes).groups
+
+    assert found == {"sound": {("t", 0): 7, ("t", 1): 9, ("u", 2): 4}, "other": {("t", 1): 3}}
+    assert "offset of group other in t, queue 0: " in caplog.text
+    assert "bad topic" in caplog.text
+
+
+def test_one_bad_offset_of_very_many_leaves_all_others(tmp_path: Path) -> None:
+    """More than one change may hold."""
+    offsets = {str(number): number or -1 for number in range(2 * OFFSETS_MAX)}
+    (tmp_path / "consumerOffset.json").write_text(json.dumps({"offsetTable": {"Orders@readers": offsets}}))
+
+    noted = Tables(read_rocketmq_files(tmp_path).changes).groups["readers"]
+
+    assert noted == {("Orders", number): number for number in range(1, 2 * OFFSETS_MAX)}
+
+
+def test_many_bad_values_are_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a few of them named and the others counted."""
+    offsets = {str(number): -1 for number in range(1003)}
+    (tmp_path / "consumerOffset.json").write_text(json.dumps({"offsetTable": {"Orders@readers": offsets}}))
+
+    read_rocketmq_files(tmp_path)
+
+    (line,) = caplog.messages
+    assert "offset of group readers in Orders, queue 0: -1, which is none" in line
+    assert line.endswith("and 1,000 more")
+
+
+@pytest.mark.parametrize("bad", ["-1", "null", '"x"', "{}"])
+def test_one_bad_progress_of_a_delay_level_leaves_all_others(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "delayOffset.json").write_text(f'{{"offsetTable":{{1:3,2:{bad},999:1,"x":1,4:5}}}}')
+
+    assert read_rocketmq_files(tmp_path).changes == (SetDelayOffsets(((1, 3), (4, 5))),)
+
+
+@pytest.mark.parametrize("odd", [None, {}, {"perm": 6}, {"perm": 6, "readQueueNums": None, "writeQueueNums": 4}, []])
+def test_one_bad_topic_leaves_all_others(tmp_path: Path, odd: object, caplog: pytest.LogCaptureFixture) -> None:
+    sound = {"perm": 6, "readQueueNums": 8, "writeQueueNums": 4}
+    (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
+
+    assert read_rocketmq_files(tmp_path).changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
+    assert "topic Odd" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [None, [], {"consumeEnable": None}, {"retryMaxTimes": "x"}, {"brokerId": -1}])
+def test_one_bad_group_leaves_all_others_and_itself_with_the_default_settings(tmp_path: Path, odd: object) -> None:
+    """And what was taken over can be read again: one value must not make the whole snapshot useless."""
+    sound = {"retryMaxTimes": 3}
+    table = {"odd": odd, "sound": sound, "no name": sound}
+    (tmp_path / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": table}))
+
+    changes = read_rocketmq_files(tmp_path).changes
+    write_snapshot(FileSystem(), tmp_path, BrokerSnapshot(changes))
+
+    assert Tables(changes).groups.keys() == {"odd", "sound"}
+    assert Tables(changes).group_configs == {"sound": GroupConfig("sound", retry_times_max=3)}
+    assert read_snapshot(tmp_path) == BrokerSnapshot(changes)
 
 
 @pytest.mark.parametrize("number", [8.0, 8.5, True])
@@ -108,7 +174,7 @@ def test_what_is_taken_over_can_be_read_again(number: float, tmp_path: Path) -> 
     sound = {"perm": 6, "readQueueNums": 8, "writeQueueNums": 4}
     (tmp_path / "topics.json").write_text(json.dumps({"topicConfigTable": {"Odd": odd, "Sound": sound}}))
 
-    changes = read_rocketmq_files(tmp_path)
+    changes = read_rocketmq_files(tmp_path).changes
     write_snapshot(FileSystem(), tmp_path, BrokerSnapshot(changes))
 
     assert changes == (PutTopic(TopicConfig("Sound", 8, 4, 6)),)
@@ -120,14 +186,15 @@ def test_a_file_of_any_length_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "topics.json").touch()
     os.truncate(tmp_path / "topics.json", 1 << 40)
 
-    assert read_rocketmq_files(tmp_path) == ()
+    assert read_rocketmq_files(tmp_path).changes == ()
 
 
 def test_numbers_in_names_are_left_alone(tmp_path: Path) -> None:
     """Only keys that are numbers are quoted."""
     (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"a,1:@g":{0:17}, "T@g2":{"0":1}}}')
 
-    assert read_rocketmq_files(tmp_path) == ()  # no such topic can be, so the name was read as it is
+    # no such topic as the first can be, so its name was read as it is
+    assert read_rocketmq_files(tmp_path).changes == (CommitOffsets("g2", (QueueOffset("T", 0, 1),)),)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "torn"])
@@ -137,14 +204,14 @@ def test_the_backup_counts_where_the_file_is_lost(tmp_path: Path, damage: str) -
     if damage != "missing":
         (tmp_path / "consumerOffset.json").write_text({"empty": "", "torn": '{"offsetTable":{"T@g":{0:1'}[damage])
 
-    assert read_rocketmq_files(tmp_path) == (CommitOffsets("g", (QueueOffset("T", 0, 17),)),)
+    assert read_rocketmq_files(tmp_path).changes == (CommitOffsets("g", (QueueOffset("T", 0, 17),)),)
 
 
 def test_our_own_files_are_not_taken_over(tmp_path: Path) -> None:
     """The log is the truth; what was written out of it is older than it."""
     write(tmp_path)
 
-    assert read_rocketmq_files(tmp_path) == ()
+    assert read_rocketmq_files(tmp_path).changes == ()
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -175,7 +242,7 @@ def test_settings_of_topics_and_groups_come_over_and_go_back(tmp_path: Path) -> 
     slow = {"groupName": "readers", "retryMaxTimes": 3, "consumeEnable": False, "retryQueueNums": 2}
     as_rocketmq_writes(tmp_path, "topics.json", {"topicConfigTable": {"Orders": ordered}})
     as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": slow}})
-    tables = Tables(read_rocketmq_files(tmp_path))
+    tables = Tables(read_rocketmq_files(tmp_path).changes)
     assert tables.topics["Orders"] == TopicConfig("Orders", 4, 4, 6, order=True, sys_flag=1)
     assert tables.group_configs["readers"] == GroupConfig(
         "readers", consume_enable=False, retry_queues=2, retry_times_max=3
@@ -248,16 +315,15 @@ def test_a_file_that_found_no_room_is_written_with_the_next_ones(tmp_path: Path)
 def test_what_rocketmq_wrote_since_replaces_what_was_known_of_it(tmp_path: Path) -> None:
     """File by file: offsets may go back there, and topics may be deleted."""
     write(tmp_path)
-    (tmp_path / SNAPSHOT_FILE).write_text("")
     as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": {"Orders@readers": {"0": 7}}})
     as_rocketmq_writes(
         tmp_path, "topics.json", {"topicConfigTable": {"New": {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1}}}
     )
 
-    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+    newer = newer_changes(tmp_path, {}, KNOWN)
 
     assert newer is not None
-    tables = Tables(newer)
+    tables = Tables(newer.changes)
     assert list(tables.topics) == ["New"]
     assert tables.groups == {"readers": {("Orders", 0): 7}}
     assert tables.delay_offsets == {2: 4}
@@ -267,24 +333,22 @@ def test_what_rocketmq_wrote_since_replaces_what_was_known_of_it(tmp_path: Path)
 def test_a_newer_list_of_groups_leaves_their_offsets(tmp_path: Path) -> None:
     """It says which groups there are, and nothing of how far they have consumed."""
     write(tmp_path)
-    (tmp_path / SNAPSHOT_FILE).write_text("")
     as_rocketmq_writes(tmp_path, "subscriptionGroup.json", {"subscriptionGroupTable": {"readers": {}, "new": {}}})
 
-    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+    newer = newer_changes(tmp_path, {}, KNOWN)
 
     assert newer is not None
-    assert Tables(newer).groups == {"readers": {("Orders", 0): 10}, "new": {}}
+    assert Tables(newer.changes).groups == {"readers": {("Orders", 0): 10}, "new": {}}
 
 
 def test_a_newer_backup_counts_where_its_file_is_lost(tmp_path: Path) -> None:
     """RocketMQ was killed between the two."""
-    (tmp_path / SNAPSHOT_FILE).write_text("")
     as_rocketmq_writes(tmp_path, "consumerOffset.json.bak", {"offsetTable": {"Orders@readers": {"0": 12}}})
 
-    newer = newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN)
+    newer = newer_changes(tmp_path, {}, KNOWN)
 
     assert newer is not None
-    assert Tables(newer).groups == {"readers": {("Orders", 0): 12}}
+    assert Tables(newer.changes).groups == {"readers": {("Orders", 0): 12}}
 
 
 def test_offsets_of_very_many_queues_are_taken_over(tmp_path: Path) -> None:
@@ -292,29 +356,38 @@ def test_offsets_of_very_many_queues_are_taken_over(tmp_path: Path) -> None:
     offsets = {str(number): number for number in range(2 * OFFSETS_MAX + 1)}
     (tmp_path / "consumerOffset.json").write_text(json.dumps({"offsetTable": {"Orders@readers": offsets}}))
 
-    noted = Tables(read_rocketmq_files(tmp_path)).groups["readers"]
+    noted = Tables(read_rocketmq_files(tmp_path).changes).groups["readers"]
 
     assert noted == {("Orders", number): number for number in range(2 * OFFSETS_MAX + 1)}
 
 
-def test_files_older_than_the_snapshot_or_our_own_are_no_news(tmp_path: Path) -> None:
-    """Those of the first take-over, where an earlier version left them as they were."""
-    for name in NAMES:
-        (tmp_path / name).write_text("{}")
-        os.utime(tmp_path / name, ns=(0, 0))
-    (tmp_path / SNAPSHOT_FILE).write_text("")
-    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+def test_groups_without_offsets_stay_though_newer_offsets_name_only_others(tmp_path: Path) -> None:
+    """The offsets say nothing of which groups there are."""
+    known = (*KNOWN, CommitOffsets("idle", ()))
+    as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": {"Orders@readers": {"0": 12}}})
+
+    newer = newer_changes(tmp_path, {}, known)
+
+    assert newer is not None
+    assert Tables(newer.changes).groups == {"readers": {("Orders", 0): 12}, "idle": {}}
+
+
+def test_files_that_were_taken_over_and_our_own_are_no_news(tmp_path: Path) -> None:
+    """Whatever their times: a copy of a store has new ones."""
+    as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": {"Orders@readers": {"0": 12}}})
+    taken = newer_changes(tmp_path, {}, KNOWN)
+    assert taken is not None
+    assert newer_changes(tmp_path, taken.sums, KNOWN) is None
 
     write(tmp_path)
-    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+    assert newer_changes(tmp_path, {}, KNOWN) is None
 
 
 def test_a_damaged_file_of_rocketmqs_changes_nothing(tmp_path: Path) -> None:
     """What is known stays known."""
-    (tmp_path / SNAPSHOT_FILE).write_text("")
     as_rocketmq_writes(tmp_path, "consumerOffset.json", {"offsetTable": 3})
 
-    assert newer_changes(tmp_path, tmp_path / SNAPSHOT_FILE, KNOWN) is None
+    assert newer_changes(tmp_path, {}, KNOWN) is None
 
 
 def test_a_second_take_over_is_told_and_survives_a_kill(
@@ -359,3 +432,64 @@ def test_a_running_broker_writes_the_files_every_few_seconds(add_member: Callabl
     member.state.step()
 
     assert read(member.directory, "topics.json")["topicConfigTable"].keys() == {"T"}
+
+
+def test_topics_that_rocketmq_made_are_found_in_a_copy_of_the_store(
+    add_member: Callable[[str], Member], tmp_path: Path
+) -> None:
+    """`cp -r` gives every file the time of the copy, in any order: the snapshot may be the newest."""
+    member = add_member("one")
+    member.promote()
+    member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
+    member.state.shutdown()
+    made = {f"M{number}": {"perm": 6, "readQueueNums": 4, "writeQueueNums": 4} for number in range(40)}
+    as_rocketmq_writes(member.directory, "topics.json", {"topicConfigTable": made})
+    for age, path in enumerate(sorted(member.directory.iterdir(), key=lambda one: one.name != SNAPSHOT_FILE)):
+        os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+
+    member.restart(clean=False)
+
+    assert {topic.name for topic in member.state.topics()} == made.keys()
+
+
+def test_what_was_taken_over_does_not_come_again_before_ours_has_replaced_it(
+    tmp_path: Path, add_member: Callable[[str], Member]
+) -> None:
+    """A kill in between: what happened here since is newer."""
+    (tmp_path / "one").mkdir()
+    file = as_rocketmq_writes(tmp_path / "one", "consumerOffset.json", {"offsetTable": {"T@g": {"0": 17}}})
+    as_taken = file.read_bytes()
+    member = add_member("one")
+    member.promote()
+    member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
+    member.store.log.queue_offsets["T", 0] = 30
+    member.do(lambda done: member.state.commit_offsets("g", [("T", 0, 20)], done=done))
+    member.clock.now_ms += member.settings.snapshot_interval_ms
+    member.state.flush()
+    assert read(member.directory, "consumerOffset.json")["writtenBy"] == "dledger"
+    assert read_snapshot(member.directory) == replace(
+        read_snapshot(member.directory) or BrokerSnapshot(), imported={}
+    ), "it is told no longer than the file is there"
+
+    member.restart(clean=False)
+    assert member.state.offset("g", "T", 0) == 20
+
+    file.write_bytes(as_taken)
+    member.restart(clean=False)
+    assert member.state.offset("g", "T", 0) == 17, "RocketMQ has gone back to where it was"
+
+
+def test_without_a_snapshot_rocketmqs_files_are_not_forgotten_silently(
+    add_member: Callable[[str], Member], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log's state counts, and the files that do not are named."""
+    member = add_member("one")
+    member.promote()
+    member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
+    member.state.shutdown()
+    (member.directory / SNAPSHOT_FILE).unlink()
+    as_rocketmq_writes(member.directory, "topics.json", {"topicConfigTable": {}})
+
+    member.restart(clean=False)
+
+    assert "not imported, although RocketMQ wrote it last: topics.json" in caplog.text
