@@ -29,7 +29,7 @@ from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker.transactions.begins import Begun, HalfMessages, HalfRefusedError
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import check_client_topic, check_keys, check_message
+from rocketstore.message.checks import TIMED_MARK, check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import (
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
@@ -234,7 +234,8 @@ class SendHandler:
                 name = message.topic
                 queues = self._writable_queues(name)
             if 0 <= message.queue_id < queues and not message.sys_flag & SYS_FLAG_TRANSACTION:
-                if len(message.property_string) < 2 * keys_max and not message.properties:
+                text = message.property_string
+                if len(text) < 2 * keys_max and not message.properties and TIMED_MARK not in text:
                     continue  # the usual case: everything below costs ten times as much
                 problem = None
             elif at in denied:
@@ -243,8 +244,8 @@ class SendHandler:
                 problem = self._place(message)
                 if problem is None and message.sys_flag & SYS_FLAG_TRANSACTION:
                     problem = self._begin(message, at, begun)
-            if problem is None and (too_many := check_keys(message, keys_max)):
-                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, too_many)
+            if problem is None and (illegal := check_keys(message, keys_max) or check_timed(message)):
+                problem = _refusal(PutMessageStatus.MESSAGE_ILLEGAL, illegal)
             if problem is not None:
                 refused[at] = problem
         return refused

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.message.checks import check_client_topic, check_keys, check_message
+from rocketstore.message.checks import check_client_topic, check_keys, check_message, check_timed
 from rocketstore.message.message import PROPERTY_CHECK_TIMES, Message
 from rocketstore.types import PutMessageStatus, PutResult
 
@@ -79,7 +79,8 @@ class HalfMessages:
         probe.property_string += _CHECKS
         probe.topic = max(message.topic, probe.topic, key=len)
         refusal = check_message(probe, self._config.store)
-        problem = check_client_topic(message.topic) or check_keys(message, self._config.store.message_keys_max)
+        keys_max = self._config.store.message_keys_max
+        problem = check_client_topic(message.topic) or check_keys(message, keys_max) or check_timed(message)
         return problem or ("" if refusal is None else refusal.reason)
 
     def begin(self, message: Message, group: str, place: int = 0) -> Begun:

@@ -98,6 +98,51 @@ def test_what_cannot_be_stored_is_refused(
     assert not broker.store.log.records
 
 
+TIMED = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+
+@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.parametrize("others", ["", "KEYS\x01k\x02", "TRAN_MSG\x01true\x02PGROUP\x01p\x02", "DELAY\x010\x02"])
+def test_a_message_that_shall_come_at_a_time_of_its_own_is_refused(
+    client: RemotingSocket, broker: RemotingHarness, name: str, others: str
+) -> None:
+    """Clients of RocketMQ 5 set these: an answer that it is stored would be taken for a promise."""
+    text = f"{others}{name}\x0110"
+    for code, fields in (
+        (RequestCode.SEND_MESSAGE_V2, send_fields("T") | {"i": text}),
+        (RequestCode.SEND_BATCH_MESSAGE, send_fields("T") | {"i": f"{name}\x0110", "m": "true"}),
+    ):
+        body = encode_batch([Message("T", b"1")]) if code == RequestCode.SEND_BATCH_MESSAGE else b"x"
+        answer = client.ask(code, fields, body)
+        assert (answer.code, name in answer.remark) == (AnswerCode.MESSAGE_ILLEGAL, True)
+    batch = encode_batch([Message("T", b"1"), Message("T", b"2", properties={name: "10"})])
+    answer = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields("T"), batch)
+    assert (answer.code, name in answer.remark) == (AnswerCode.MESSAGE_ILLEGAL, True)
+    assert not broker.store.log.records
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["TIMER_DELAY_SEC\x0110\x02DELAY\x013", "TIMER_DELAY_SEC\x0110\x02TIMER_OUT_MS\x01170", "NOTE\x01TIMER_DELAY_SEC"],
+)
+def test_what_has_a_delay_level_or_has_had_its_time_is_stored(
+    client: RemotingSocket, broker: RemotingHarness, text: str
+) -> None:
+    """As in RocketMQ 5: the level counts, and the copy of a message that was delivered in time comes at once."""
+    assert client.send(properties=text).code == 0
+    assert len(broker.store.log.records) == 1
+
+
+def test_a_message_that_was_timed_elsewhere_can_be_sent_back(client: RemotingSocket, broker: RemotingHarness) -> None:
+    """Those in a store of RocketMQ 5 keep the property after their delivery: neither retries nor dead letters stop."""
+    broker.store.put(Message("T", b"x", properties={"TIMER_DELAY_SEC": "10"}))
+    offset = broker.store.log.records[0].head.offset
+    for level in (0, -1):
+        fields = {"offset": offset, "group": "g", "delayLevel": level}
+        assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields).code == 0
+    assert [one.head.topic for one in broker.store.log.records] == ["T", "%RETRY%g", "%DLQ%g"]
+
+
 def test_a_missing_field_is_named(client: RemotingSocket) -> None:
     fields = send_fields("T")
     del fields["b"]
