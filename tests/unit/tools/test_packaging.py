@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
+
+import dledger
 
 ROOT: Final = Path(__file__).parents[3]
 REPOSITORY_ONLY: Final = frozenset({"benchmarks", "examples", "tests", "tools"})
@@ -44,3 +47,47 @@ def test_nothing_that_is_installed_needs_the_repository() -> None:
     assert len(modules) > 300
     assert wrong == {}
     assert REPOSITORY_ONLY.isdisjoint(package.name for package in packages())
+
+
+def test_every_file_of_a_package_is_installed() -> None:
+    """Pages, styles and deployment files, too: a wheel without them fails where nobody here looks."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = [
+        path
+        for package in packages()
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyi", ".pyc")
+    ]
+    left_out = [
+        str(path.relative_to(ROOT))
+        for path in data
+        if not any(
+            path in (ROOT / package).glob(pattern + "/*" if pattern.endswith("**") else pattern)
+            for package, of_package in patterns.items()
+            for pattern in of_package
+        )
+    ]
+
+    assert ROOT / "cluster" / "deploy" / "systemd" / "dledger.service" in data
+    assert left_out == []
+
+
+def test_the_source_distribution_holds_the_whole_repository() -> None:
+    """Also the tests, documents and deployment files that are not installed."""
+    manifest = (ROOT / "MANIFEST.in").read_text().split()
+
+    for directory in (*REPOSITORY_ONLY, ".ci", "cluster", "docs", "proto"):
+        assert (ROOT / directory).is_dir()
+        assert directory in manifest
+    for file in ROOT.iterdir():
+        known = file.name in ("pyproject.toml", "MANIFEST.in") or any(fnmatch(file.name, one) for one in manifest)
+        assert known or not file.is_file() or file.name.startswith(".git") or file.name.startswith(".coverage"), file
+
+
+def test_the_version_is_the_packages_own() -> None:
+    """``dledger.__version__``, which setuptools reads without importing anything."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "dledger.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", dledger.__version__)
