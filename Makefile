@@ -156,7 +156,8 @@ proto: $(STAMP) ## Generate dledger/pb from proto/
 unasync: $(STAMP) ## Make the clients for threads from those for asyncio
 	$(BIN)/python -m tools.make_sync
 
-screenshots: $(STAMP) ## The pictures in docs/images, from a real group in chromium
+screenshots: $(STAMP) ## The pictures in docs/images, from a real demo and a real group in chromium
+	$(BIN)/python -m tools.demo_picture docs/images/demo.svg
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 tidy: $(STAMP) ## Figures of the sources: lines, public names, ports, calls of one append and of one send

@@ -384,7 +384,7 @@ def digest_of(data_dir: Path, begin: int, end: int) -> str:
 
 
 def spark_lines(addresses: str) -> tuple[str, ...]:
-    """Python lines that use a running group from Spark: a session; read, follow, write. See README.md."""
+    """Python lines that use a running group from Spark: a session; read, follow, write. See docs/spark.md."""
     return (
         "from dledger_spark import spark_session; spark = spark_session(); "
         f'log = {{"bootstrap.servers": "{addresses}"}}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,3 +71,13 @@ def table_below(path: Path, heading: str) -> list[list[str]]:
             break
     assert len(rows) > 2, f"{path}: no table below {heading!r}"
     return rows[2:]
+
+
+def svg_lines(path: Path) -> list[str]:
+    """The lines of a terminal that rich has drawn."""
+    lines: dict[int, str] = {}
+    for number, text in re.findall(
+        r'clip-path="url\(#\w+-line-(\d+)\)">([^<]*)</text>', path.read_text(encoding="utf-8")
+    ):
+        lines[int(number)] = lines.get(int(number), "") + html.unescape(text)
+    return [line.replace("\xa0", " ").rstrip() for _, line in sorted(lines.items())]

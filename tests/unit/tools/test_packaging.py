@@ -58,18 +58,15 @@ def test_every_file_of_a_package_is_installed() -> None:
         for path in package.rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyi", ".pyc")
     ]
-    left_out = [
-        str(path.relative_to(ROOT))
-        for path in data
-        if not any(
-            path in (ROOT / package).glob(pattern + "/*" if pattern.endswith("**") else pattern)
-            for package, of_package in patterns.items()
-            for pattern in of_package
-        )
-    ]
+    installed = {
+        path
+        for package, of_package in patterns.items()
+        for pattern in of_package
+        for path in (ROOT / package).glob(pattern + "/*" if pattern.endswith("**") else pattern)
+    }
 
     assert ROOT / "cluster" / "deploy" / "systemd" / "dledger.service" in data
-    assert left_out == []
+    assert {path for path in data if path not in installed} == set()
 
 
 def test_the_source_distribution_holds_the_whole_repository() -> None:

@@ -1,4 +1,4 @@
-"""README's lines for a name server and for three machines, with this machine's addresses and directories.
+"""The documents' lines for a name server and for three machines, with this machine's addresses and directories.
 
 Its lines for Java are part of ``make interop``, and ``dledger drill upgrade`` has tests of its own.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports, wait_until
 from dledger.values import CLIENT_PORT_OFFSET
-from tests.docs.test_readme import DEADLINE_S, PATH, block, run, section
+from tests.docs.documents import ROOT
+from tests.docs.test_readme import DEADLINE_S, PATH, block, run
 from tests.integration.harness import STEADY
 
 ENVIRONMENT = {**os.environ, "PATH": PATH}
@@ -39,7 +40,7 @@ def running(line: str, directory: Path, ready: str) -> Iterator[str]:
 
 def test_a_name_server_knows_the_brokers_as_shown(tmp_path: Path) -> None:
     """Terms, numbers of slaves and rates differ."""
-    start, ready, listing, *shown = block(section("Five minutes"), "$ dledger nameserver &")
+    start, ready, listing, *shown = block((ROOT / "docs" / "nameserver.md").read_text(), "$ dledger nameserver &")
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     listing = listing[2:].replace("127.0.0.1:9876", address)
@@ -72,7 +73,7 @@ def test_a_name_server_knows_the_brokers_as_shown(tmp_path: Path) -> None:
 
 def test_three_machines_start_from_the_files_and_certificates_shown(tmp_path: Path) -> None:
     """Each with its own, and a client with its certificate sees all three."""
-    text = section("Five minutes")
+    text = (ROOT / "docs" / "deploy.md").read_text()
     ports = free_ports(3, companion=CLIENT_PORT_OFFSET)
     init, node, client = block(text, "$ dledger certs init certs")
     conf = "\n".join(block(text, "# n0.conf:"))

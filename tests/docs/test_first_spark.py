@@ -1,4 +1,4 @@
-"""The README's lines for Spark, carried out against a group that the demo left running."""
+"""The lines of docs/spark.md and of the demo for Spark, carried out against a group that the demo left running."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def bodies(group: LocalGroup) -> list[bytes]:
 
 
 def test_the_lines_are_the_demo_s() -> None:
-    """Whoever copies them from the README or from the terminal types the same."""
-    text = (ROOT / "README.md").read_text()
-    section = text[text.index("### Read it with Spark") : text.index("### Three machines")]
+    """Whoever copies them from the document or from the terminal types the same."""
+    text = (ROOT / "docs" / "spark.md").read_text()
+    section = text[text.index("## With the demo") : text.index("## What can be read")]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
     assert "".join(blocks).splitlines() == list(spark_lines(ADDRESSES))
