@@ -136,6 +136,23 @@ def test_a_client_that_was_forgotten_goes_on_under_a_new_name(client: DLedgerCli
     assert group.nodes[0].bodies() == [b"a", b"b"]
 
 
+def test_what_waits_behind_a_forgotten_append_in_doubt_goes_on_at_once(client: DLedgerClient, group: FakeGroup) -> None:
+    """Nothing can tell any more what became of it, so that is told; the rest does not wait out its time-out."""
+    node = group.nodes[0]
+    with client.appender(batch_entries=1, timeout_s=20) as appender:
+        appender.append(b"a").result()
+        node.fail_appends = [TermChangedError("lost")]
+        node.producers.clear()
+        futures = [appender.append(b"%d" % number) for number in range(10)]
+
+        with pytest.raises(DLedgerError) as caught:
+            futures[0].result(timeout=8)
+        indexes = [one.result(timeout=8).index for one in futures[1:]]
+
+    assert caught.value.outcome == "unknown"
+    assert [node.bodies()[index] for index in indexes] == [b"%d" % number for number in range(1, 10)]
+
+
 def test_without_room_for_a_producer_appends_are_not_numbered(client: DLedgerClient, group: FakeGroup) -> None:
     """They are stored, in one attempt; what is unknown then is told, not repeated."""
     node = group.nodes[0]

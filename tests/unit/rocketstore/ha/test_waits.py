@@ -131,6 +131,23 @@ def test_a_slave_counts_with_its_oldest_connection_that_is_alive() -> None:
     assert one.answers[200] == [OK]
 
 
+@pytest.mark.parametrize("order", ["ahead first", "behind first"])
+def test_an_unnamed_slave_that_is_behind_holds_up_nothing_that_another_one_has(order: str) -> None:
+    """Of two that do not say who they are the one that has the message counts, whichever came or spoke last."""
+    one = Waits()
+    names = ["ahead", "behind"] if order == "ahead first" else ["behind", "ahead"]
+    for name in names:
+        one.waits.joined(name, UNNAMED, 0)
+    one.waits.acknowledged("behind", 40)
+    one.put(100)
+    one.waits.acknowledged("ahead", 100)
+    assert one.answers == {100: [OK]}
+    one.put(200)
+    one.waits.acknowledged("ahead", 200)
+    one.waits.acknowledged("behind", 150)
+    assert one.answers[200] == [OK]
+
+
 def test_an_unnamed_slave_counts_while_any_of_its_connections_lasts() -> None:
     """The end of one of them takes nothing from the other."""
     one = Waits()

@@ -53,6 +53,18 @@ def test_a_batch_is_stored_wholly_or_not_at_all(broker: RemotingHarness, client:
     assert len(broker.store.log.records) == 3
 
 
+def test_a_client_may_leave_the_queue_to_the_broker(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Queue -1: one for each message, and the same one for all messages of a batch, also in a topic made for it."""
+    batch = encode_batch([Message("T", b"%d" % number) for number in range(3)])
+    for topic, body in (("T", batch), ("T", batch), ("New", batch)):
+        answer = client.ask(RequestCode.SEND_BATCH_MESSAGE, send_fields(topic, queue_id=-1) | {"m": "true"}, body)
+        assert (answer.code, len(answer.fields["msgId"].split(","))) == (0, 3)
+        queues = {one.head.queue_id for one in broker.store.log.records[-3:]}
+        assert queues == {int(answer.fields["queueId"])}
+    answers = [client.send(queue_id=-1) for _ in range(4)]
+    assert sorted(one.fields["queueId"] for one in answers) == ["0", "1", "2", "3"]
+
+
 def test_a_topic_is_created_with_as_many_queues_as_the_producer_asks_for(
     broker: RemotingHarness, client: RemotingSocket
 ) -> None:

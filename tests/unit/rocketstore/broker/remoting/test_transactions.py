@@ -16,7 +16,7 @@ from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
-from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole
+from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.harness import STORE_HOST
@@ -264,6 +264,36 @@ def test_what_nobody_answers_for_is_given_up_and_may_be_resumed() -> None:
         assert check.fields["tranStateTableOffset"] == "1"
         assert decode_record(check.body).properties["TRANSACTION_CHECK_TIMES"] == "1"
         assert stored(broker, "T") == []
+
+
+def test_a_resumption_that_was_refused_may_be_asked_for_again() -> None:
+    """Nothing was stored: it is not being checked. One of unknown outcome may be, and a second would be another one."""
+    with RemotingHarness(replace(SOON, transaction_check_max=1)) as broker, broker.dial() as client:
+        beat(client, "producers")
+        client.send(properties=PREPARED)
+        client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        wait_until(lambda: len(stored(broker, OP_TOPIC)) == 1, "it is given up")
+        (kept,) = stored(broker, "TRANS_CHECK_MAX_TIME_TOPIC")
+        asked = {"msgId": offset_message_id(STORE_HOST, kept.offset)}
+        full = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, outcome="not_applied", reason="the disk is full")
+        broker.store.refusals = [full, full]
+
+        refused = [client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked) for _ in range(2)]
+        assert [(one.code, "the disk is full" in one.remark) for one in refused] == [(1, True)] * 2
+        assert client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked).code == 0
+        assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"
+
+    with RemotingHarness(replace(SOON, transaction_check_max=1)) as broker, broker.dial() as client:
+        beat(client, "producers")
+        client.send(properties=PREPARED)
+        client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        wait_until(lambda: len(stored(broker, OP_TOPIC)) == 1, "it is given up")
+        (kept,) = stored(broker, "TRANS_CHECK_MAX_TIME_TOPIC")
+        asked = {"msgId": offset_message_id(STORE_HOST, kept.offset)}
+        broker.store.refusals = [PutResult(PutMessageStatus.FLUSH_DISK_TIMEOUT, outcome="unknown", reason="late")]
+
+        codes = [client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked) for _ in range(2)]
+        assert ["being checked again already" in one.remark for one in codes] == [False, True]
 
 
 def test_a_half_message_that_is_answered_late_counts_only_until_it_is_stored(

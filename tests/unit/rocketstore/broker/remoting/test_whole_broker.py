@@ -14,9 +14,9 @@ from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeStats, TopicStatsTable
+from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeStats, TopicOffset, TopicStatsTable
 from rocketstore.remoting.codes import AnswerCode, RequestCode
-from tests.support.remoting import RemotingSocket
+from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import captured
 from tests.unit.rocketstore.broker.remoting.test_running_broker import NOT_HERE
@@ -74,6 +74,37 @@ def test_a_deleted_topics_messages_are_not_found(broker: BrokerServer) -> None:
         captured(client, "F60")
         assert captured(client, "F62", topic="T2").code == AnswerCode.QUERY_NOT_FOUND
         assert client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset}).code == AnswerCode.SYSTEM_ERROR
+
+
+def test_a_topic_made_anew_begins_behind_the_old_one_whoever_asks(broker: BrokerServer) -> None:
+    """A consumer that begins at any of these offsets, or a reset to one, finds what is sent next, and no more lag."""
+    queue = {"topic": "T2", "queueId": 0}
+    with RemotingSocket(broker.port) as client:
+        captured(client, "F60")
+        for number in range(3):
+            client.send("T2", b"old %d" % number)
+        wait_until(lambda: broker.store.max_offset("T2", 0) == 3, "dispatch")
+        assert client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T2"}).code == 0
+        captured(client, "F60")
+
+        def told() -> tuple[set[str], TopicOffset]:
+            asked = [(RequestCode.GET_MIN_OFFSET, queue)]
+            asked += [(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue | {"timestamp": at}) for at in (0, 1, 1 << 50)]
+            answers = [client.ask(code, fields) for code, fields in asked]
+            stats = TopicStatsTable.decode(captured(client, "F57", topic="T2").body).offset_table
+            return {one.fields["offset"] for one in answers}, stats[MessageQueue("T2", broker.config.name, 0)]
+
+        begins, stats = told()
+        assert begins == {"3"}
+        assert (stats.min_offset, stats.max_offset) == (3, 3)
+        assert client.ask(RequestCode.GET_MAX_OFFSET, queue).fields["offset"] == "3"
+        assert client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, queue).fields["timestamp"] == "-1"
+        assert client.send("T2", b"new").fields["queueOffset"] == "3"
+        wait_until(lambda: broker.store.max_offset("T2", 0) == 4, "dispatch")
+        assert told()[0] == {"3"}
+        client.subscribe("g", "T2")
+        pulled = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T2", 3))
+        assert (pulled.code, decode_record(pulled.body).body) == (0, b"new")
 
 
 def test_all_that_rocketmqs_broker_tells_of_itself(broker: BrokerServer) -> None:

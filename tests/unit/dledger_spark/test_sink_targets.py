@@ -1,0 +1,50 @@
+"""A task's rows on their way to a broker: whichever of them cannot be stored, the task fails and Spark repeats it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from dledger.errors import DLedgerError
+from dledger_spark.options import WriteOptions
+from dledger_spark.source.sink_rows import RowFormat, row_format
+from dledger_spark.source.sink_targets import TopicTarget
+from tests.unit.rocketstore.broker.harness import Harness
+
+FORM: RowFormat = row_format([("body", "binary"), ("queueId", "int")])
+NO_QUEUE = 99
+
+
+def rows(first: int, count: int, bad: int | None) -> pa.RecordBatch:
+    """Numbers from ``first`` on; row ``bad`` is for a queue that the topic lacks."""
+    numbers = range(first, first + count)
+    queues = [NO_QUEUE if number == bad else 0 for number in numbers]
+    return pa.RecordBatch.from_pydict({"body": [b"%d" % n for n in numbers], "queueId": pa.array(queues, pa.int32())})
+
+
+@pytest.mark.parametrize("bad", [0, 1, 7, 9, 10, 19, 1024, 1029])
+def test_a_row_that_cannot_be_stored_fails_its_task(bad: int) -> None:
+    """Wherever it is: the first, the last of a batch of rows, the last of all. Those before it are stored."""
+    sizes = [10, 10] if bad < 20 else [1024, 6]
+    with Harness() as broker:
+        options = WriteOptions(servers=(broker.address,), topic="T", send_timeout_ms=10_000)
+        with TopicTarget(options, FORM, "writer/0") as target:
+            first = target.begin()
+            with pytest.raises(DLedgerError):
+                for size in sizes:
+                    target.add(rows(first, size, bad), first)
+                    first += size
+                target.finish()
+
+        assert [one.head.queue_offset for one in broker.store.log.records] == list(range(bad))
+
+
+def test_rows_that_are_stored_fail_no_task() -> None:
+    """And a second attempt finds how many there are."""
+    with Harness() as broker:
+        options = WriteOptions(servers=(broker.address,), topic="T")
+        with TopicTarget(options, FORM, "writer/0") as target:
+            target.add(rows(0, 10, None), 0)
+            target.finish()
+        with TopicTarget(options, FORM, "writer/0") as target:
+            assert target.begin() == 10
