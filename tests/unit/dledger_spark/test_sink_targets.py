@@ -22,19 +22,24 @@ def rows(first: int, count: int, bad: int | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": [b"%d" % n for n in numbers], "queueId": pa.array(queues, pa.int32())})
 
 
+def write(options: WriteOptions, sizes: list[int], bad: int | None) -> None:
+    """As a task does: one batch of rows after the other."""
+    with TopicTarget(options, FORM, "writer/0") as target:
+        first = target.begin()
+        for size in sizes:
+            target.add(rows(first, size, bad), first)
+            first += size
+        target.finish()
+
+
 @pytest.mark.parametrize("bad", [0, 1, 7, 9, 10, 19, 1024, 1029])
 def test_a_row_that_cannot_be_stored_fails_its_task(bad: int) -> None:
     """Wherever it is: the first, the last of a batch of rows, the last of all. Those before it are stored."""
     sizes = [10, 10] if bad < 20 else [1024, 6]
     with Harness() as broker:
         options = WriteOptions(servers=(broker.address,), topic="T", send_timeout_ms=10_000)
-        with TopicTarget(options, FORM, "writer/0") as target:
-            first = target.begin()
-            with pytest.raises(DLedgerError):
-                for size in sizes:
-                    target.add(rows(first, size, bad), first)
-                    first += size
-                target.finish()
+        with pytest.raises(DLedgerError):
+            write(options, sizes, bad)
 
         assert [one.head.queue_offset for one in broker.store.log.records] == list(range(bad))
 
@@ -43,8 +48,6 @@ def test_rows_that_are_stored_fail_no_task() -> None:
     """And a second attempt finds how many there are."""
     with Harness() as broker:
         options = WriteOptions(servers=(broker.address,), topic="T")
-        with TopicTarget(options, FORM, "writer/0") as target:
-            target.add(rows(0, 10, None), 0)
-            target.finish()
+        write(options, [10], None)
         with TopicTarget(options, FORM, "writer/0") as target:
             assert target.begin() == 10

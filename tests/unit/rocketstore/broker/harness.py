@@ -201,7 +201,12 @@ class FakeState(BrokerState):
         self.largest_commit = max(self.largest_commit, len(noted))
         if any(offset < 0 for offset in noted.values()):
             raise InvalidRequestError("negative")
-        self._apply(lambda: self.committed.update(noted), done)
+
+        def commit() -> None:
+            for place, offset in noted.items():  # never back unless it is a reset, as the real one
+                self.committed[place] = offset if reset else max(offset, self.committed.get(place, offset))
+
+        self._apply(commit, done)
 
     def commit_own_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], done: StateDone) -> None:
         self.commit_offsets(group, offsets, done=done)

@@ -1,0 +1,66 @@
+"""What happens to a member while something else is under way: a commit, a handler, a change of members."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketstore.client import GroupDelivery, fetcher
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
+from tests.unit.rocketstore.client.test_group_consumer import broker, committed, member, put, queues_of
+
+__all__ = ("broker",)
+
+
+def test_a_queue_that_comes_back_is_taken_once_its_message_is_done(broker: RemotingHarness) -> None:
+    """In order: a member that loses a queue and regains it does not begin the message that it still works on again."""
+    put(broker, 8)
+    with member(broker, ordered=True) as one:
+        held = {each.message.queue_id: each for each in (one.receive(15.0) for _ in range(4)) if each}
+        with member(broker, ordered=True) as two:
+            wait_until(lambda: len(queues_of(one)[0]) == 2, "it gave half of them up")
+            freed, kept = sorted(set(range(4)) - set(queues_of(one)[0]))
+            assert two.receive(0.3) is None
+        one.ack(held[freed])
+        came = one.receive(15.0)  # it knows by then that the other one is gone
+        assert came is not None
+        assert came.body == b"%d" % (freed + 4)
+        assert one.receive(0.5) is None
+        assert queues_of(one) == [sorted(set(range(4)) - {kept})]
+        assert broker.remoting.members._locks._locks["g", "T", kept].client_id == one.client_id
+        one.ack(held[kept])
+        came = one.receive(15.0)
+        assert came is not None
+        assert came.body == b"%d" % (kept + 4)
+
+
+def test_a_queue_that_loses_its_end_during_a_commit_moves_the_groups_offset_back(
+    broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the next member, or a restart, would skip what is stored there next and not done yet."""
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.1)
+
+    def take(count: int) -> list[GroupDelivery]:
+        return [each for _ in range(count) if (each := one.receive(15.0)) is not None]
+
+    put(broker, 40)
+    with member(broker) as one:
+        for each in take(40):
+            one.ack(each)
+        wait_until(lambda: committed(broker) == dict.fromkeys(range(4), 10), "all is done")
+        put(broker, 1, 40)
+        (last,) = take(1)
+        broker.state.held = []
+        one.ack(last)
+        wait_until(lambda: bool(broker.state.held), "its commit is under way")
+        broker.store.cut("T", 0, 5)
+        wait_until(lambda: "continuing at 5" in caplog.text, "it believes that the queue ends there")
+        put(broker, 1, 44)
+        (new,) = take(1)
+        assert new.body == b"44"
+        held, broker.state.held = broker.state.held, None
+        for release in held:
+            release()
+        wait_until(lambda: committed(broker)[0] == 5, "the group's offset goes back, too")
+        one.ack(new)
+        wait_until(lambda: committed(broker)[0] == 6, "and on from there")
