@@ -117,8 +117,7 @@ class NewestMessages:
 
     def _first_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The offset of a queue's first message stored at this time or later, or one after its last message."""
-        nearest = self._store.offset_by_time(topic, queue, time_ms)
-        return nearest + (self._store.store_time(topic, queue, nearest) < time_ms)
+        return self._store.offset_by_time(topic, queue, time_ms)
 
     def _record(self, topic: str, queue: int, offset: int) -> bytes:
         """The message there; empty if it was removed in the meantime: a get then gives a later one, or none."""

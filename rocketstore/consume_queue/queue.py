@@ -462,22 +462,18 @@ class ConsumeQueue:
         return parse_units((file.read_at_once(at, size) if at_once else file.read(at, size, cold=True)) or b"")
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
-        """The offset of the first message stored at ``time_ms``, otherwise of the nearest one, and of two the older.
+        """The offset of the first message stored at ``time_ms`` or later; ``max_offset`` if there is none.
+
+        As RocketMQ 5; RocketMQ 4.9 takes the nearest message, which may be an older one. Where a clock was set back,
+        times fall: the search then ends at one of the places where they pass ``time_ms``, and every message behind
+        the last of these places is found.
 
         ``store_time_of(physical offset, size)`` returns a record's store time, or a negative number if the record is
-        gone; such messages are skipped. 0 if there are none. All files are searched: a file's modification time, with
-        which RocketMQ starts, says little after a copy or a repair. Raises ``DiskError``.
+        gone; such messages are skipped. All files are searched: a file's modification time, with which RocketMQ starts,
+        says little after a copy or a repair. Raises ``DiskError``.
         """
         begin, end = self.min_offset, self.max_offset
-        right, unit = self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))
-        after = store_time_of(unit.offset, unit.size) if right < end else -1
-        if after == time_ms:
-            return right
-        left, unit = self._last_believed(begin, right)
-        before = store_time_of(unit.offset, unit.size) if left >= 0 else -1
-        if before < 0:
-            return right if after >= 0 else 0
-        return left if after < 0 or time_ms - before <= after - time_ms else right
+        return self._search(begin, end, lambda unit: store_time_of(unit.offset, unit.size) >= max(time_ms, 0))[0]
 
     def offset_by_position(self, physical: int) -> int:
         """The offset of the first message whose record starts at or after ``physical``; ``max_offset`` if there is
@@ -651,14 +647,6 @@ class ConsumeQueue:
             if true is not None:
                 return at, true
         return high, FILLER
-
-    def _last_believed(self, low: int, high: int) -> tuple[int, QueueUnit]:
-        while (at := self._last_real(low, high)) >= 0:
-            true = self._surroundings.believe(self, at, next(iter(self._read(at, 1)), BROKEN))
-            if true is not None:
-                return at, true
-            high = at
-        return -1, FILLER
 
     def _reals(self, low: int, high: int) -> Iterator[tuple[int, QueueUnit]]:
         """Messages in ``[low, high)``; ``BROKEN`` for a unit that looks never written."""

@@ -515,7 +515,7 @@ class MessageStore:
         return queue.max_offset if queue is not None else 0
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time; 0 if the queue is unknown."""
+        """The offset of the first message stored at a time or later, or the queue's end; 0 if the queue is unknown."""
         return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def offset_by_position(self, topic: str, queue_id: int, position: int) -> int:

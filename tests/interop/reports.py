@@ -31,7 +31,7 @@ class Report:
     units: dict[Queue, list[tuple[int, int, int]]] = field(default_factory=dict)
     got: dict[Queue, list[tuple[int, int, int]]] = field(default_factory=dict)
     """Queue offset, physical offset, body CRC of what a consumer gets."""
-    nearest: dict[Queue, list[tuple[int, int]]] = field(default_factory=dict)
+    later: dict[Queue, list[tuple[int, int]]] = field(default_factory=dict)
     """Times asked for and the store time of the message found, as several may be stored at one time. Only of queues of
     one file: Java chooses the file by the time it was changed, which says nothing about messages of another clock."""
     queries: dict[Key, list[int]] = field(default_factory=dict)
@@ -65,9 +65,9 @@ def java_report(lines: Iterable[str]) -> Report:
             report.units[queue] = [(offset, size, code) for offset, size, code in fields["units"]]
             report.got[queue] = [(number, offset, crc) for number, offset, crc in fields["got"]]
             if fields["max"] <= UNITS_PER_FILE:
-                report.nearest[queue] = [
-                    (time, report.time_of(queue, offset)) for time, offset in fields["offsetsOfTimes"]
-                ]
+                found = [(time, report.time_of(queue, offset)) for time, offset in fields["offsetsOfTimes"]]
+                # RocketMQ 4.9 takes the nearest message, and we the first that is not older: the same if it is later
+                report.later[queue] = [(time, stored) for time, stored in found if stored >= time]
         elif kind == "query":
             key = fields["key"]
             offsets = [offset for offset in fields["offsets"] if key in report.keys_of(offset)]
@@ -89,10 +89,10 @@ def our_report(store: MessageStore, like: Report) -> Report:
         if topic not in HIDDEN_TOPICS and bounds[1]:
             report.bounds[queue] = bounds
             report.got[queue] = _consume(store, topic, queue_id)
-            if queue in like.nearest:
-                report.nearest[queue] = [
+            if queue in like.later:
+                report.later[queue] = [
                     (time_ms, report.time_of(queue, store.offset_by_time(topic, queue_id, time_ms)))
-                    for time_ms, _ in like.nearest[queue]
+                    for time_ms, _ in like.later[queue]
                 ]
     for topic, key in like.queries:
         found = store.query(topic, key, 64, 0, FOREVER_MS)
@@ -144,7 +144,7 @@ def record_fields(head: RecordHead, message: Message) -> Fields:
 def differences(ours: Report, java: Report) -> list[str]:
     """Where two reports differ, in words; what only one of them has comes first."""
     found: list[str] = []
-    for name in ("records", "bounds", "units", "got", "nearest", "queries"):
+    for name in ("records", "bounds", "units", "got", "later", "queries"):
         mine, theirs = getattr(ours, name), getattr(java, name)
         found += [
             f"{name} {key}: ours {mine.get(key)!r:.2000}, Java's {theirs.get(key)!r:.2000}"

@@ -149,7 +149,7 @@ class UnitQueue(ConsumeQueue):
 
     def offset_by_time(self, time_ms: int, store_time_of: Callable[[int, int], int]) -> int:
         times = [store_time_of(unit.offset, unit.size) for unit in self.all]
-        return min(range(len(times)), key=lambda at: abs(times[at] - time_ms))
+        return next((at for at, time in enumerate(times) if time >= time_ms), len(times))
 
 
 class FakeIndex(IndexService):

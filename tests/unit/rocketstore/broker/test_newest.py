@@ -73,10 +73,9 @@ class Queues(MessageStore):
         return self.times[queue_id][queue_offset] if there else -1
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        times = [(at, time) for at, time in enumerate(self.times[queue_id]) if time != HOLE]
-        before = [(timestamp_ms - time, at) for at, time in times if time < timestamp_ms][-1:]
-        after = [(time - timestamp_ms, at) for at, time in times if time >= timestamp_ms][:1]
-        return min(before + after)[1] if times else 0
+        times = self.times[queue_id]
+        later = [at for at, time in enumerate(times) if time != HOLE and time >= timestamp_ms]
+        return min(later, default=len(times))
 
     def get(self, topic: str, queue_id: int, offset: int, **_: object) -> GetResult:
         self.reads.append((queue_id, offset))

@@ -77,15 +77,8 @@ def check(queue: ConsumeQueue, model: Model) -> None:
 
 def check_times(queue: ConsumeQueue, model: Model, time_ms: int) -> None:
     """A record's store time is its physical offset divided by 8, so that some have the same."""
-    nearest = min(
-        ((abs(physical // 8 - time_ms), physical // 8, number) for number, (physical, _) in model.kept.items()),
-        default=(0, 0, 0),
-    )
-    times = {number: physical // 8 for number, (physical, _) in model.kept.items()}
-    expected = nearest[2]
-    if nearest[0] and times:  # not exact: of the same time the last before, the first after
-        same = [number for number, at in times.items() if at == nearest[1]]
-        expected = max(same) if nearest[1] < time_ms else min(same)
+    later = [number for number, (physical, _) in model.kept.items() if physical // 8 >= time_ms]
+    expected = min(later, default=queue.max_offset)
     assert queue.offset_by_time(time_ms, lambda offset, _size: offset // 8) == expected
 
 

@@ -380,9 +380,10 @@ class Times:
 
 @pytest.mark.parametrize(
     ("time_ms", "expected"),
-    [(0, 0), (-5, 0), (10, 1), (14, 1), (15, 1), (16, 2), (50, 5), (104, 10), (110, 11), (111, 11), (1 << 50, 11)],
+    [(0, 0), (-5, 0), (10, 1), (11, 2), (15, 2), (19, 2), (50, 5), (104, 11), (110, 11), (111, 12), (1 << 50, 12)],
 )
-def test_the_nearest_message_in_time_is_found_ties_go_to_the_older(tmp_path: Path, time_ms: int, expected: int) -> None:
+def test_a_time_means_the_first_message_at_or_after_it(tmp_path: Path, time_ms: int, expected: int) -> None:
+    """However near an older one is; the queue's end if every message is older."""
     assert filled(tmp_path).offset_by_time(time_ms, Times()) == expected
 
 
@@ -393,12 +394,27 @@ def test_of_messages_of_one_time_the_first_is_found(tmp_path: Path) -> None:
 def test_a_search_by_time_passes_over_fillers_and_lost_records(tmp_path: Path) -> None:
     queue = filled(tmp_path, 3)
     queue.append(heads(9, 12))
-    assert queue.offset_by_time(50, Times()) == 2
+    assert queue.offset_by_time(20, Times()) == 2
+    assert queue.offset_by_time(50, Times()) == 9
     assert queue.offset_by_time(56, Times()) == 9
     assert queue.offset_by_time(0, Times(kept=150)) == 2
     assert queue.offset_by_time(0, Times(kept=1000)) == 10
-    assert queue.offset_by_time(0, Times(kept=1 << 40)) == 0
+    assert queue.offset_by_time(0, Times(kept=1 << 40)) == 12
     assert opened(tmp_path / "T").offset_by_time(5, Times()) == 0
+
+
+@pytest.mark.parametrize("jump", [-50, 50])
+def test_a_search_by_time_finds_everything_newer_although_the_clock_jumped(tmp_path: Path, jump: int) -> None:
+    """Messages 4 to 6 were stored while the clock was wrong: of those later than any time after that, none is left
+    out."""
+    queue = filled(tmp_path)
+
+    def time_of(offset: int, _size: int) -> int:
+        number = offset // 100
+        return 100 + number * 10 + (jump if 4 <= number <= 6 else 0)
+
+    for number in range(7, 12):
+        assert queue.offset_by_time(100 + number * 10, time_of) <= number
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_store_timestamps_are_found_without_decoding(ip: bytes) -> None:
 def test_offset_and_time() -> None:
     bench = Bench(5)
 
-    assert bench.reader.offset_by_time("T", 0, 1021) == 2
+    assert bench.reader.offset_by_time("T", 0, 1021) == 3
     assert bench.reader.offset_by_time("other", 0, 1021) == 0
     assert bench.reader.store_time("T", 0, 3) == 1030
     assert bench.reader.store_time("T", 0, 5) == -1
