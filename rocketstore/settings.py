@@ -32,6 +32,7 @@ from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialT
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
+_MESSAGE_BYTES_LEAST: Final = MessageStoreConfig().max_message_size
 _NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 """RocketMQ's, with which its own conf files start, that name no name server; a setting precedes it."""
 _PENDING_ENTRIES_MAX: Final = 60_000
@@ -307,7 +308,8 @@ def _dledger(config: BrokerConfig, chosen: Mapping[str, Chosen]) -> ServerConfig
         "base_dir": store.store_path_root_dir,
         "read_only_data_dirs": store.read_only_commit_log_dirs,
         "segment_bytes": store.mapped_file_size_commit_log,
-        "max_entry_bytes": store.max_message_size + _ENTRY_OVERHEAD_BYTES,
+        # not less than by default: what waits to be delivered when maxMessageSize is lowered must fit, too
+        "max_entry_bytes": max(store.max_message_size, _MESSAGE_BYTES_LEAST) + _ENTRY_OVERHEAD_BYTES,
         "delete_hour": dledger_settings.parse_hours(store.delete_when),
         "retention_hours": store.file_reserved_time,
         "force_clean": store.clean_file_forcibly_enable,

@@ -44,7 +44,8 @@ class SendCall(NamedTuple):
 
     ``producer`` numbers the messages: then all of them are stored or none, as with ``together``. ``quota`` is the
     sender's. Where access control is on: ``denied`` topics and the refusals of their messages. ``own``: messages of
-    the broker, whose topics and queues need no check.
+    the broker, whose topics and queues need no check. ``again``: messages that the broker took before and stores once
+    more, for which only the limits of a record count.
     """
 
     request_id: int
@@ -57,6 +58,7 @@ class SendCall(NamedTuple):
     quota: Quota | None = None
     together: bool = False
     own: bool = False
+    again: bool = False
 
 
 def parse(kind: type[_W], data: bytes) -> _W:

@@ -31,16 +31,15 @@ class DelayedMessages:
     async def answer(self, data: bytes) -> bytes:
         """``Delayed``. Raises ``InvalidRequestError``."""
         wire = parse(pb.DelayedRequest, data)
-        if not 0 <= wire.level <= self._delays.level_max:
-            raise InvalidRequestError(
-                f"delay level {wire.level}: use 1 to {self._delays.level_max}, or 0 for no messages"
-            )
+        most = self._level_max()
+        if not 0 <= wire.level <= most:
+            raise InvalidRequestError(f"delay level {wire.level}: use 1 to {most}, or 0 for no messages")
         if wire.offset < NEXT or not 0 <= wire.max_messages <= MESSAGES_MAX:
             raise InvalidRequestError(f"offset must be {NEXT} or more, max_messages at most {MESSAGES_MAX}")
         return await self._readers.run(self._found, wire)
 
     def _found(self, wire: pb.DelayedRequest) -> bytes:
-        levels = [self._level(number) for number in range(1, self._delays.level_max + 1)]
+        levels = [self._level(number) for number in range(1, self._level_max() + 1)]
         records = []
         if wire.level and wire.max_messages:
             level = levels[wire.level - 1]
@@ -50,6 +49,11 @@ class DelayedMessages:
                 records = [bytes(one) for one in found.records]
         return pb.DelayedResponse(levels=levels, records=records).SerializeToString()
 
+    def _level_max(self) -> int:
+        """The highest level of which there are, or may be, messages."""
+        stored = [queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC]
+        return max([self._delays.level_max, *stored])
+
     def _level(self, number: int) -> pb.DelayLevel:
         store, queue_id = self._store, number - 1
         end = store.max_offset(SCHEDULE_TOPIC, queue_id)
@@ -57,7 +61,7 @@ class DelayedMessages:
         stored_ms = store.store_time(SCHEDULE_TOPIC, queue_id, next_offset) if next_offset < end else -1
         return pb.DelayLevel(
             level=number,
-            delay_ms=self._delays.delay_ms(number),
+            delay_ms=self._delays.delay_ms(self._delays.cap(number)),
             next_offset=next_offset,
             end_offset=end,
             next_due_ms=self._delays.due_ms(number, stored_ms) if stored_ms >= 0 else -1,

@@ -13,10 +13,11 @@ Deliberate differences from RocketMQ: the stored copy loses ``DELAY`` (RocketMQ 
 string before clearing it), and with it ``REAL_TOPIC``, ``REAL_QID`` and ``WAIT``; a thread sleeps until the next
 message is due instead of polling ten times a second; the due time is calculated from the record (store time plus its
 level's delay, as for the consume queue's tags code), so a changed ``messageDelayLevel`` also applies to waiting
-messages.
+messages. Those of levels that it names no longer come after the delay of its last one.
 
 A message that can never be delivered (without a real topic, or refused by the store as illegal) is skipped and logged;
-its record stays in ``SCHEDULE_TOPIC``. Everything else is retried until it succeeds, and its level waits for it.
+its record stays in ``SCHEDULE_TOPIC``. So is one whose topic was deleted while it waited, whether or not there is a new
+one of that name; one whose queue the topic has no more gets into another. Everything else is retried until it succeeds, and its level waits for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,8 +47,9 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import QUEUE_ID_MAX
+from rocketstore.state.changes import QUEUE_ID_MAX, QueueOffset
 from rocketstore.store.message_store import MessageStore
+from rocketstore.store.stats import OTHERS
 from rocketstore.types import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
@@ -65,6 +68,8 @@ RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
 SLEEP_MS_MAX: Final = 10_000
 """Due times are wall-clock times, which may jump: check at least this often."""
+DROPPED_MAX: Final = 1024
+"""Deleted topics whose messages are counted by themselves."""
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
 
@@ -142,6 +147,8 @@ class ScheduleService:
         self._run: _Run | None = None
         self.skipped = 0
         """The number of messages that could never be delivered."""
+        self.dropped: Counter[str] = Counter()
+        """The number of messages that waited when their topic was deleted, by topic."""
         store.add_arrival_listener(self._on_arrival)
 
     def start(self) -> None:
@@ -172,8 +179,14 @@ class ScheduleService:
                 run.offset(number) if run is not None else self._state.delay_offset(number),
                 self._store.max_offset(SCHEDULE_TOPIC, number - 1),
             )
-            for number in range(1, self._delays.level_max + 1)
+            for number in range(1, (self.level_max if run is None else run.level_max) + 1)
         }
+
+    @property
+    def level_max(self) -> int:
+        """The highest level that there is, or was when messages of it were stored."""
+        stored = [queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC]
+        return max([self._delays.level_max, *stored])
 
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's ``scheduleMessageOffset_<level>``: progress and end."""
@@ -203,6 +216,25 @@ class ScheduleService:
         """Count and log a message that can never be delivered."""
         self.skipped += 1
         _log.error("delayed message %d of level %d cannot be delivered: %s", offset, level, why)
+
+    def place(self, message: Message, waited: QueueOffset) -> bool:
+        """Choose the queue for a message that is due; False if its topic was deleted since it was sent."""
+        queue_id = self._state.place_for(message.topic, message.queue_id, waited)
+        if queue_id is not None:
+            message.queue_id = queue_id
+            return True
+        name = message.topic if message.topic in self.dropped or len(self.dropped) < DROPPED_MAX else OTHERS
+        self.dropped[name] += 1
+        count = self.dropped[name]
+        if not count & (count - 1):  # there may be a million of them
+            _log.warning("topic %s was deleted: %d delayed messages for it are dropped, the last one %d of level %d",
+                         message.topic, count, waited.offset, waited.queue_id + 1)  # fmt: skip
+        return False
+
+    @property
+    def dropped_count(self) -> int:
+        """The number of messages that waited when their topic was deleted."""
+        return self.dropped.total()
 
     def step(self) -> int | None:
         """Do what is due now; returns when (monotonic ms) the next step is. Tests call it instead of the thread."""
@@ -238,7 +270,7 @@ class _Run:
         self._delivered = 0
         self._progress_due_ms = 0
         self._progress_busy = False
-        self._levels = {number: self._begin(number) for number in range(1, delays.level_max + 1)}
+        self._levels = {number: self._begin(number) for number in range(1, service.level_max + 1)}
 
     def start(self, supervisor: Supervisor) -> None:
         """Start the thread."""
@@ -254,6 +286,11 @@ class _Run:
             self._flush_progress()
         if self._worker is not None:
             self._worker.stop(STOP_TIMEOUT_S)
+
+    @property
+    def level_max(self) -> int:
+        """The highest level."""
+        return len(self._levels)
 
     def offset(self, number: int) -> int:
         """A level's progress."""
@@ -286,7 +323,16 @@ class _Run:
         offset = min(noted, end)
         if offset < noted:
             _log.error("delay level %d: its progress %d is beyond its queue's end %d", number, noted, end)
+        if offset < end and number > self._delays.level_max:
+            _log.warning(
+                "delay level %d is not in messageDelayLevel any more: its %d messages that wait come after the delay of "
+                "level %d, %d ms",
+                number, end - offset, self._delays.level_max, self._delay_ms(number),
+            )  # fmt: skip
         return _Level(number, offset, noted=noted)
+
+    def _delay_ms(self, number: int) -> int:
+        return self._delays.delay_ms(self._delays.cap(number))
 
     def _turn(self, level: _Level, now_ms: int) -> int | None:
         """Advance one level by at most a batch; returns when (monotonic ms) its next turn is, or None: when woken."""
@@ -296,7 +342,7 @@ class _Run:
             return level.retry_at_ms
         wall_ms = self._clock.wall_ms()
         if level.waiting:
-            level.due_ms = min(level.due_ms, wall_ms + self._delays.delay_ms(level.number))  # the clock was set back
+            level.due_ms = min(level.due_ms, wall_ms + self._delay_ms(level.number))  # the clock was set back
             if level.due_ms > wall_ms:
                 return now_ms + level.due_ms - wall_ms
         elif not level.arrived:
@@ -353,7 +399,7 @@ class _Run:
 
     def _due(self, level: _Level, records: Sequence[bytes], next_offset: int, wall_ms: int) -> _Found | None:
         found = _Found(end=level.offset)
-        delay_ms = self._delays.delay_ms(level.number)
+        delay_ms = self._delay_ms(level.number)
         for record in records:
             try:
                 message = decode_record(record)
@@ -370,7 +416,7 @@ class _Run:
             real = self._service.real_message(message)
             if real is None:
                 self._service.skip(level.number, message.queue_offset, "it names no target topic and queue")
-            else:
+            elif self._service.place(real, QueueOffset(SCHEDULE_TOPIC, message.queue_id, message.queue_offset)):
                 found.messages.append(real)
                 found.offsets.append(message.queue_offset)
             found.end = message.queue_offset + 1

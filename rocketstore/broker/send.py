@@ -142,7 +142,12 @@ class SendHandler:
             places = enumerate(request.messages)
             denied = {at: request.denied[one.topic] for at, one in places if one.topic in request.denied}
         begun: list[Begun] = []
-        refused = denied if request.own else self._refusals(request.messages, denied, begun) | denied
+        if request.own:
+            refused = denied
+        elif request.again:
+            refused = self._unplaced(request.messages)
+        else:
+            refused = self._refusals(request.messages, denied, begun) | denied
         self._store_allowed(request, refused, partial(self._halves.all_stored, begun, done) if begun else done)
 
     def _store_allowed(self, request: SendCall, refused: dict[int, PutResult], done: SendDone) -> None:
@@ -168,7 +173,7 @@ class SendHandler:
             self._bridge.post(partial(self._answered, request, merged, done))
 
         if allowed:
-            self._store.submit(allowed, stored, wait=request.wait, producer=request.producer)
+            self._store.submit(allowed, stored, wait=request.wait, own=request.again, producer=request.producer)
         else:
             stored(())
 
@@ -249,6 +254,13 @@ class SendHandler:
             if problem is not None:
                 refused[at] = problem
         return refused
+
+    def _unplaced(self, messages: Sequence[Message]) -> dict[int, PutResult]:
+        """Those of messages to be stored again that have no place here, with the reason."""
+        if self._store.role is BrokerRole.SLAVE:
+            return dict.fromkeys(range(len(messages)), self._not_master())
+        found = {at: self._place(message) for at, message in enumerate(messages)}
+        return {at: problem for at, problem in found.items() if problem is not None}
 
     def _writable_queues(self, name: str) -> int:
         topic = None if check_client_topic(name) else self._topics.find(name)

@@ -153,15 +153,19 @@ def check_timed(message: Message) -> str:
     )
 
 
-def check_message(message: Message, config: MessageStoreConfig) -> PutResult | None:
-    """Why the message cannot be stored, or None if it can. A refused message is unchanged."""
+def check_message(message: Message, config: MessageStoreConfig, *, own: bool = False) -> PutResult | None:
+    """Why the message cannot be stored, or None if it can. A refused message is unchanged.
+
+    ``own``: the broker stores it again (as due, committed, to be retried, dead). It was accepted once, perhaps under a
+    higher ``max_message_size``: now it need only fit into a log file.
+    """
     problem = check_topic(message.topic) or _check_fields(message)
     if problem:
         return _illegal(problem)
     if not message.properties:
         size = len(message.property_string)
         refusal = _check_string(message.property_string) if size else None
-        return refusal or _check_size(message, size, config)
+        return refusal or _check_size(message, size, config, own=own)
     try:
         text = join_properties(message.properties)
         encoded = text.encode()
@@ -174,7 +178,7 @@ def check_message(message: Message, config: MessageStoreConfig) -> PutResult | N
         message.checked_properties = encoded
     if size > PROPERTIES_BYTES_MAX:
         return _properties_too_long(text, size)
-    return _check_size(message, size, config)
+    return _check_size(message, size, config, own=own)
 
 
 def _check_string(encoded: bytes) -> PutResult | None:
@@ -231,17 +235,28 @@ def _check_fields(message: Message) -> str:
     return "" if message.queue_id >= 0 else f"there is no queue {message.queue_id}"
 
 
-def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig) -> PutResult | None:
+def _check_size(
+    message: Message, properties_bytes: int, config: MessageStoreConfig, *, own: bool
+) -> PutResult | None:
     body_bytes, most = len(message.body), config.max_message_size
-    if body_bytes > most:
+    if body_bytes > most and not own:
         return _illegal(f"the body has {body_bytes} bytes; at most {most} are allowed")
     size = OVERHEAD + body_bytes + len(message.topic) + properties_bytes
     size += len(message.born_host[0]) + len(message.store_host[0]) - 2 * IPV4_BYTES
     room = config.mapped_file_size_commit_log - BLANK.size
     if config.enable_dledger_commit_log:
         room -= ENTRY_HEADER_BYTES
-    limit = min(most + RECORD_EXTRA_BYTES, room)
+    limit = room if own else min(most + RECORD_EXTRA_BYTES, room)
     return None if size <= limit else _illegal(f"the record would have {size} bytes; at most {limit} are allowed")
+
+
+def properties_bytes(message: Message) -> int:
+    """How long a message's properties are as they are stored, with what the schedule adds to a delayed one.
+
+    Raises ``InvalidRequestError``.
+    """
+    size = len(join_properties(message.properties).encode())
+    return size + _delay_extra(message) if PROPERTY_DELAY in message.properties else size
 
 
 def _delay_extra(message: Message) -> int:

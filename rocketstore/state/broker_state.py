@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +49,16 @@ from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
-from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult, RecordHead
+from rocketstore.types import (
+    BROKER_STATE_TOPIC,
+    CHECKED_TOO_OFTEN_TOPIC,
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    BrokerRole,
+    PutMessageStatus,
+    PutResult,
+    RecordHead,
+)
 
 FULL_PART_BYTES: Final = 128 * 1024
 RETRY_MS: Final = 1000
@@ -62,6 +71,8 @@ CATCH_UP_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 10.0
 _WRITING_SHARE: Final = 20
 """RocketMQ's files take at most one part in this many of the time: with a million offsets, writing them takes long."""
+_WAITING: Final = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, CHECKED_TOO_OFTEN_TOPIC})
+"""Topics in which messages wait before they get to their own one."""
 
 _APPLIED: Final = PutResult(PutMessageStatus.PUT_OK)
 _SLAVE: Final = PutResult(
@@ -315,6 +326,11 @@ class BrokerState:
         with self._applier.lock:
             return self._applier.tables.begins.get(topic, {}).get(queue_id, 0)
 
+    def place_for(self, name: str, queue_id: int, waited: QueueOffset) -> int | None:
+        """See ``Tables.place_for``."""
+        with self._applier.lock:
+            return self._applier.tables.place_for(name, queue_id, waited)
+
     def delay_offset(self, level: int) -> int:
         """The next message of a delay level to deliver; 0 if none was delivered yet."""
         with self._applier.lock:
@@ -354,13 +370,25 @@ class BrokerState:
         the same name created later starts at ``begin_offset``. Its files go when retention removes them.
         """
         # Includes messages not yet dispatched: their producers know that they were stored before.
-        numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] == name}
+        names = {name, *_WAITING}
+        numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] in names}
         for key in self._store.queues():
-            if key[0] == name:
+            if key[0] in names:
                 numbering[key] = max(numbering.get(key, 0), self._store.max_offset(*key))
-        self._change(
-            DeleteTopic(name, tuple(sorted((queue_id, end) for (_, queue_id), end in numbering.items()))), done
-        )
+        ends = sorted((queue_id, end) for (topic, queue_id), end in numbering.items() if topic == name)
+        with self._applier.lock:
+            waits = [
+                QueueOffset(*key, end)
+                for key, end in sorted(numbering.items())
+                if key[0] in _WAITING and not self._is_past(self._applier.tables, *key, end)
+            ]
+        self._change(DeleteTopic(name, tuple(ends), tuple(waits)), done)
+
+    def _is_past(self, tables: Tables, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether no message waits before an offset of one of the broker's own queues any more."""
+        if topic == SCHEDULE_TOPIC:
+            return tables.delay_offsets.get(queue_id + 1, 0) >= offset
+        return self._store.min_offset(topic, queue_id) >= offset
 
     def commit_offsets(
         self,
@@ -516,6 +544,7 @@ class BrokerState:
         with applier.lock:
             tables = applier.tables.copy()
         tables.forget_begins(lambda topic, queue_id, begin: self._store.min_offset(topic, queue_id) >= begin)
+        tables.forget_waits(partial(self._is_past, tables))
         changes = list(tables.as_changes())
         self._full_wanted = False
         self._full_due_ms = now_ms + self._settings.full_interval_ms

@@ -1,7 +1,8 @@
 """Changes of broker state, and their encoding as messages of ``BROKER_STATE_TOPIC``.
 
 A message's body is JSON: ``{"v": 1, "changes": [...]}``, each change an object with ``"op"``. ``v`` is the oldest
-version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, otherwise 1.
+version that knows everything in it: 2 for a group's settings and for a topic's ``order`` and ``sys_flag``, 3 for what
+waited when a topic was deleted, otherwise 1.
 So a cluster of two versions works as long as nobody uses what the older one does not know. A published full state is
 one or more such messages, one after the other, each with ``"full": {"id", "part", "parts", "upto"}``: the changes of
 all its parts, applied to empty tables, give the state before queue offset ``upto``.
@@ -21,9 +22,10 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from dledger.errors import InvalidRequestError
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 """The newest that this program knows."""
 _FIRST_VERSION: Final = 1
+_SETTINGS_VERSION: Final = 2
 CHANGES_MAX: Final = 4096
 """Changes in one message."""
 OFFSETS_MAX: Final = 1024
@@ -151,11 +153,14 @@ class PutTopic:
 class DeleteTopic:
     """Delete a topic and every group's offsets in it.
 
-    ``ends``: (queue id, next queue offset) of its queues. A topic of this name created later starts there.
+    ``ends``: (queue id, next queue offset) of its queues. A topic of this name created later starts there. ``waits``:
+    the same of the broker's own queues in which messages wait before they get there (delayed, in a transaction): what
+    is before these offsets was for the deleted topic.
     """
 
     name: str
     ends: tuple[tuple[int, int], ...] = ()
+    waits: tuple[QueueOffset, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic")
@@ -163,6 +168,11 @@ class DeleteTopic:
         for queue_id, end in self.ends:
             _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
             _check_range(end, "offset", 0, OFFSET_MAX)
+        _check_range(len(self.waits), "queues in which messages wait", 0, OFFSETS_MAX)
+        for topic, queue_id, offset in self.waits:
+            check_name(topic, "topic")
+            _check_range(queue_id, "queue id", 0, QUEUE_ID_MAX)
+            _check_range(offset, "offset", 0, OFFSET_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +263,19 @@ class EncodedChange(NamedTuple):
 
 def encode_change(change: Change) -> EncodedChange:
     """One change; ``join_changes`` makes a message of several."""
-    is_new = isinstance(change, PutGroup) or (
-        isinstance(change, PutTopic) and (change.topic.order or change.topic.sys_flag != 0)
-    )
-    return EncodedChange(_dump(_change_json(change)), STATE_VERSION if is_new else _FIRST_VERSION)
+    return EncodedChange(_dump(_change_json(change)), _version_of(change))
+
+
+def _version_of(change: Change) -> int:
+    match change:
+        case DeleteTopic(waits=waits) if waits:
+            return STATE_VERSION
+        case PutGroup():
+            return _SETTINGS_VERSION
+        case PutTopic(topic) if topic.order or topic.sys_flag:
+            return _SETTINGS_VERSION
+        case _:
+            return _FIRST_VERSION
 
 
 def join_changes(changes: Iterable[EncodedChange], full: FullPart | None = None) -> bytes:
@@ -343,8 +362,8 @@ def _change_json(change: Change) -> dict[str, object]:
                 "broker_slow": group.broker_id_when_slow,
                 "notify": group.notify_changes,
             }
-        case DeleteTopic(name, ends):
-            return {"op": "delete_topic", "name": name, "ends": ends}
+        case DeleteTopic(name, ends, waits):
+            return {"op": "delete_topic", "name": name, "ends": ends} | ({"waits": waits} if waits else {})
         case CommitOffsets(name, offsets, reset):
             return {"op": "offsets", "group": name, "offsets": offsets, "reset": reset}
         case DeleteGroup(name):
@@ -366,13 +385,12 @@ def _change_from_json(value: object) -> Change:
         case "put_group":
             return PutGroup(_group_from_json(fields))
         case "delete_topic":
-            _check_fields(fields, {"op", "name", "ends"})
-            return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]))
+            _check_fields(fields, {"op", "name", "ends"}, {"waits"})
+            waits = _queue_offsets(fields.get("waits", []))
+            return DeleteTopic(_text(fields["name"]), _int_pairs(fields["ends"]), waits)
         case "offsets":
             _check_fields(fields, {"op", "group", "offsets", "reset"})
-            triples = (_row(row, 3) for row in _list(fields["offsets"]))
-            offsets = tuple(QueueOffset(_text(one[0]), _int(one[1]), _int(one[2])) for one in triples)
-            return CommitOffsets(_text(fields["group"]), offsets, _bool(fields["reset"]))
+            return CommitOffsets(_text(fields["group"]), _queue_offsets(fields["offsets"]), _bool(fields["reset"]))
         case "delete_group":
             _check_fields(fields, {"op", "group"})
             return DeleteGroup(_text(fields["group"]))
@@ -434,6 +452,11 @@ def _row(value: object, length: int) -> Sequence[object]:
     if len(row) != length:
         raise MalformedStateError(f"state: expected a list of {length}, not of {len(row)}")
     return row
+
+
+def _queue_offsets(value: object) -> tuple[QueueOffset, ...]:
+    triples = (_row(row, 3) for row in _list(value))
+    return tuple(QueueOffset(_text(one[0]), _int(one[1]), _int(one[2])) for one in triples)
 
 
 def _int_pairs(value: object) -> tuple[tuple[int, int], ...]:

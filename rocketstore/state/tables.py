@@ -3,7 +3,8 @@
 **Deleted topics.** Their queues' files stay until retention removes them, and their numbering continues: if nodes
 removed queues at different times, the next master could count from 0 while another node still has the old units, takes
 the new ones for repeats and loses them. ``begins`` hides the queue's earlier messages: it is where a topic of the same
-name created later starts.
+name created later starts. ``waits`` does the same for messages that are not in its queues yet: delayed ones and those
+of open transactions.
 
 Not thread-safe; ``BrokerState`` guards them.
 """
@@ -41,6 +42,10 @@ class Tables:
         self.begins: dict[str, dict[int, int]] = {}
         """Topics that were once deleted: queue id to the first queue offset that does not belong to the deleted topic.
         """
+        self.waits: dict[str, dict[tuple[str, int], int]] = {}
+        """The same names: (topic, queue id) of the broker's own queues to the first offset there of which a message may
+        be for a topic of this name again.
+        """
         self.topic_changes = 0
         """How often a topic was put or deleted: whoever shows them need not look at all of them again and again."""
         self.queue_count = 0
@@ -58,8 +63,11 @@ class Tables:
                 self.queue_count += topic.queues - (old.queues if old is not None else 0)
                 self.topics[topic.name] = topic
                 self.topic_changes += 1
-            case DeleteTopic(name, ends):
+            case DeleteTopic(name, ends, waits):
                 self._delete_topic(name, ends)
+                for topic, queue_id, end in waits:
+                    known = self.waits.setdefault(name, {})
+                    known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
                 self.topic_changes += 1
             case PutGroup(config):
                 self.groups.setdefault(config.name, {})
@@ -85,6 +93,7 @@ class Tables:
         for level, offset in self.delay_offsets.items():
             made.delay_offsets[level] = max(offset, made.delay_offsets.get(level, 0))
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
+        made.waits = {name: dict(waits) for name, waits in self.waits.items()}
         made.topic_changes = self.topic_changes + (made.topics != self.topics)
         return made
 
@@ -108,14 +117,16 @@ class Tables:
         made.group_configs = dict(self.group_configs)
         made.delay_offsets = dict(self.delay_offsets)
         made.begins = {name: dict(begins) for name, begins in self.begins.items()}
+        made.waits = {name: dict(waits) for name, waits in self.waits.items()}
         made.topic_changes = self.topic_changes
         made.queue_count, made.offset_count = self.queue_count, self.offset_count
         return made
 
     def as_changes(self) -> Iterator[Change]:
         """The changes that turn empty tables into these."""
-        for name, begins in self.begins.items():
-            yield DeleteTopic(name, tuple(begins.items()))
+        for name in {**self.begins, **self.waits}:
+            waits = tuple(QueueOffset(*place, end) for place, end in self.waits.get(name, {}).items())
+            yield DeleteTopic(name, tuple(self.begins.get(name, {}).items()), waits)
         for topic in self.topics.values():
             yield PutTopic(topic)
         for group, noted in self.groups.items():
@@ -136,6 +147,28 @@ class Tables:
             else:
                 del self.begins[name]
 
+    def forget_waits(self, is_past: Callable[[str, int, int], bool]) -> None:
+        """Remove what waits no longer: it was delivered, or it has expired."""
+        for name, waits in list(self.waits.items()):
+            kept = {place: end for place, end in waits.items() if not is_past(*place, end)}
+            if kept:
+                self.waits[name] = kept
+            else:
+                del self.waits[name]
+
+    def place_for(self, name: str, queue_id: int, waited: QueueOffset) -> int | None:
+        """The queue of topic ``name`` for a message that waited at ``waited`` to get to ``queue_id``; None if the topic
+        was deleted meanwhile.
+
+        Queues that a topic has no more are read by nobody, so it then gets to one of the others.
+        """
+        topic, waits = self.topics.get(name), self.waits.get(name, {})
+        if waited.offset < waits.get((waited.topic, waited.queue_id), 0):
+            return None
+        if topic is None:
+            return None if waits or name in self.begins else queue_id
+        return queue_id if queue_id < topic.queues else queue_id % min(topic.read_queues, topic.write_queues)
+
     def put_back(self, end_of: Callable[[str, int], int]) -> list[str]:
         """Lower offsets beyond the end of their queue to that end; returns what was lowered, for people."""
         found: list[str] = []
@@ -153,6 +186,9 @@ class Tables:
                 if begin > (end := end_of(topic, queue_id)):
                     begins[queue_id] = end
                     found.append(f"{topic} queue {queue_id} begins at {end}, not at {begin}")
+        for waits in self.waits.values():
+            for (topic, queue_id), offset in waits.items():
+                waits[topic, queue_id] = min(offset, end_of(topic, queue_id))
         return found
 
     def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:

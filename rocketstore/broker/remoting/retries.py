@@ -7,6 +7,7 @@ grows each time. ``%DLQ%group`` holds messages that are no longer retried.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,16 +19,21 @@ from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
 from rocketstore.broker.remoting.access import QuotaOf
+from rocketstore.message.checks import properties_bytes
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
+    PROPERTY_KEYS,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
     HostAddress,
     Message,
 )
+from rocketstore.message.properties import PROPERTIES_BYTES_MAX
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX, AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -45,8 +51,14 @@ DEAD_QUEUES: Final = 1
 SENT_BACK_MAX: Final = 4096
 """Pairs of group and topic that are counted by themselves."""
 _READ_WRITE: Final = 6
+_KEPT: Final = frozenset(
+    {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_ID, PROPERTY_WAIT, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY}
+)
+"""Properties that a dead letter never lacks. They fit: RocketMQ's clients and ours limit keys and tags."""
 _NEVER_CONSUMED: Final = HIDDEN_TOPICS | {HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC}
 """A message of these has not been delivered, and may never be."""
+
+_log = logging.getLogger("rocketstore")
 
 
 class NoSuchMessageError(RequestError):
@@ -97,6 +109,19 @@ class Retries:
         again = _copy(message, there, self._parts.store_host)
         if not is_dead:
             again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+            if properties_bytes(again) > PROPERTIES_BYTES_MAX:  # it would come back to the consumer for ever
+                is_dead, target = True, dead_topic(config)
+                await self.ensure_topic(target, owner)
+                again = _copy(message, target, self._parts.store_host)
+                _log.warning(
+                    "group %s: the message at %d has too many properties to be tried again: it is a dead letter now",
+                    config.name, offset,
+                )  # fmt: skip
+        if is_dead and (dropped := _trim(again)):
+            _log.warning(
+                "group %s: the dead letter of the message at %d is without its properties %s: only %d bytes fit",
+                config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
+            )  # fmt: skip
         result = await self._stored(again)
         if not result.ok:
             raise NotStoredError(result, self._parts.view().leader_address)
@@ -152,7 +177,7 @@ class Retries:
             if not stored.done():  # otherwise nobody is waiting any more
                 stored.set_result(results[0])
 
-        self._parts.sender.submit(SendCall(0, [message], True, len(message.body)), done)
+        self._parts.sender.submit(SendCall(0, [message], True, len(message.body), again=True), done)
         return await stored
 
 
@@ -185,3 +210,19 @@ def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Mes
         store_host,
         message.reconsume_times + 1,
     )
+
+
+def _trim(dead: Message) -> list[str]:
+    """Drop a dead letter's longest properties until the others can be stored; returns their names."""
+    dropped = []
+    while properties_bytes(dead) > PROPERTIES_BYTES_MAX:
+        name = max(
+            (one for one in dead.properties if one not in _KEPT),
+            key=lambda one: len(one.encode()) + len(dead.properties[one].encode()),
+            default="",
+        )
+        if not name:
+            break
+        del dead.properties[name]
+        dropped.append(name)
+    return dropped

@@ -18,7 +18,7 @@ from rocketstore.broker.transactions.checks import Check
 from rocketstore.broker.transactions.messages import check_record, resumed
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
-from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY
+from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import RemotingConnection
@@ -31,6 +31,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
+from rocketstore.state.changes import QueueOffset
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, BrokerRole, PutResult
 
 COMMIT: Final = 8
@@ -106,7 +107,7 @@ class RemotingTransactions:
                 stored.set_result(results[0])
 
         message = resumed(record, parts.store_host)
-        parts.sender.submit(SendCall(0, [message], True, len(record), own=True), done)
+        parts.sender.submit(SendCall(0, [message], True, len(record), own=True, again=True), done)
         result = await stored
         if result.outcome == "not_applied":
             self._resumed.pop(offset, None)
@@ -122,8 +123,15 @@ class RemotingTransactions:
             message = decode_record(record)
             known = store.position_of(CHECKED_TOO_OFTEN_TOPIC, 0, message.queue_offset)
             if message.topic == CHECKED_TOO_OFTEN_TOPIC and known == offset:
+                self._check_topic(message)
                 return record
         raise RequestError(f"at {offset} is no message of {CHECKED_TOO_OFTEN_TOPIC}: only those can be checked again")
+
+    def _check_topic(self, given_up: Message) -> None:
+        name = given_up.properties.get(PROPERTY_REAL_TOPIC, "")
+        waited = QueueOffset(CHECKED_TOO_OFTEN_TOPIC, 0, given_up.queue_offset)
+        if self._parts.state.place_for(name, 0, waited) is None:
+            raise RequestError(f"topic {name} was deleted since: its transactions cannot be checked again")
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.properties import encode_properties
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, Outcome, PutResult, RecordHead
 
@@ -115,6 +116,8 @@ class Run:
         self._scanned = 0
         self._checks = Checks(self, config, store, state, clock, askers)
         self.halves = OpenHalves()
+        self.dropped = 0
+        """How many messages were to be committed after their topic was deleted."""
         self.is_ready = False
 
     def start(self, supervisor: Supervisor) -> None:
@@ -162,10 +165,13 @@ class Run:
     def end(self, queue_offset: int, offset: int, group: str, *, commit: bool, done: EndDone) -> None:
         """See ``TransactionService.end``."""
         half = self._mark(queue_offset, offset, group)
+        gone = ""
         try:
             messages = [self._op(half)]
             if commit:
-                messages.insert(0, self._committed(half))
+                message = self._committed(half)
+                gone = "" if self._place(message, half) else message.topic
+                messages[:0] = [] if gone else [message]
         except BaseException:
             with self._lock:
                 half.phase = Phase.OPEN
@@ -173,7 +179,12 @@ class Run:
         with self._lock:
             if self._stopped:
                 raise NotReadyError("this broker is not the master any more")
-            self._submit(half, messages, done, commit=commit)
+            self._submit(half, messages, _ignore if gone else done, commit=commit and not gone)
+            self.dropped += bool(gone)
+        if gone:
+            why = f"topic {gone} was deleted since transaction {queue_offset} began: its message is dropped"
+            _log.warning("transactions: %s (producer group %s)", why, group)
+            raise EndRefusedError(why)
 
     def is_open(self, queue_offset: int) -> bool:
         """Whether a transaction is open, and no end of it is on its way."""
@@ -252,6 +263,14 @@ class Run:
             return committed(record)
         except (CorruptRecordError, CorruptLogError, ShutdownError) as error:
             raise EndRefusedError(f"the prepared message cannot be read: {error}") from error
+
+    def _place(self, message: Message, half: Half) -> bool:
+        """Choose the queue for a message to be committed; False if its topic was deleted since it was prepared."""
+        waited = QueueOffset(HALF_TOPIC, 0, half.queue_offset)
+        queue_id = self._state.place_for(message.topic, message.queue_id, waited)
+        if queue_id is not None:
+            message.queue_id = queue_id
+        return queue_id is not None
 
     def _op(self, half: Half) -> Message:
         return op_message(half.queue_offset, self._host(), self._clock.wall_ms())
@@ -424,6 +443,10 @@ class Run:
         """Step soon; from any thread."""
         if self._worker is not None:
             self._worker.wake()
+
+
+def _ignore(_result: PutResult) -> None:
+    """Nobody waits for it."""
 
 
 _OWN: Final = frozenset({HALF_TOPIC, OP_TOPIC})

@@ -94,6 +94,12 @@ class TransactionService:
         run = self._run
         return 0 if run is None else len(run.halves)
 
+    @property
+    def dropped_count(self) -> int:
+        """How many messages were to be committed after their topic was deleted, since this broker is the master."""
+        run = self._run
+        return 0 if run is None else run.dropped
+
     def runtime_info(self) -> dict[str, str]:
         """For operators; empty on a slave."""
         run = self._run

@@ -149,6 +149,9 @@ class FakeState(BrokerState):
     def begin_offset(self, topic: str, queue_id: int) -> int:
         return self.begins.get((topic, queue_id), 0)
 
+    def place_for(self, name: str, queue_id: int, waited: QueueOffset) -> int | None:
+        return queue_id
+
     def topics(self) -> list[TopicConfig]:
         return list(self.table.values())
 

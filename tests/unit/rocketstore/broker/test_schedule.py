@@ -15,7 +15,9 @@ from rocketstore.message.delay import DelayLevels
 from rocketstore.message.message import LOOPBACK, HostAddress, Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
+from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
+from rocketstore.state.tables import Tables
 from rocketstore.types import SCHEDULE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
 from tests.support.waiting import ManualClock, wait_until
@@ -30,9 +32,13 @@ class MemoryState(BrokerState):
     """Progress that outlives a broker."""
 
     def __init__(self) -> None:
+        self.tables = Tables()
         self.progress: dict[int, int] = {}
         self.commits = 0
         self.refuse = False
+
+    def place_for(self, name: str, queue_id: int, waited: QueueOffset) -> int | None:
+        return self.tables.place_for(name, queue_id, waited)
 
     def delay_offset(self, level: int) -> int:
         return self.progress.get(level, 0)
@@ -160,6 +166,58 @@ def test_a_level_with_much_to_do_leaves_the_others_their_turn(broker: Broker) ->
     wait_until(lambda: broker.bodies() == [b"lonely"], "the message of the other level")
     order = [one.head.topic for one in broker.store.log.records if one.head.topic != SCHEDULE_TOPIC]
     assert order.index("T") <= BATCH
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_message_whose_topic_was_deleted_while_it_waited_is_dropped_with_a_word(
+    broker: Broker, caplog: pytest.LogCaptureFixture, is_made_anew: bool
+) -> None:
+    """A topic begins anew: what was sent to a deleted one of its name is not for it. Later messages are."""
+    apply = broker.state.tables.apply
+    apply(PutTopic(TopicConfig("T")))
+    broker.send(1, b"of the deleted topic")
+    broker.send(1, b"other", topic="Other")
+    apply(DeleteTopic("T", waits=(QueueOffset(SCHEDULE_TOPIC, 0, 2),)))
+    if is_made_anew:
+        apply(PutTopic(TopicConfig("T")))
+        broker.send(1, b"new")
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+    assert broker.bodies() == ([b"new"] if is_made_anew else [])
+    assert [one.body for one in broker.delivered("Other")] == [b"other"]
+    assert broker.schedule.dropped == {"T": 1}
+    assert "topic T was deleted: 1 delayed messages for it are dropped" in caplog.text
+    assert broker.schedule.progress()[1] == ((3, 3) if is_made_anew else (2, 2))
+
+
+@pytest.mark.parametrize(("read", "write", "gets"), [(8, 2, 3), (2, 2, 1), (2, 8, 3), (1, 2, 0)])
+def test_a_message_whose_queue_was_removed_while_it_waited_gets_into_one_that_consumers_read(
+    broker: Broker, read: int, write: int, gets: int
+) -> None:
+    """A queue that may still be read, or may be soon, is kept."""
+    broker.send(1, b"x")  # for queue 3
+    broker.state.tables.apply(PutTopic(TopicConfig("T", read, write)))
+    broker.schedule.start()
+    broker.advance(LEVEL_1_MS)
+    assert [one.body for one in broker.delivered(queue_id=gets)] == [b"x"]
+
+
+def test_what_waits_in_a_level_that_the_settings_name_no_longer_is_delivered(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the delay of the last level that there is, and with a word."""
+    broker.send(1, b"one")
+    broker.send(3, b"three")
+    two = DelayLevels.parse("1s 2s")
+    broker.schedule = ScheduleService(broker.store, broker.state, two, broker.clock)
+    broker.schedule.start()
+    broker.settle()
+    broker.advance(1999)
+    assert broker.bodies() == [b"one"]
+    broker.advance(1)
+    assert broker.bodies() == [b"one", b"three"]
+    assert broker.schedule.progress() == {1: (1, 1), 2: (0, 0), 3: (1, 1)}
+    assert "delay level 3 is not in messageDelayLevel any more" in caplog.text
 
 
 def test_a_wall_clock_put_back_delays_nothing_by_more_than_the_level(broker: Broker) -> None:

@@ -123,6 +123,18 @@ def test_a_record_must_fit_a_file_with_the_blank_after_it(
     assert status(check_message(replace(message, body=bytes(room + 1)), config)) is PutMessageStatus.MESSAGE_ILLEGAL
 
 
+def test_what_was_accepted_once_is_stored_again_if_it_fits_into_a_file() -> None:
+    """A delayed, half or retried message, although ``max_message_size`` was lowered since it was sent."""
+    config = MessageStoreConfig(max_message_size=100, mapped_file_size_commit_log=1 << 20)
+    delayed = Message("t", bytes(500_000), properties={"DELAY": "1"})
+
+    assert status(check_message(delayed, config)) is PutMessageStatus.MESSAGE_ILLEGAL
+    assert check_message(delayed, config, own=True) is None
+    assert check_message(Message("t", bytes(500_000), property_string=b"a\x01b"), config, own=True) is None
+    too_large = check_message(Message("t", bytes(1 << 20)), config, own=True)
+    assert status(too_large) is PutMessageStatus.MESSAGE_ILLEGAL
+
+
 def test_a_record_may_be_64_kib_longer_than_the_longest_body() -> None:
     """So a body of the full size may have properties of the full size."""
     config = MessageStoreConfig(max_message_size=100)

@@ -45,6 +45,9 @@ NEWER: tuple[Change, ...] = (
 )
 
 
+NEWEST: tuple[Change, ...] = (DeleteTopic("Old", ((0, 7),), (QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9),)),)
+
+
 def test_changes_come_back_as_they_were_written() -> None:
     body = join_changes(encode_change(change) for change in CHANGES)
 
@@ -58,6 +61,10 @@ def test_what_an_older_version_knows_is_written_for_it() -> None:
     for change in NEWER:
         body = join_changes([*old, encode_change(change)])
         assert json.loads(body)["v"] == 2
+    for change in NEWEST:
+        body = join_changes([*old, encode_change(change)])
+        assert json.loads(body)["v"] == 3
+        assert decode_state(body) == StateMessage((*CHANGES, change))
         assert decode_state(body) == StateMessage((*CHANGES, change))
 
 
@@ -121,6 +128,8 @@ FULL = {"id": "a", "part": 0, "parts": 1, "upto": 0}
         {**GOOD, "full": {**FULL, "parts": 5000}},
         {**GOOD, "full": {**FULL, "id": ""}},
         {**GOOD, "changes": [{**DELETE, "ends": [[0, -1]]}]},
+        {**GOOD, "changes": [{**DELETE, "waits": [["T", 0, -1]]}]},
+        {**GOOD, "changes": [{**DELETE, "waits": [[0, 1]]}]},
         {**GOOD, "changes": [{**DELETE, "ends": [[-1, 1]]}]},
         {**GOOD, "full": None},
     ],
@@ -138,7 +147,7 @@ def test_bytes_that_are_no_json_are_malformed(body: bytes) -> None:
 
 def test_a_newer_version_is_told_apart_whatever_else_it_holds() -> None:
     with pytest.raises(NewerStateError):
-        decode_state(b'{"v":3,"anything":[]}')
+        decode_state(b'{"v":4,"anything":[]}')
 
 
 def test_a_topic_with_a_bad_name_cannot_be_named() -> None:
@@ -161,6 +170,22 @@ def test_a_full_state_in_parts_makes_the_same_tables() -> None:
     assert [one.full for one in decoded] == [FullPart("f", part, len(bodies), 7) for part in range(len(bodies))]
     copy = Tables(change for one in decoded for change in one.changes)
     assert (copy.topics, copy.groups, copy.delay_offsets) == (tables.topics, tables.groups, tables.delay_offsets)
+
+
+def test_what_waits_for_a_deleted_topic_is_known_until_it_waits_no_longer() -> None:
+    """In every copy of the tables; a log that has lost its tail takes the marks back, or it would lose what is new."""
+    delayed, other = QueueOffset("SCHEDULE_TOPIC_XXXX", 2, 9), QueueOffset("SCHEDULE_TOPIC_XXXX", 3, 9)
+    tables = Tables([PutTopic(TopicConfig("T", 4, 4)), DeleteTopic("T", waits=(delayed,))])
+    for copy in (tables, tables.copy(), Tables(tables.as_changes()), tables.mirror(())):
+        assert [copy.place_for("T", 1, delayed._replace(offset=at)) for at in (8, 9)] == [None, None]
+        copy.apply(PutTopic(TopicConfig("T", 4, 4)))
+        assert [copy.place_for("T", 1, delayed._replace(offset=at)) for at in (8, 9)] == [None, 1]
+        assert copy.place_for("T", 1, other._replace(offset=0)) == 1
+        assert copy.place_for("U", 1, delayed._replace(offset=0)) == 1
+    tables.put_back(lambda _topic, _queue: 5)
+    assert [tables.place_for("T", 1, delayed._replace(offset=at)) for at in (4, 5)] == [None, 1]
+    tables.forget_waits(lambda topic, queue_id, end: (topic, queue_id, end) == delayed._replace(offset=5))
+    assert tables.waits == {}
 
 
 def test_an_empty_state_is_one_part() -> None:

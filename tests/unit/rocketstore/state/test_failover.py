@@ -243,7 +243,7 @@ def test_a_change_stored_between_a_state_and_its_publication_is_not_lost(add_mem
 def test_a_node_that_meets_a_newer_message_stops_and_does_not_lead(add_member: AddMember, master: Member) -> None:
     slave = add_member("slave")
     put_topic(master, "T")
-    master.store.put(Message(BROKER_STATE_TOPIC, b'{"v":3,"changes":[]}'))
+    master.store.put(Message(BROKER_STATE_TOPIC, b'{"v":4,"changes":[]}'))
     slave.settle()
     assert names(slave) == ["T"]
 

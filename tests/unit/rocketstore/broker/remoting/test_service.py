@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rocketstore.broker.remoting import sends
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.message.message import Message
+from rocketstore.message.message import SYS_FLAG_COMMITTED, Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -271,6 +273,50 @@ def test_a_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
     assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
     assert decode_record(broker.store.log.records[-1].record).topic == "%DLQ%g"
     assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == AnswerCode.SYSTEM_ERROR
+
+
+def stored_for(broker: RemotingHarness, message: Message) -> dict[str, object]:
+    """The request to send back this message, which the store has."""
+    assert broker.store.put(message).ok
+    return {"offset": broker.store.log.records[-1].head.offset, "group": "g", "delayLevel": 0}
+
+
+def test_a_transactions_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """What a transaction has committed is a message like others: sent back, it begins no transaction."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "producers", "KEYS": "k"}
+    back = stored_for(broker, Message("T", b"x", 0, properties, sys_flag=SYS_FLAG_COMMITTED))
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    again = decode_record(broker.store.log.records[-1].record)
+    assert (again.topic, again.properties["DELAY"], again.body) == ("%RETRY%g", "3", b"x")
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"delayLevel": -1}).code == 0
+    assert decode_record(broker.store.log.records[-1].record).topic == "%DLQ%g"
+
+
+@pytest.mark.parametrize("length", [32_000, 32_660, 32_750])
+def test_a_message_with_so_many_properties_that_no_retry_can_hold_them_is_dead_at_once(
+    broker: RemotingHarness, client: RemotingSocket, length: int
+) -> None:
+    """It would come to its consumer each second for ever. What a dead letter cannot hold is dropped, but never where
+    the message comes from."""
+    properties = {"KEYS": "k", "short": "s", "long": "x" * (length - 20)}
+    back = stored_for(broker, Message("T", b"x", 0, dict(properties)))
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    again = decode_record(broker.store.log.records[-1].record)
+    assert again.topic == ("%RETRY%g" if length == 32_000 else "%DLQ%g")
+    assert (again.properties["RETRY_TOPIC"], again.properties["KEYS"], again.properties["short"]) == ("T", "k", "s")
+    assert ("long" in again.properties) == (length < 32_750)
+
+
+def test_a_message_of_more_keys_than_are_allowed_now_is_tried_again() -> None:
+    """``messageKeysMax`` is about what clients send; the broker took this message under a higher one."""
+    config = BrokerConfig()
+    config = replace(config, store=replace(config.store, message_keys_max=2))
+    with RemotingHarness(config) as broker, broker.dial() as client:
+        back = stored_for(broker, Message("T", b"x", 0, {"KEYS": "a b c d"}))
+        assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+        assert decode_record(broker.store.log.records[-1].record).topic == "%RETRY%g"
 
 
 def test_a_client_that_sends_back_by_itself_ends_up_with_the_dead_too(

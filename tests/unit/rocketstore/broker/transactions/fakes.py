@@ -118,6 +118,9 @@ class State(BrokerState):
             self.noted[topic] = offset
         done(PutResult(PutMessageStatus.PUT_OK))
 
+    def place_for(self, name: str, queue_id: int, waited: QueueOffset) -> int | None:
+        return queue_id
+
     def topic(self, name: str) -> TopicConfig | None:
         return TopicConfig(name, 1, 1)
 

@@ -11,6 +11,7 @@ from rocketstore.broker.transactions.run import EndRefusedError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import LOOPBACK, Message
+from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, StoredPlace
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import WAIT_S, small_config
@@ -40,6 +41,35 @@ def test_a_commit_is_the_half_message_in_its_queue(config: MessageStoreConfig) -
     assert message.properties == prepared.properties
     assert prepared.sys_flag == 0
     assert (prepared.properties["REAL_TOPIC"], prepared.properties["REAL_QID"]) == ("T", "2")
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_commit_after_its_topic_was_deleted_ends_the_transaction_and_delivers_nothing(
+    config: MessageStoreConfig, is_made_anew: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic begins anew: what was prepared for a deleted one of its name is not for it."""
+    with broker_on(config) as broker:
+        place = broker.prepare(b"old")
+        assert broker.state.wait(lambda done: broker.state.delete_topic("T", done)).ok
+        if is_made_anew:
+            assert broker.state.wait(lambda done: broker.state.put_topic(TopicConfig("T", 4, 4), done)).ok
+        assert "topic T was deleted since" in broker.end(place, commit=True)
+        broker.wait_open(0)
+        assert (broker.bodies(), broker.ops) == ([], [b"0"])
+        assert broker.transactions.dropped_count == 1
+        assert "its message is dropped (producer group" in caplog.text
+        if is_made_anew:
+            assert broker.end(broker.prepare(b"new"), commit=True) == ""
+            assert broker.bodies() == [b"new"]
+
+
+def test_a_commit_goes_into_a_queue_that_the_topic_still_has(config: MessageStoreConfig) -> None:
+    """Nobody would read it in one that was removed while it was prepared."""
+    with broker_on(config) as broker:
+        place = broker.prepare(b"one", queue_id=3)
+        assert broker.state.wait(lambda done: broker.state.put_topic(TopicConfig("T", 2, 2), done)).ok
+        assert broker.end(place, commit=True) == ""
+        assert broker.bodies(queue_id=1) == [b"one"]
 
 
 def test_an_op_says_which_half_has_ended(config: MessageStoreConfig) -> None:
