@@ -165,12 +165,12 @@ Stop the group's consumers first, or their next commit creates it again."""
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget) -> None:
-    """Delete a group and its offsets."""
+    """Delete a group with its offsets, what it has to try again, and its dead letters."""
     if (name is None) == (group is None):
         raise click.UsageError("name the group to delete once: as the argument, or with -g")
     name = name or group or ""
     if not yes:
-        click.confirm(f"Delete group {name} and its offsets?", abort=True)
+        click.confirm(f"Delete group {name}, its offsets, what it has to try again and its dead letters?", abort=True)
     with target.groups() as groups:
         groups.only_one().delete_group(name)
     click.echo(f"deleted group {name}")

@@ -275,12 +275,13 @@ class BrokerChanges:
             if name not in self._admin.groups():
                 raise NotFoundError(f"group {name} does not exist")
             topics = sorted({topic for topic, _ in self._admin.offsets(name)})
-            losses = f"Its offsets in {_named(topics)} are lost." if topics else "It has no offsets."
+            losses = f"Its offsets in {_named(topics)} are lost" if topics else "It has no offsets"
+            losses += "; what it has to try again and its dead letters are deleted."
             with suppress(DLedgerError):  # who is connected only adds to the question
                 consumers = self._clients.consumers(name)
                 losses += f" {_connected(len(consumers.members))}." if consumers is not None else ""
             losses += " Stop its consumers first, or their next commit creates it again."
-            raise UnconfirmedError(f"Delete group {name} and its offsets?", losses, f"Delete {name}")
+            raise UnconfirmedError(f"Delete group {name}, its offsets and dead letters?", losses, f"Delete {name}")
         self._admin.delete_group(name)
         return Done(f"deleted group {name}")
 

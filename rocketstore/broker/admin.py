@@ -216,6 +216,7 @@ class AdminService:
         if not self._state.has_group(name):
             raise NotFoundRefusalError(f"group {name!r} does not exist")
         await self._change(lambda done: self._state.delete_group(name, done))
+        self._topics.news.tell()
         return pb.DeleteGroupResponse().SerializeToString()
 
     async def _list_topics(self, data: bytes) -> bytes:

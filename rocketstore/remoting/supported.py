@@ -112,7 +112,8 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: _by_name_server(),
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _by_name_server(),
     Code.DELETE_SUBSCRIPTIONGROUP: _by_broker(
-        f"{_AT_MASTER}; a group with offsets stays with the default settings, unless `removeOffset` is set"
+        f"{_AT_MASTER}; a group with offsets stays with the default settings, unless `removeOffset` is set: then its "
+        "retry and dead-letter topics go with it"
     ),
     Code.GET_CONSUME_STATS: _by_broker(_QUEUES),
     Code.DELETE_TOPIC_IN_BROKER: _by_broker(f"{_AT_MASTER}; deletes the groups' offsets in the topic, too"),

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
+from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.backoff import Backoff
 from dledger.clock import Clock
 from dledger.conditions import Conditions
@@ -369,6 +371,9 @@ class BrokerState:
         """Delete a topic and the groups' offsets in it. Messages now in its queues are no longer readable: a topic of
         the same name created later starts at ``begin_offset``. Its files go when retention removes them.
         """
+        self._change(self._deletion(name), done)
+
+    def _deletion(self, name: str) -> DeleteTopic:
         # Includes messages not yet dispatched: their producers know that they were stored before.
         names = {name, *_WAITING}
         numbering = {key: end for key, end in self._store.log.queue_offsets.copy().items() if key[0] in names}
@@ -382,7 +387,7 @@ class BrokerState:
                 for key, end in sorted(numbering.items())
                 if key[0] in _WAITING and not self._is_past(self._applier.tables, *key, end)
             ]
-        self._change(DeleteTopic(name, tuple(ends), tuple(waits)), done)
+        return DeleteTopic(name, tuple(ends), tuple(waits))
 
     def _is_past(self, tables: Tables, topic: str, queue_id: int, offset: int) -> bool:
         """Whether no message waits before an offset of one of the broker's own queues any more."""
@@ -447,8 +452,22 @@ class BrokerState:
         self._change(change, done, changes_nothing=same)
 
     def delete_group(self, group: str, done: StateDone) -> None:
-        """Delete a group and its offsets."""
-        self._change(DeleteGroup(group), done)
+        """Delete a group, its offsets, what it has to try again and its dead letters, as RocketMQ's ``deleteSubGroup``:
+        a group of this name made later begins anew.
+        """
+        names = [f"{RETRY_PREFIX}{group}", f"{DEAD_PREFIX}{group}"]
+        changes: list[Change] = [self._deletion(name) for name in names if self.topic(name) is not None]
+        changes.append(DeleteGroup(group))
+        results: list[PutResult] = []
+        answered = count(1)
+
+        def one(result: PutResult) -> None:  # on any thread
+            results.append(result)
+            if next(answered) == len(changes):
+                done(next((each for each in results if not each.ok), result))
+
+        for change in changes:
+            self._change(change, one)
 
     def commit_delay_offsets(self, offsets: Mapping[int, int], done: StateDone) -> None:
         """Record how far delay levels have been delivered: level to next queue offset. The last call wins."""

@@ -35,7 +35,7 @@ class Groups:
         """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted.
 
         A group exists as long as it has offsets, so it keeps them, with the default settings, unless the request says
-        to remove them.
+        to remove them: then what it has to try again and its dead letters are removed, too.
         """
         header = read_header(DeleteGroupHeader, frame.fields)
         self._admin.check_master()
@@ -44,6 +44,7 @@ class Groups:
             return frame.answer()
         if header.remove_offset or not state.offsets(name):
             await self._admin.change(lambda done: state.delete_group(name, done))
+            self._parts.topics.news.tell()
             return frame.answer()
         await self._admin.change(lambda done: state.put_group(GroupConfig(name), done))
         return frame.answer(remark=f"the offsets of {name} stay, and so does the group, with the default settings")

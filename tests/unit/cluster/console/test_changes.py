@@ -258,7 +258,7 @@ def test_a_reset_shows_first_what_it_would_do(desk: Desk) -> None:
 
 
 def test_a_reset_goes_to_the_end_and_to_a_time(desk: Desk) -> None:
-    """The end skips what is there; a time begins with the first message stored then or later, or with the last one."""
+    """The end skips what is there; a time begins with the first message stored then or later, or ends, if there is none."""
     desk.topic("timed", 1, {0: 2})
     begin = desk.admin.messages("timed", 0, 0)[0][0].store_timestamp
 
@@ -266,7 +266,7 @@ def test_a_reset_goes_to_the_end_and_to_a_time(desk: Desk) -> None:
     of_begin = desk.get(f"reset-plan?group=timer&topic=timed&to={begin}")["rows"]
     of_now = desk.get(f"reset-plan?group=timer&topic=timed&to={int(time.time() * 1000) + 60_000}")["rows"]
 
-    assert [rows[0]["to"] for rows in (last, of_begin, of_now)] == [2, 0, 1]
+    assert [rows[0]["to"] for rows in (last, of_begin, of_now)] == [2, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,10 @@ def test_deleting_a_group_is_asked_about_first(desk: Desk) -> None:
     done = desk.do("delete-group", name="reader", confirmed=True)
 
     assert (asked.json()["ok"], kept) == (False, {("read", 0): 0})
-    words = "Its offsets in read are lost. Stop its consumers first, or their next commit creates it again."
+    words = (
+        "Its offsets in read are lost; what it has to try again and its dead letters are deleted. "
+        "Stop its consumers first, or their next commit creates it again."
+    )
     assert asked.json()["confirm"]["text"] == words  # type: ignore[index]  # JSON
     assert (done.status, desk.admin.offsets("reader")) == (200, {})
     assert desk.do("delete-group", name="reader").status == 404

@@ -16,7 +16,7 @@ from rocketstore.state.broker_state import BrokerState, StateIncompleteError, St
 from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
 from rocketstore.state.snapshot import BrokerSnapshot, read_snapshot
 from rocketstore.state.tables import Tables
-from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
+from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeStore
 from tests.support.waiting import ManualClock, wait_until
 from tests.unit.rocketstore.state.conftest import Member
@@ -186,6 +186,27 @@ def test_a_group_comes_with_its_first_commit_and_goes_when_deleted(master: Membe
 
     master.do(lambda done: master.state.delete_group("idle", done))
     assert master.state.groups() == []
+
+
+def test_a_group_made_anew_gets_nothing_of_a_deleted_one(master: Member) -> None:
+    """Neither what it had to try again, also what waits for that, nor its dead letters; others keep theirs."""
+    retry, dead, other = "%RETRY%g", "%DLQ%g", "%RETRY%gg"
+    master.do(lambda done: master.state.commit_offsets("g", [], done=done))
+    for name in (retry, dead, other):
+        master.do(lambda done, name=name: master.state.put_topic(TopicConfig(name, 1, 1), done))
+        fill(master, name, 3)
+    for _ in range(5):
+        assert master.store.put(Message(SCHEDULE_TOPIC, b"x")).ok
+
+    assert master.do(lambda done: master.state.delete_group("g", done)).ok
+
+    assert (master.state.groups(), [one.name for one in master.state.topics()]) == ([], [other])
+    for name in (retry, dead, other):
+        master.do(lambda done, name=name: master.state.put_topic(TopicConfig(name, 1, 1), done))
+    assert [master.state.begin_offset(name, 0) for name in (retry, dead, other)] == [3, 3, 0]
+    waits = [QueueOffset(SCHEDULE_TOPIC, 0, at) for at in (4, 5)]
+    assert [master.state.place_for(retry, 0, one) for one in waits] == [None, 0]
+    assert [master.state.place_for(other, 0, one) for one in waits] == [0, 0]
 
 
 def test_a_slave_refuses_changes(add_member: Callable[[str], Member]) -> None:
