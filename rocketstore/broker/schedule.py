@@ -17,7 +17,8 @@ messages. Those of levels that it names no longer come after the delay of its la
 
 A message that can never be delivered (without a real topic, or refused by the store as illegal) is skipped and logged;
 its record stays in ``SCHEDULE_TOPIC``. So is one whose topic was deleted while it waited, whether or not there is a new
-one of that name; one whose queue the topic has no more gets into another. Everything else is retried until it succeeds, and its level waits for it.
+one of that name; one whose queue the topic has no more gets into another. Everything else is retried until it succeeds,
+and its level waits for it.
 """
 
 from __future__ import annotations
@@ -325,7 +326,7 @@ class _Run:
             _log.error("delay level %d: its progress %d is beyond its queue's end %d", number, noted, end)
         if offset < end and number > self._delays.level_max:
             _log.warning(
-                "delay level %d is not in messageDelayLevel any more: its %d messages that wait come after the delay of "
+                "delay level %d is not in messageDelayLevel any more: its %d waiting messages come after the delay of "
                 "level %d, %d ms",
                 number, end - offset, self._delays.level_max, self._delay_ms(number),
             )  # fmt: skip

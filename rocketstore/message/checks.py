@@ -235,9 +235,7 @@ def _check_fields(message: Message) -> str:
     return "" if message.queue_id >= 0 else f"there is no queue {message.queue_id}"
 
 
-def _check_size(
-    message: Message, properties_bytes: int, config: MessageStoreConfig, *, own: bool
-) -> PutResult | None:
+def _check_size(message: Message, properties_bytes: int, config: MessageStoreConfig, *, own: bool) -> PutResult | None:
     body_bytes, most = len(message.body), config.max_message_size
     if body_bytes > most and not own:
         return _illegal(f"the body has {body_bytes} bytes; at most {most} are allowed")

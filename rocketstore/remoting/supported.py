@@ -74,7 +74,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.UPDATE_BROKER_CONFIG: _by_broker("[a few settings](#settings-of-a-running-broker); code 16 for all others"),
     Code.GET_BROKER_CONFIG: _by_broker(),
     Code.GET_BROKER_RUNTIME_INFO: _by_broker("the times that requests wait for threads are always 0"),
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: _by_broker(),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _by_broker(
+        "the first message at that time or later, as in RocketMQ 5; RocketMQ 4 answers the nearest one, also an older"
+    ),
     Code.GET_MAX_OFFSET: _by_broker(),
     Code.GET_MIN_OFFSET: _by_broker("0 for an unknown queue, not -1"),
     Code.GET_EARLIEST_MSG_STORETIME: _by_broker(),

@@ -337,9 +337,10 @@ def changes_from_json(value: object, *, count_max: int = CHANGES_MAX) -> tuple[C
 
 
 def _change_json(change: Change) -> dict[str, object]:
+    found: dict[str, object]
     match change:
         case PutTopic(topic):
-            found: dict[str, object] = {
+            found = {
                 "op": "put_topic",
                 "name": topic.name,
                 "read": topic.read_queues,
@@ -363,7 +364,10 @@ def _change_json(change: Change) -> dict[str, object]:
                 "notify": group.notify_changes,
             }
         case DeleteTopic(name, ends, waits):
-            return {"op": "delete_topic", "name": name, "ends": ends} | ({"waits": waits} if waits else {})
+            found = {"op": "delete_topic", "name": name, "ends": ends}
+            if waits:
+                found["waits"] = waits
+            return found
         case CommitOffsets(name, offsets, reset):
             return {"op": "offsets", "group": name, "offsets": offsets, "reset": reset}
         case DeleteGroup(name):

@@ -64,10 +64,7 @@ class Tables:
                 self.topics[topic.name] = topic
                 self.topic_changes += 1
             case DeleteTopic(name, ends, waits):
-                self._delete_topic(name, ends)
-                for topic, queue_id, end in waits:
-                    known = self.waits.setdefault(name, {})
-                    known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
+                self._delete_topic(name, ends, waits)
                 self.topic_changes += 1
             case PutGroup(config):
                 self.groups.setdefault(config.name, {})
@@ -191,7 +188,7 @@ class Tables:
                 waits[topic, queue_id] = min(offset, end_of(topic, queue_id))
         return found
 
-    def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]]) -> None:
+    def _delete_topic(self, name: str, ends: Iterable[tuple[int, int]], waits: Iterable[QueueOffset]) -> None:
         """A topic of this name created later starts anew, so offsets in the old one must not hold it back."""
         old = self.topics.pop(name, None)
         self.queue_count -= old.queues if old is not None else 0
@@ -199,6 +196,9 @@ class Tables:
         begins |= {queue_id: end for queue_id, end in ends if end > begins.get(queue_id, 0)}
         if begins:
             self.begins[name] = begins
+        for topic, queue_id, end in waits:
+            known = self.waits.setdefault(name, {})
+            known[topic, queue_id] = max(end, known.get((topic, queue_id), 0))
         for noted in self.groups.values():
             for key in [key for key in noted if key[0] == name]:
                 del noted[key]

@@ -366,7 +366,8 @@ class MessageStore:
 
         All are refused if the store accepts none now, if queues and index are too far behind, or if one of them is
         invalid. ``own``: the broker's own messages, for which queues and index may be twice as far behind, so that
-        clients do not shut them out, and which may be larger than ``max_message_size`` (see ``check_message``). ``wait``, ``producer``: see the port.
+        clients do not shut them out, and which may be larger than ``max_message_size`` (``check_message``). ``wait``,
+        ``producer``: see the port.
         """
         log = self.log
         refusal = self._gate.refusal

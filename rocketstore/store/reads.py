@@ -199,7 +199,7 @@ class StoreReader:
         return [found[offset] for offset in sorted(found)[-wanted:]]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the first message stored at ``timestamp_ms`` or later, or the queue's end; 0 if it is unknown."""
+        """The offset of the first message stored then or later, or the queue's end; 0 if the queue is unknown."""
         queue = self._find_queue(topic, queue_id)
         return queue.offset_by_time(timestamp_ms, self.record_time) if queue is not None else 0
 

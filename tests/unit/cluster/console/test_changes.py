@@ -258,7 +258,7 @@ def test_a_reset_shows_first_what_it_would_do(desk: Desk) -> None:
 
 
 def test_a_reset_goes_to_the_end_and_to_a_time(desk: Desk) -> None:
-    """The end skips what is there; a time begins with the first message stored then or later, or ends, if there is none."""
+    """The end skips what is there; a time begins with the first message stored then or later, or is the end."""
     desk.topic("timed", 1, {0: 2})
     begin = desk.admin.messages("timed", 0, 0)[0][0].store_timestamp
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,6 @@ def test_a_group_made_anew_gets_nothing_of_a_deleted_one(master: Member) -> None
     retry, dead, other = "%RETRY%g", "%DLQ%g", "%RETRY%gg"
     master.do(lambda done: master.state.commit_offsets("g", [], done=done))
     for name in (retry, dead, other):
-        master.do(lambda done, name=name: master.state.put_topic(TopicConfig(name, 1, 1), done))
         fill(master, name, 3)
     for _ in range(5):
         assert master.store.put(Message(SCHEDULE_TOPIC, b"x")).ok
@@ -202,7 +202,7 @@ def test_a_group_made_anew_gets_nothing_of_a_deleted_one(master: Member) -> None
 
     assert (master.state.groups(), [one.name for one in master.state.topics()]) == ([], [other])
     for name in (retry, dead, other):
-        master.do(lambda done, name=name: master.state.put_topic(TopicConfig(name, 1, 1), done))
+        master.do(partial(master.state.put_topic, TopicConfig(name, 8, 8)))
     assert [master.state.begin_offset(name, 0) for name in (retry, dead, other)] == [3, 3, 0]
     waits = [QueueOffset(SCHEDULE_TOPIC, 0, at) for at in (4, 5)]
     assert [master.state.place_for(retry, 0, one) for one in waits] == [None, 0]
