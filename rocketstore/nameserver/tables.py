@@ -271,7 +271,7 @@ class RouteTables:
 
     def _data_of(self, name: str) -> BrokerData:
         broker = self._brokers[name]
-        return BrokerData(broker.cluster, name, dict(sorted(broker.addresses.items())))
+        return BrokerData(broker.cluster, name, dict(sorted(broker.addresses.items())), enable_acting_master=False)
 
     def _master_of(self, broker: _Broker) -> tuple[str, str]:
         address = broker.addresses.get(MASTER_ID)

@@ -380,10 +380,19 @@ class PutTopicHeader:
 
 @record(frozen=True, slots=True)
 class TopicHeader:
-    """DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_STATS_INFO, QUERY_TOPIC_CONSUME_BY_WHO."""
+    """DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_STATS_INFO, QUERY_TOPIC_CONSUME_BY_WHO,
+    GET_TOPIC_CONFIG.
+    """
 
     topic: str
     cluster_name: str = ""
+
+
+@record(frozen=True, slots=True)
+class GroupConfigHeader:
+    """GET_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group: str
 
 
 @record(frozen=True, slots=True)

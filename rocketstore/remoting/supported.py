@@ -70,6 +70,9 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.UPDATE_AND_CREATE_TOPIC: _by_broker(
         f"{_AT_MASTER}; answered once the name servers know, or after a second; 1 to 1024 queues"
     ),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _by_broker(
+        f"RocketMQ 5's; {_AT_MASTER}; as for one topic, at most 1024, none of them if one is refused"
+    ),
     Code.GET_ALL_TOPIC_CONFIG: _by_broker(),
     Code.UPDATE_BROKER_CONFIG: _by_broker("[a few settings](#settings-of-a-running-broker); code 16 for all others"),
     Code.GET_BROKER_CONFIG: _by_broker(),
@@ -128,6 +131,9 @@ CODES: Final[Mapping[Code, Supported]] = {
         "groups of at most 1024 clients; those that do not answer within 5 s are named in the remark"
     ),
     Code.GET_TOPICS_BY_CLUSTER: _by_name_server(),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _by_broker(
+        f"RocketMQ 5's; {_AT_MASTER}; at most 1024, none of them if one is refused"
+    ),
     Code.QUERY_TOPIC_CONSUME_BY_WHO: _by_broker(),
     Code.QUERY_CONSUME_TIME_SPAN: _by_broker(),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: _by_name_server(),
@@ -161,4 +167,8 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.ADD_WRITE_PERM_OF_BROKER: _by_name_server(),
     Code.GET_ALL_PRODUCER_INFO: _by_broker(),
     Code.DELETE_EXPIRED_COMMITLOG: _by_broker(),
+    Code.GET_TOPIC_CONFIG: _by_broker("RocketMQ 5's; topics have no attributes"),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: _by_broker("RocketMQ 5's; without the settings that 4.9 does not have"),
+    Code.LITE_PULL_MESSAGE: _by_broker("RocketMQ 5's `PULL_MESSAGE` of consumers that poll; the same"),
+    Code.GET_BROKER_HA_STATUS: _by_broker("RocketMQ 5's; transfer speeds are 0; code 1 in a group, which has no HA"),
 }

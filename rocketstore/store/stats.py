@@ -262,6 +262,7 @@ class StoreStats:
             "getMissTps": self._rates(self.missed_tps),
             "getTotalTps": self._rates(self.get_tps),
             "getTransferedTps": self._rates(self.transferred_tps),
+            "getTransferredTps": self._rates(self.transferred_tps),  # RocketMQ 5's name
         }
 
     def _rates(self, rate: _Rate) -> str:

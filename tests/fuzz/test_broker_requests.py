@@ -20,7 +20,7 @@ from rocketstore.remoting.supported import CODES, AnsweredBy
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.test_server import plain
 
-_WAITING: Final = {RequestCode.PULL_MESSAGE}
+_WAITING: Final = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 """May wait for a minute, as asked."""
 _ASKED: Final = sorted(
     code for code, one in CODES.items() if one.receiver is AnsweredBy.BROKER and code not in _WAITING

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.broker.remoting.retries import Retries
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.headers import DeleteGroupHeader, read_header
+from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
 from rocketstore.state.changes import GroupConfig
 
 
 class Groups:
     """On the loop."""
 
-    def __init__(self, parts: BrokerParts, admin: Administration) -> None:
+    def __init__(self, parts: BrokerParts, admin: Administration, retries: Retries) -> None:
         self._parts = parts
+        self._retries = retries
         self._admin = admin
         self._lock = threading.Lock()  # guards the last list: lists are made on several threads
         self._listed: dict[str, SubscriptionGroupConfig] = {}
@@ -30,6 +33,19 @@ class Groups:
         group = _config_of(SubscriptionGroupConfig.decode(frame.body))
         await self._admin.change(lambda done: self._parts.state.put_group(group, done))
         return frame.answer()
+
+    async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+        self._admin.check_master()
+        wanted = await self._admin.read(SubscriptionGroupList.decode, frame.body)
+        groups = [_config_of(one) for one in wanted.group_config_list]
+        await self._admin.change(*[partial(self._parts.state.put_group, one) for one in groups])
+        return frame.answer()
+
+    async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_SUBSCRIPTIONGROUP_CONFIG: where any group may consume, one that does not exist has the defaults."""
+        name = read_header(GroupConfigHeader, frame.fields).group
+        return frame.answer(body=_data_of(self._retries.group(name)).encode())
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_SUBSCRIPTIONGROUP: an unknown group counts as deleted.

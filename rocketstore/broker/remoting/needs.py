@@ -7,14 +7,15 @@ else requires permissions on all topics and groups it names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dledger.access.guard import ResourceKind
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX, Permission
 from rocketstore.message.record import TOPIC_BYTES_MAX
 from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, LockQueuesBody
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
+from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -147,6 +148,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.END_TRANSACTION: _ANY_ACCOUNT,  # and PUB on the topic of the message: see ``RECORDS``
     # consumers
     _CODE.PULL_MESSAGE: _reads(topic="topic", group="consumerGroup"),
+    _CODE.LITE_PULL_MESSAGE: _reads(topic="topic", group="consumerGroup"),
     _CODE.QUERY_CONSUMER_OFFSET: _reads(topic="topic", group="consumerGroup"),
     _CODE.UPDATE_CONSUMER_OFFSET: _reads(topic="topic", group="consumerGroup"),
     _CODE.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC,
@@ -169,6 +171,9 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _ANY_ACCOUNT,
     _CODE.GET_ALL_PRODUCER_INFO: _ANY_ACCOUNT,
     _CODE.GET_BROKER_RUNTIME_INFO: _ANY_ACCOUNT,
+    _CODE.GET_BROKER_HA_STATUS: _ANY_ACCOUNT,
+    _CODE.GET_TOPIC_CONFIG: _TOPIC,
+    _CODE.GET_SUBSCRIPTIONGROUP_CONFIG: _reads(group="group"),
     _CODE.GET_TOPIC_STATS_INFO: _TOPIC,
     _CODE.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
     _CODE.GET_CONSUMER_CONNECTION_LIST: _reads(group="consumerGroup"),
@@ -192,6 +197,8 @@ RULES: Final[Mapping[int, Rule]] = {
     _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _ADMIN_READS,
     # changes
     _CODE.UPDATE_AND_CREATE_TOPIC: _ADMIN_CHANGES,
+    _CODE.UPDATE_AND_CREATE_TOPIC_LIST: _ADMIN_CHANGES,
+    _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _ADMIN_CHANGES,
     _CODE.DELETE_TOPIC_IN_BROKER: _ADMIN_CHANGES,
     _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _ADMIN_CHANGES,
     _CODE.DELETE_SUBSCRIPTIONGROUP: _ADMIN_CHANGES,
@@ -224,12 +231,21 @@ def resource_of(frame: Frame) -> str:
     """What an administrator's request is about, for the audit log."""
     if frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         return f"group:{_checked(SubscriptionGroupConfig.decode(frame.body).group_name)}"
+    if frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST:
+        return _several("group", [one.group_name for one in SubscriptionGroupList.decode(frame.body).group_config_list])
+    if frame.code == RequestCode.UPDATE_AND_CREATE_TOPIC_LIST:
+        return _several("topic", [one.topic_name for one in TopicConfigList.decode(frame.body).topic_config_list])
     for kind, names in (("topic", ("topic",)), ("group", ("consumerGroup", "groupName", "group", "destGroup"))):
         for name in names:
             found = frame.fields.get(name, "")
             if found and len(found) <= NAME_CHARS_MAX:
                 return f"{kind}:{found}"
     return ""
+
+
+def _several(kind: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{kind}:{_checked(names[0])}{more}" if names else ""
 
 
 _NAMES: Final[Mapping[int, str]] = {one.value: one.name for one in RequestCode}

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: RocketMQ's checks and codes for the broker's own pulls."""
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: RocketMQ's checks and codes for the broker's own pulls."""
 
 from __future__ import annotations
 

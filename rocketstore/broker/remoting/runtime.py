@@ -16,7 +16,7 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.status import broker_id
-from rocketstore.remoting.bodies.ha import HA_PORT
+from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.bodies.topics import DataVersion
@@ -62,6 +62,7 @@ class RunningBroker:
         here = {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_TEXT,
+            "brokerActive": "true",
             "startAcceptSendRequestTimeStamp": "0",
             "msgPutTotalYesterdayMorning": str(counted.yesterday_morning.puts),
             "msgPutTotalTodayMorning": str(counted.this_morning.puts),
@@ -89,6 +90,13 @@ class RunningBroker:
         view, conditions = parts.view(), [one.kind for one in parts.conditions.now()]
         own = own_table(self._release, parts.config.node_id, view.role, view.term, view.members, conditions)
         return KVTable(told | here | own | parts.replication()).encode()
+
+    async def ha_status(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_HA_STATUS."""
+        facts = HaFacts.of(await self._admin.read(self._parts.replication))
+        if facts is None:
+            raise RequestError("this broker's log is replicated within its group, not by a master to slaves")
+        return frame.answer(body=status_of(facts, self._parts.clock.wall_ms()).encode())
 
     async def config(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_BROKER_CONFIG."""

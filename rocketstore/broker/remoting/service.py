@@ -101,7 +101,7 @@ class RemotingService:
             code.UNLOCK_BATCH_MQ: members.unlock,
             code.END_TRANSACTION: self._transactions.end,
             code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume,
-        } | _administration(parts, members, offsets, self._statistics, announce)
+        } | _administration(parts, members, retries, offsets, self._statistics, announce)
         allowed = {
             number: access.awaited(number, forwarding.awaited(handler) if number in FORWARDED else handler)
             for number, handler in awaited.items()
@@ -114,7 +114,7 @@ class RemotingService:
                 closed=self._closed,
                 code_of=code_of,
                 admit=access.admit,
-                prompt={code.PULL_MESSAGE: self._pulls.pull},
+                prompt=dict.fromkeys((code.PULL_MESSAGE, code.LITE_PULL_MESSAGE), self._pulls.pull),
             ),
             ServerLimits(
                 connections_max=config.effective_limits.connections_max,
@@ -154,9 +154,10 @@ class RemotingService:
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
 
-def _administration(
+def _administration(  # the parts of remoting that administrators ask
     parts: BrokerParts,
     members: Members,
+    retries: Retries,
     offsets: Offsets,
     statistics: Statistics,
     announce: Callable[[], Awaitable[None]],
@@ -165,7 +166,7 @@ def _administration(
     code, admin = RequestCode, Administration(parts)
     clients = members.clients
     topics = Topics(parts, admin, announce)
-    groups = Groups(parts, admin)
+    groups = Groups(parts, admin, retries)
     queries = Queries(parts, admin)
     stats = Stats(parts, admin, clients, offsets, statistics.get_tps)
     connected = Connected(parts, admin, clients)
@@ -177,10 +178,14 @@ def _administration(
     asked: dict[int, Handler] = {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
         code.DELETE_TOPIC_IN_BROKER: topics.delete,
+        code.UPDATE_AND_CREATE_TOPIC_LIST: topics.put_all,
+        code.GET_TOPIC_CONFIG: topics.one,
         code.GET_ALL_TOPIC_CONFIG: topics.all,
         code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.of_the_system,
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.put,
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.put_all,
         code.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+        code.GET_SUBSCRIPTIONGROUP_CONFIG: groups.one,
         code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
         code.QUERY_MESSAGE: queries.by_key,
         code.VIEW_MESSAGE_BY_ID: queries.by_offset,
@@ -203,6 +208,7 @@ def _administration(
         code.GET_ALL_CONSUMER_OFFSET: slaves.offsets,
         code.GET_ALL_DELAY_OFFSET: slaves.delays,
         code.GET_BROKER_RUNTIME_INFO: running.info,
+        code.GET_BROKER_HA_STATUS: running.ha_status,
         code.GET_BROKER_CONFIG: running.config,
         code.UPDATE_BROKER_CONFIG: running.change_config,
         code.DELETE_EXPIRED_COMMITLOG: running.clean_log,

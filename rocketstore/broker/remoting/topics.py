@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.broker.remoting.topic_table import TopicTable, system_topics
+from rocketstore.broker.remoting.topic_table import TopicTable, known_topic, system_topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.remoting.bodies.routes import TopicList
+from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -32,20 +34,34 @@ class Topics:
         """UPDATE_AND_CREATE_TOPIC: clients look up the route right after the response."""
         header = read_header(PutTopicHeader, frame.fields)
         self._admin.check_master()
-        self._check_name(header.topic)
-        if header.topic_filter_type != SINGLE_TAG:
-            raise RequestError(f"topicFilterType {header.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
-        topic = TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.order,
-            header.topic_sys_flag,
+        topic = self._checked(
+            TopicConfigData(
+                header.topic,
+                header.read_queue_nums,
+                header.write_queue_nums,
+                header.perm,
+                header.topic_filter_type,
+                header.topic_sys_flag,
+                header.order,
+            )
         )
         await self._admin.change(lambda done: self._parts.state.put_topic(topic, done))
         await self._announce()
         return frame.answer()
+
+    async def put_all(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_AND_CREATE_TOPIC_LIST."""
+        self._admin.check_master()
+        wanted = await self._admin.read(TopicConfigList.decode, frame.body)
+        topics = [self._checked(one) for one in wanted.topic_config_list]
+        await self._admin.change(*[partial(self._parts.state.put_topic, one) for one in topics])
+        await self._announce()
+        return frame.answer()
+
+    async def one(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_TOPIC_CONFIG."""
+        name = read_header(TopicHeader, frame.fields).topic
+        return frame.answer(body=known_topic(self._parts, name).encode())
 
     async def delete(self, _: RemotingConnection, frame: Frame) -> Frame:
         """DELETE_TOPIC_IN_BROKER: an unknown topic counts as deleted."""
@@ -64,6 +80,20 @@ class Topics:
     async def of_the_system(self, _: RemotingConnection, frame: Frame) -> Frame:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER."""
         return frame.answer(body=TopicList(tuple(sorted(system_topics(self._parts.config)))).encode())
+
+    def _checked(self, wanted: TopicConfigData) -> TopicConfig:
+        """The topic, if there may be one. Raises ``RequestError``, ``InvalidRequestError``."""
+        self._check_name(wanted.topic_name)
+        if wanted.topic_filter_type != SINGLE_TAG:
+            raise RequestError(f"topicFilterType {wanted.topic_filter_type[:64]!r} is not supported: use {SINGLE_TAG}")
+        return TopicConfig(
+            wanted.topic_name,
+            wanted.read_queue_nums,
+            wanted.write_queue_nums,
+            wanted.perm,
+            wanted.order,
+            wanted.topic_sys_flag,
+        )
 
     def _check_name(self, topic: str) -> None:
         problem = check_client_topic(topic)

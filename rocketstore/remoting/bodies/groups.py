@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
-from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.body import Body
+from rocketstore.remoting.bodies.topics import PUT_AT_ONCE_MAX, DataVersion
+from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.headers import Int32, Int64
 
 GROUP_BYTES_MAX: Final = 64 * 1024
 """Of one group's settings: RocketMQ's take 300."""
+GROUPS_BYTES_MAX: Final = 1024 * 1024
+"""Of a list of them."""
 
 
 @record(frozen=True, slots=True)
@@ -29,6 +31,14 @@ class SubscriptionGroupConfig(Body):
     broker_id: Int64 = 0
     which_broker_when_consume_slowly: Int64 = 1
     notify_consumer_ids_changed_enable: bool = True
+
+
+@record(frozen=True, slots=True)
+class SubscriptionGroupList(Body):
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+
+    bytes_max: ClassVar[int] = GROUPS_BYTES_MAX
+    group_config_list: Annotated[tuple[SubscriptionGroupConfig, ...], AtMost(PUT_AT_ONCE_MAX)] = ()
 
 
 @record(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dledger.records import record
+from rocketstore.remoting.body import Body
+from rocketstore.remoting.headers import Int32, Int64
 
 SLAVES_MAX: Final = 64
 TEXT_MAX: Final = 400
@@ -124,6 +126,55 @@ class HaFacts:
             _number(table, "haContactMs", NEVER),
             table.get("haPromoted") == _word(True),
         )
+
+
+@record(frozen=True, slots=True)
+class HaConnectionInfo(Body):
+    """A slave, as RocketMQ 5's master tells it."""
+
+    addr: str
+    slave_ack_offset: Int64
+    diff: Int64
+    in_sync: bool
+    transferred_byte_in_second: Int64 = 0
+    transfer_from_where: Int64 = 0
+
+
+@record(frozen=True, slots=True)
+class HaClientInfo(Body):
+    """What RocketMQ 5's slave tells of itself."""
+
+    master_addr: str = ""
+    transferred_byte_in_second: Int64 = 0
+    max_offset: Int64 = 0
+    last_read_timestamp: Int64 = 0
+    last_write_timestamp: Int64 = 0
+    master_flush_offset: Int64 = 0
+    activated: bool = False
+
+
+@record(frozen=True, slots=True)
+class HaStatus(Body):
+    """Answer to GET_BROKER_HA_STATUS."""
+
+    master: bool
+    master_commit_log_max_offset: Int64 = 0
+    in_sync_slave_nums: Int32 = 0
+    ha_connection_info: tuple[HaConnectionInfo, ...] = ()
+    ha_client_runtime_info: HaClientInfo = HaClientInfo()
+
+
+def status_of(facts: HaFacts, now_ms: int) -> HaStatus:
+    """The same facts as RocketMQ 5's tools ask for them."""
+    if not facts.is_slave:
+        slaves = tuple(
+            HaConnectionInfo(one.address, one.acknowledged, one.lag_bytes, one.in_sync, 0, one.acknowledged)
+            for one in facts.followers
+        )
+        return HaStatus(True, facts.end, sum(one.in_sync for one in facts.followers), slaves)
+    heard_ms = 0 if facts.contact_ms == NEVER else now_ms - facts.contact_ms
+    client = HaClientInfo(facts.master, 0, facts.end, heard_ms, heard_ms, facts.master_end, facts.is_connected)
+    return HaStatus(False, ha_client_runtime_info=client)
 
 
 def _followers(text: str) -> Iterable[FollowerFacts]:

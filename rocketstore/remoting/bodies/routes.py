@@ -17,6 +17,8 @@ class BrokerData(Body):
     cluster: str
     broker_name: str
     broker_addrs: Mapping[Int64, str]
+    enable_acting_master: bool | None = None
+    """Whether a slave acts for its master where that is gone. RocketMQ 5's, whose Rust client fails without it."""
 
 
 @record(frozen=True, slots=True)

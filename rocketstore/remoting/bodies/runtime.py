@@ -53,7 +53,7 @@ class RuntimeInfo:
         return cls(
             version=text.get("brokerVersionDesc", ""),
             put_tps=_rate(text.get("putTps", "")),
-            get_tps=_rate(text.get("getTransferedTps", "")),
+            get_tps=_rate(text.get("getTransferredTps", text.get("getTransferedTps", ""))),  # RocketMQ 5's, and 4's
             release=text.get(_RELEASE, ""),
             node=text.get(_NODE, ""),
             role=text.get(_ROLE, ""),

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from dledger.records import record
 from rocketstore.remoting.body import ITEMS_MAX, AtMost, Body, read
@@ -18,6 +18,9 @@ from rocketstore.remoting.headers import Int32, Int64
 
 FILTER_SERVERS_MAX: Final = 1024
 """Each is a separate process next to a broker; obsolete since RocketMQ 4.3."""
+PUT_AT_ONCE_MAX: Final = 1024
+"""Topics, or groups, that one request may create or change."""
+PUT_BYTES_MAX: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct(">i")
 _PARTS_OF_TOPIC: Final = 5
 _LEVEL: Final = 9
@@ -43,6 +46,14 @@ class TopicConfigData(Body):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0
     order: bool = False
+
+
+@record(frozen=True, slots=True)
+class TopicConfigList(Body):
+    """UPDATE_AND_CREATE_TOPIC_LIST."""
+
+    bytes_max: ClassVar[int] = PUT_BYTES_MAX
+    topic_config_list: Annotated[tuple[TopicConfigData, ...], AtMost(PUT_AT_ONCE_MAX)] = ()
 
 
 @record(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.remoting.bodies.ha import HaStatus
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.settings import load_broker_settings
 from tests.support.remoting import RemotingSocket, pull_fields
@@ -112,6 +113,36 @@ def test_a_slave_serves_what_the_master_has_taken(stack: ExitStack, tmp_path: Pa
         assert refused.code != AnswerCode.SUCCESS
     assert send(slave, b"three")[0].status == "SERVICE_NOT_AVAILABLE"
     wait_until(lambda: slave.conditions.holds(ConditionKind.NOT_REPLICATING), "it says that it follows nobody")
+
+
+def ha_status(broker: BrokerServer) -> HaStatus:
+    """What RocketMQ 5's `mqadmin haStatus` asks for."""
+    with RemotingSocket(broker.port) as client:
+        answer = client.ask(RequestCode.GET_BROKER_HA_STATUS)
+        assert answer.code == 0
+        return HaStatus.decode(answer.body)
+
+
+def test_both_tell_how_they_stand(stack: ExitStack, tmp_path: Path) -> None:
+    """As the tools of RocketMQ 5 ask."""
+    master, slave = pair(stack, tmp_path)
+    send(master, b"one", b"two")
+    has_all(slave, master)
+    end = master.store.log.end_offset
+
+    def acknowledged() -> bool:
+        return [one.diff for one in ha_status(master).ha_connection_info] == [0]
+
+    wait_until(acknowledged, "the slave has acknowledged everything")
+    told = ha_status(master)
+    assert (told.master, told.master_commit_log_max_offset, told.in_sync_slave_nums) == (True, end, 1)
+    (connection,) = told.ha_connection_info
+    assert (connection.slave_ack_offset, connection.in_sync, bool(connection.addr)) == (end, True, True)
+    told = ha_status(slave)
+    client = told.ha_client_runtime_info
+    assert (told.master, client.max_offset, client.master_flush_offset, client.activated) == (False, end, end, True)
+    assert client.master_addr.endswith(f":{master.replication.port if master.replication else 0}")
+    assert client.last_read_timestamp > 0
 
 
 def test_a_sync_master_answers_once_a_slave_has_it(stack: ExitStack, tmp_path: Path) -> None:

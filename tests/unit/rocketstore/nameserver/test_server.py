@@ -52,7 +52,15 @@ def _same(found: Frame, expected: Frame) -> None:
     assert dict(found.fields) == dict(expected.fields)
     assert expected.remark.startswith(found.remark)
     if found.body or expected.body:
-        assert loads(found.body) == loads(expected.body)
+        assert _as_told_by_4(loads(found.body)) == loads(expected.body)
+
+
+def _as_told_by_4(value: object) -> object:
+    """Without what RocketMQ 5 adds, whose Rust client fails where it is missing; others ignore it."""
+    if isinstance(value, dict):
+        assert "brokerAddrs" not in value or value["enableActingMaster"] is False
+        return {name: _as_told_by_4(one) for name, one in value.items() if name != "enableActingMaster"}
+    return [_as_told_by_4(one) for one in value] if isinstance(value, list) else value
 
 
 def test_frames_of_the_real_programs_are_answered_as_by_the_real_one(caller: Caller) -> None:
@@ -96,7 +104,9 @@ def test_slaves_and_deposed_leaders_are_told_the_master(caller: Caller) -> None:
 
     assert (late.code, late.fields["masterAddr"]) == (AnswerCode.SUCCESS, "b:1")
     route = caller.json(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
-    assert route["brokerDatas"] == [{"brokerAddrs": {"0": "b:1"}, "brokerName": "g", "cluster": "c"}]
+    assert route["brokerDatas"] == [
+        {"brokerAddrs": {"0": "b:1"}, "brokerName": "g", "cluster": "c", "enableActingMaster": False}
+    ]
 
 
 def test_a_broker_that_hangs_up_is_dropped(server: NameServer, caller: Caller) -> None:

@@ -113,6 +113,7 @@ def test_runtime_info_has_rocketmqs_keys() -> None:
     assert info["putMessageAverageSize"] == "100.0"
     assert info["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
     assert {"getFoundTps", "getMissTps", "getTotalTps", "getTransferedTps", "putMessageDistributeTime"} <= set(info)
+    assert info["getTransferredTps"] == info["getTransferedTps"]  # as RocketMQ 5 and 4 spell it
     assert {"putMessageTimesTotal", "putMessageSizeTotal", "dispatchMaxBuffer", "bootTimestamp"} <= set(info)
 
 

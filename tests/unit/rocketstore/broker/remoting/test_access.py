@@ -180,6 +180,12 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.PULL_MESSAGE: Case(
         Asked(pull_fields("g", "T", sysFlag=4)), Asked(pull_fields("g", "hidden", sysFlag=4)), ON_HIDDEN
     ),
+    CODE.LITE_PULL_MESSAGE: Case(
+        Asked(pull_fields("g", "T", sysFlag=20)), Asked(pull_fields("g", "hidden", sysFlag=20)), ON_HIDDEN
+    ),
+    CODE.GET_TOPIC_CONFIG: a_case(topic, ON_HIDDEN, ("T",), ("hidden",)),
+    CODE.GET_SUBSCRIPTIONGROUP_CONFIG: a_case(group, ON_OTHER, ("group", "g"), ("group", "other")),
+    CODE.GET_BROKER_HA_STATUS: Case(Asked(), Asked(), ""),
     CODE.QUERY_CONSUMER_OFFSET: a_case(_consumed, ON_OTHER, ("g", "T"), ("other", "T")),
     CODE.UPDATE_CONSUMER_OFFSET: Case(
         _consumed("g", "T", commitOffset=0), _consumed("g", "hidden", commitOffset=0), ON_HIDDEN
@@ -233,6 +239,8 @@ CASES_OF_OTHERS: Final[Mapping[int, Case]] = {
     CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Case(
         None, Asked({}, SubscriptionGroupConfig("g").encode()), "requires an account with admin: true"
     ),
+    CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Case(None, Asked({}, b"{}"), "requires an account with admin: true"),
+    CODE.UPDATE_AND_CREATE_TOPIC_LIST: Case(None, Asked({}, b"{}"), "requires an account with admin: true"),
 }
 CASES: Final[Mapping[int, Case]] = {
     **{code: _admin(topic="T", group="g", consumerGroup="g") for code, rule in RULES.items() if rule.admin},

@@ -7,7 +7,8 @@ import pytest
 from dledger.access.guard import ResourceKind
 from rocketstore.broker.remoting.needs import PUB, RULES, SUB, Need, action_of, resource_of
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
+from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
+from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
@@ -45,6 +46,7 @@ OPEN = {
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_ALL_PRODUCER_INFO,
     RequestCode.GET_BROKER_RUNTIME_INFO,
+    RequestCode.GET_BROKER_HA_STATUS,
 }
 """Every account may ask these; what they show or do is checked by the message, or by the answer."""
 
@@ -101,6 +103,7 @@ def test_captured_heartbeats_require_what_they_name() -> None:
     ("code", "on_topic", "on_group"),
     [
         (RequestCode.PULL_MESSAGE, "topic", "consumerGroup"),
+        (RequestCode.LITE_PULL_MESSAGE, "topic", "consumerGroup"),
         (RequestCode.QUERY_CONSUMER_OFFSET, "topic", "consumerGroup"),
         (RequestCode.UPDATE_CONSUMER_OFFSET, "topic", "consumerGroup"),
         (RequestCode.GET_CONSUME_STATS, "topic", "consumerGroup"),
@@ -113,6 +116,8 @@ def test_captured_heartbeats_require_what_they_name() -> None:
         (RequestCode.GET_EARLIEST_MSG_STORETIME, "topic", ""),
         (RequestCode.QUERY_MESSAGE, "topic", ""),
         (RequestCode.GET_TOPIC_STATS_INFO, "topic", ""),
+        (RequestCode.GET_TOPIC_CONFIG, "topic", ""),
+        (RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, "", "group"),
         (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, "topic", ""),
         (RequestCode.CONSUMER_SEND_MSG_BACK, "", "group"),
         (RequestCode.UNREGISTER_CLIENT, "", "consumerGroup"),
@@ -167,6 +172,12 @@ def test_the_audit_log_gets_names() -> None:
     """Of the request, and of what it is about."""
     group = SubscriptionGroupConfig("g").encode()
     assert resource_of(Frame(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 1, {}, group)) == "group:g"
+    groups = SubscriptionGroupList((SubscriptionGroupConfig("g"), SubscriptionGroupConfig("h"))).encode()
+    found = resource_of(Frame(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 1, {}, groups))
+    assert found == "group:g and 1 more"
+    topics = TopicConfigList((TopicConfigData("T"),)).encode()
+    assert resource_of(Frame(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, 1, {}, topics)) == "topic:T"
+    assert resource_of(Frame(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, 1, {}, b"{}")) == ""
     assert resource_of(Frame(RequestCode.DELETE_SUBSCRIPTIONGROUP, 1, {"groupName": "g"})) == "group:g"
     assert resource_of(Frame(RequestCode.DELETE_TOPIC_IN_BROKER, 1, {"topic": "T"})) == "topic:T"
     assert resource_of(Frame(RequestCode.GET_BROKER_CONFIG, 1)) == ""

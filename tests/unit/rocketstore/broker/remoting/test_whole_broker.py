@@ -113,7 +113,7 @@ def test_all_that_rocketmqs_broker_tells_of_itself(broker: BrokerServer) -> None
         ours = KVTable.decode(captured(client, "F9").body).table
     theirs = KVTable.decode(GOLDEN["F10"].frame.body).table
     assert theirs.keys() - NOT_HERE <= ours.keys()
-    for key in ("putTps", "getTransferedTps"):
+    for key in ("putTps", "getTransferedTps", "getTransferredTps"):
         assert len(ours[key].split(" ")) == 3
     for key in ("earliestMessageTimeStamp", "pageCacheLockTimeMills", "commitLogDiskRatio"):
         float(ours[key])
