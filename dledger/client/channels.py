@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import grpc
 import tenacity
@@ -19,6 +19,7 @@ from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, retry_options
 from dledger.client.signing import is_challenge
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
+from dledger.forks import LostLock, mind_forks
 from dledger.records import record
 from dledger.rpc import options
 
@@ -60,6 +61,15 @@ class Channels:
         self._tls_version = 0
         self.closing = threading.Event()
         """Set when no new calls may start."""
+        self._is_left_behind = False
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """In a forked child: no call starts, and gRPC, whose threads are not here, is not touched."""
+        self._is_left_behind = True
+        self._lock = cast(threading.Lock, LostLock())
+        self.closing = threading.Event()
+        self.closing.set()
 
     @property
     def closed(self) -> bool:
@@ -76,6 +86,8 @@ class Channels:
 
     def close(self) -> None:
         """Close every channel; calls in progress fail. Idempotent."""
+        if self._is_left_behind:
+            return
         with self._lock:
             self.stop()
             channels = [*self._channels.values(), *self._old]

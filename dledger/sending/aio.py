@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -16,6 +19,7 @@ from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_
 from dledger.sending.window import NEVER, Window, Wish, connect_timeout_s
 
 SelfT = TypeVar("SelfT", bound="AsyncSender[Any, Any]")
+_log = logging.getLogger(__name__)
 
 
 OnAnswer: TypeAlias = Callable[[AsyncStream[ItemT, ResultT], OutgoingBatch[ItemT, ResultT], Answer[ResultT]], None]
@@ -49,6 +53,7 @@ class AsyncSender(Generic[ItemT, ResultT]):
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._blamed: list[tuple[str, DLedgerError]] = []
         self._is_driving = False
+        weakref.finalize(self, _tell_loss, window, name, os.getpid())  # also at the program's end
 
     async def __aenter__(self: SelfT) -> SelfT:
         return self
@@ -291,3 +296,14 @@ class AsyncSender(Generic[ItemT, ResultT]):
             if stream.broken is not None:  # it broke before it became the current stream
                 self._window.broken(_now_ms())
         self._go_on()
+
+
+def _tell_loss(window: Window[Any, Any], name: str, process: int) -> None:
+    """Its loop has ended before it: nothing can be sent any more."""
+    if (left := window.pending_items) and not window.closed and os.getpid() == process:
+        _log.warning(
+            "%d items were still in %s when its event loop ended, and are lost unless they were on their way: close "
+            "it, or use it in an async with statement",
+            left,
+            name,
+        )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from dledger.errors import DLedgerError, InvalidRequestError, PendingFullError, UnavailableError
+from dledger.forks import REASON, LostLock, mind_forks
 from dledger.records import record
 from dledger.sending.batch import Answer, ItemT, OutgoingBatch, ResultT, partly_added
 from dledger.sending.futures import wait_for
@@ -57,6 +61,9 @@ class Sender(Generic[ItemT, ResultT]):
         self._helpers: set[threading.Thread] = set()  # threads for slow work
         self._tellers: set[int] = set()  # threads that run the application's callbacks
         self._has_ended = False
+        self._is_left_behind = False
+        mind_forks(self)
+        _living.add(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -173,6 +180,8 @@ class Sender(Generic[ItemT, ResultT]):
 
     def close(self) -> None:
         """Flush, then end the threads and the stream. Idempotent. In a callback it does not wait."""
+        if self._is_left_behind:  # the parent sends what it has added
+            return
         if not self._is_telling:
             self.flush()
         with self._lock:
@@ -188,6 +197,8 @@ class Sender(Generic[ItemT, ResultT]):
 
     def abandon(self, error: DLedgerError) -> None:
         """End without waiting: items in flight become unknown, the rest fails with ``error``."""
+        if self._is_left_behind:
+            return
         with self._lock:
             self._window.fail_all(error, _now_ms())
             stream = self._stream
@@ -197,6 +208,35 @@ class Sender(Generic[ItemT, ResultT]):
             stream.close(str(error))
         if not self._is_telling:
             self._thread.join()
+
+    def leave_behind(self) -> None:
+        """In a forked child: everything fails at once. What is pending is the parent's; it goes on there."""
+        self._is_left_behind = True
+        self._lock = cast(threading.Lock, LostLock())  # the old one may be held by a thread that is not here
+        lost = UnavailableError(REASON)
+        lost.outcome = "unknown"
+        with suppress(RuntimeError):  # changed by another thread at the moment of the fork
+            for batch in self._window.unfinished():
+                batch.callbacks.clear()  # they are called in the parent
+                batch.complete()
+                batch.fail(lost)
+                batch.done = True
+
+    def finish_at_exit(self) -> None:
+        """The program ends without having closed it: what was added is sent all the same, and that is said."""
+        with self._lock:
+            left, failed = self._window.pending_items, self._window.failed_items
+        if not left:
+            return
+        self.flush()
+        failed = self.failed_items - failed
+        _log.warning(
+            "%d items were still in %s when the program ended, and were sent then%s: close it, or use it in a with "
+            "statement",
+            left,
+            self._name,
+            f"; {failed} of them failed" if failed else "",
+        )
 
     @property
     def _is_telling(self) -> bool:
@@ -385,6 +425,17 @@ class Sender(Generic[ItemT, ResultT]):
         """Remove the current thread from the helpers."""
         self._helpers.discard(threading.current_thread())
         self._work.notify()
+
+
+_living: Final[weakref.WeakSet[Sender[Any, Any]]] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """Threads of senders are still there: they end after this."""
+    for sender in list(_living):
+        if not sender._is_left_behind:  # of this module
+            sender.finish_at_exit()
 
 
 def _is_idle(wish: Wish) -> bool:

@@ -157,6 +157,15 @@ class Window(Generic[ItemT, ResultT]):
         """No sealed batch expires earlier."""
         return self._expiry_ms
 
+    @property
+    def pending_items(self) -> int:
+        """How many items were added and are not done."""
+        return sum(len(one.payloads) for one in self.unfinished())
+
+    def unfinished(self) -> list[OutgoingBatch[ItemT, ResultT]]:
+        """All batches that are not done."""
+        return self.waiting() + ([self.open] if self.open is not None else [])
+
     def waiting(self) -> list[OutgoingBatch[ItemT, ResultT]]:
         """All sealed batches that are not done."""
         return [*self._inflight, *self._again, *self._backlog]

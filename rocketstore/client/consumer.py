@@ -6,40 +6,41 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Annotated, Final, Literal, TypedDict, Unpack
+from typing import Annotated, Final, Literal, TypedDict, Unpack, cast
 
 from dledger.client.discovery import Addresses
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.errors import ConfigError, DLedgerError, UnavailableError
+from dledger.forks import LostLock, mind_forks
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, MessageRefusedError, NotFoundError
+from rocketstore.client.errors import MessageRefusedError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
-from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
-from rocketstore.client.received import ReceivedMessage, split_records, tags_of_expression
+from rocketstore.client.group_offsets import Beginnings, BrokerOffsets, Start
+from rocketstore.client.received import ReceivedMessage, sent_expression, split_records, tags_of_expression
+from rocketstore.client.shares import QueueName
 from rocketstore.client.topic_cache import TopicCache, no_such_topic
 from rocketstore.client.topics import PERMISSION_READ
-from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)
 LOOK_AFTER_S: Final = 1.0
 """How often a consumer checks whether its pulls are overdue or its broker is no longer the master."""
-Start = Literal["first", "last"] | int
-"""Where a group without an offset starts: at the oldest message, after the newest, or at a time (ms since 1970)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
     """Which messages, from where, and how much at once. ``Consumer`` takes these as keyword arguments.
 
-    ``queues``: only these; ``instance`` (i, n): every n-th queue from the i-th on (a static share); default: all.
-    ``tags``: ``"TagA || TagB"`` or ``"*"``. ``auto_commit_s``: how often ``poll`` commits what earlier polls gave;
-    None: only ``commit`` and ``close`` do. ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the
+    ``start``: where a group begins in a topic that is new to it, in all queues at once; a queue that is added later
+    begins with its first message. ``queues``: only these; ``instance`` (i, n): every n-th queue from the i-th on (a
+    static share); default: all. ``tags``: ``"TagA || TagB"`` or ``"*"``. ``auto_commit_s``: how often ``poll`` commits
+    what earlier polls gave; None: only ``commit`` and ``close`` do (the beginning is stored at once all the same).
+    ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the
     nearest that exists (logged, counted in ``skipped``), or raise ``OffsetOutOfRangeError``.
     """
 
@@ -83,10 +84,11 @@ class ConsumerSettings(TypedDict, total=False):
     stock_bytes_max: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Queue:
     """One assigned queue, guarded by the consumer's lock."""
 
+    queue_id: int
     fetcher: QueueFetcher
     delivered: int  # the first offset not yet returned
     finished: int  # the first offset that may not be committed yet, because its message is still in use
@@ -101,7 +103,9 @@ class Consumer:
     """Pulls ahead in the background; ``poll`` or iteration returns messages, in order within each queue.
 
     Delivery is at least once: a message is committed only after the next ``poll`` (or ``commit``, or ``close``) shows
-    that it is done. Committed offsets never move back, except after ``seek``. Before each commit, and every
+    that it is done. Where a group begins is stored before anything is read. Queues that are added to the topic are
+    taken up within half a minute, those that are removed or may not be read now are left out until they may, with one
+    warning. Committed offsets never move back, except after ``seek``. Before each commit, and every
     ``auto_commit_s``, the consumer checks whether somebody else has moved the group's offsets; if so, it logs that and
     continues from there: they were reset, or a second consumer reads the same queues. Consumers of one group do not
     divide queues among themselves: give each its own (``queues``, ``instance``), or each receives every message. Reads
@@ -125,6 +129,9 @@ class Consumer:
         self._tags = tags_of_expression(self._options.tags)
         self._connection = BrokerConnection(addresses, timeout_s=self._options.timeout_s, security=security)
         self._topics = TopicCache(self._connection)
+        self._store = BrokerOffsets(self._connection, group, "")
+        self._beginnings = Beginnings(self._connection, self._store, "")
+        self._committing = threading.RLock()  # one commit at a time
         self._lock = threading.RLock()  # guards the fields below
         self._queues: dict[int, _Queue] = {}
         self._turn: deque[_Queue] = deque()
@@ -134,6 +141,13 @@ class Consumer:
         self._news = threading.Event()  # set when a fetcher has news
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._look_after, name=f"rocketstore-consumer-{topic}", daemon=True)
+        self._is_left_behind = False
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """In a forked child, where its threads are not: every call fails at once."""
+        self._is_left_behind = True
+        self._lock = cast(threading.RLock, LostLock())
 
     def __enter__(self) -> Consumer:
         return self
@@ -156,7 +170,7 @@ class Consumer:
         """Up to ``max_messages`` of one queue, at least one unless none arrives within ``timeout_s``.
 
         Messages of earlier polls count as done. The first call finds the queues and the group's offsets, which takes up
-        to the consumer's own ``timeout_s`` longer. Raises ``NotFoundError`` if the topic does not exist, and
+        to the consumer's own ``timeout_s`` longer. Raises ``NotFoundError`` if the topic does not exist then, and
         ``OffsetOutOfRangeError`` or ``BadAnswerError`` at every call until ``seek`` moves elsewhere.
         """
         deadline = Deadline(timeout_s)
@@ -285,48 +299,58 @@ class Consumer:
             self._start()
             queue_ids = list(self._queues)
         for queue_id in queue_ids:
-            self.seek(queue_id, self._offset_at(queue_id, start))
+            self.seek(queue_id, self._beginnings.offset_at(self._name(queue_id), start))
 
     def _commit(self, *, finished_only: bool) -> None:
         if not self.group or not (finished_only or self._to_commit(finished_only=False)):
             return
-        self._adopt_changes()
-        places = self._to_commit(finished_only=finished_only)
+        with self._committing:  # from before the look on: a commit after it would seem to have been undone
+            self._adopt_changes()
+            self._store_places(self._to_commit(finished_only=finished_only))
+
+    def _store_places(self, places: Sequence[tuple[_Queue, int, bool]]) -> None:
         for reset in (False, True):
-            chosen = {queue_id: offset for queue_id, (offset, rewind) in places.items() if rewind is reset}
+            chosen = [(queue, offset) for queue, offset, rewind in places if rewind is reset]
             if not chosen:
                 continue
-            offsets = [pb.ConsumerOffset(topic=self.topic, queue_id=one, offset=chosen[one]) for one in chosen]
-            request = pb.CommitOffsetsRequest(group=self.group, offsets=offsets, reset=reset)
             with self._lock:
-                for queue_id, offset in chosen.items():
-                    self._queues[queue_id].offered = offset
-            self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+                for queue, offset in chosen:
+                    queue.offered = offset
+            self._store.commit({self._name(queue.queue_id): offset for queue, offset in chosen}, rewind=reset)
             with self._lock:
-                for queue_id, offset in chosen.items():
-                    queue = self._queues[queue_id]
+                for queue, offset in chosen:
                     queue.committed = offset
                     queue.rewind = queue.rewind and not reset
 
-    def _to_commit(self, *, finished_only: bool) -> dict[int, tuple[int, bool]]:
-        """Per queue the offset to commit, and whether the commit may go back."""
+    def _to_commit(self, *, finished_only: bool) -> list[tuple[_Queue, int, bool]]:
+        """Queues, their offsets to commit, and whether the commit may go back."""
         with self._lock:
-            return {
-                queue_id: (queue.finished if finished_only else queue.delivered, queue.rewind)
-                for queue_id, queue in self._queues.items()
+            return [
+                (queue, queue.finished if finished_only else queue.delivered, queue.rewind)
+                for queue in self._queues.values()
                 if queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered)
-            }
+            ]
+
+    def _name(self, queue_id: int) -> QueueName:
+        return QueueName(self.topic, queue_id)
 
     def _adopt_changes(self) -> None:
         """Adopt offsets changed elsewhere since the last commit: committing ours would undo a reset.
 
-        An offset that moved forward, but not beyond what was returned here, has no effect.
+        An offset that moved forward, but not beyond what was returned here, has no effect. Offsets that are gone are
+        written again.
         """
-        stored = self._fetch_offsets()
+        queues = list(self._queues.values())
+        last = {one: one.fetcher.last for one in queues}
+        stored = self._store.fetch([self.topic])
+        for one in queues:
+            if self._name(one.queue_id) in stored:
+                one.fetcher.known = last[one]
+        self._look_into([one for one in queues if self._name(one.queue_id) not in stored])
         moved = []
         with self._lock:
             for queue_id, queue in self._queues.items():
-                offset = stored.get(queue_id)
+                offset = stored.get(self._name(queue_id))
                 if offset is None or offset in (queue.committed, queue.offered) or queue.rewind:
                     continue
                 moved.append(f"queue {queue_id} from {queue.committed} to {offset}")
@@ -344,6 +368,24 @@ class Consumer:
                 ", ".join(moved),
             )
 
+    def _look_into(self, lost: Sequence[_Queue]) -> None:
+        """Offsets are gone: the group or the topic was deleted, or a broker lost its disk and counts anew."""
+        lost = [one for one in lost if one.committed is not None]
+        for queue in lost:
+            back = queue.fetcher.other_history()
+            with self._lock:
+                if back is not None:
+                    self._go_to(queue, back)
+                queue.committed = queue.offered = None
+        if lost:
+            _log.warning(
+                "group %s: its offsets in %s are gone: the group or the topic was deleted, or the broker lost its "
+                "disk; they are stored again (%s)",
+                self.group,
+                self.topic,
+                ", ".join(f"queue {one.queue_id}: {one.finished}" for one in lost),
+            )
+
     @staticmethod
     def _go_to(queue: _Queue, offset: int) -> None:
         queue.fetcher.seek(offset)
@@ -357,7 +399,7 @@ class Consumer:
         self._close(lambda: self._commit(finished_only=False))
 
     def _close(self, commit: Callable[[], None]) -> None:
-        if self._closing.is_set():
+        if self._is_left_behind or self._closing.is_set():
             return
         self._closing.set()
         self._news.set()
@@ -368,10 +410,12 @@ class Consumer:
             for queue in self._queues.values():
                 queue.fetcher.stop()
             self._connection.close()
-            for queue in self._queues.values():
-                queue.fetcher.join()
             if self._started:
                 self._watch.join()
+            for queue in self._queues.values():  # the watch may have added some
+                queue.fetcher.stop()
+            for queue in self._queues.values():
+                queue.fetcher.join()
 
     def _start(self) -> None:
         """Find the queues and the group's offsets; requires the lock."""
@@ -385,59 +429,108 @@ class Consumer:
             raise no_such_topic(self._connection, self.topic)
         if not (known.permission & PERMISSION_READ and known.read_queues > 0):
             raise MessageRefusedError(f"topic {self.topic} does not allow reads (permission {known.permission})")
-        assigned = self._assigned(known.read_queues)
-        committed = self._fetch_offsets() if self.group else {}
-        places = {one: committed[one] if one in committed else self._offset_at(one, options.start) for one in assigned}
-        pulls = PullOptions(
-            group=self.group,
-            topic=self.topic,
-            tag_expression=options.tags,
-            max_messages=options.pull_messages,
-            max_bytes=options.pull_bytes,
-            wait_ms=options.pull_wait_ms,
-            stock_bytes_max=options.stock_bytes_max,
-            go_on_when_out_of_range=options.when_out_of_range == "go_on",
-        )
-        for queue_id, offset in places.items():
-            fetcher = QueueFetcher(self._connection, queue_id, offset, pulls, self._news.set)
-            self._queues[queue_id] = _Queue(fetcher, offset, offset, committed.get(queue_id))
-        self._turn.extend(self._queues.values())
+        missing = [one for one in options.queues or () if not 0 <= one < known.read_queues]
+        if missing:
+            raise NotFoundError(f"topic {self.topic} has queues 0 to {known.read_queues - 1}, not {missing}")
+        assigned = [self._name(one) for one in self._assigned(known.read_queues)]
+        if self.group:
+            self._begin(known.read_queues)
+            places = self._beginnings.of(assigned)
+        else:
+            places = self._beginnings.offsets_at(assigned, options.start)
+        self._add(places)
         if options.auto_commit_s is not None:
             self._commit_at = time.monotonic() + options.auto_commit_s
         self._started = True
         self._watch.start()
 
-    def _fetch_offsets(self) -> dict[int, int]:
-        request = pb.FetchOffsetsRequest(group=self.group, topic=self.topic)
-        answer = self._connection.ask_master(FETCH_OFFSETS, request, self._connection.deadline())
-        return {one.queue_id: one.offset for one in answer.offsets if one.topic in (self.topic, "")}
+    def _begin(self, read_queues: int) -> None:
+        """If the group is new in the topic, store where it begins, in all queues: members may read them by shares."""
+        survey = self._beginnings.survey({self.topic: read_queues}, self._options.start)
+        if offsets := survey[self.topic]:
+            self._beginnings.begin(offsets)
+
+    def _add(self, places: Mapping[QueueName, int]) -> None:
+        """Read these queues, too; requires the lock."""
+        options = self._options
+        pulls = PullOptions(
+            group=self.group,
+            topic=self.topic,
+            tag_expression=sent_expression(options.tags),
+            max_messages=options.pull_messages,
+            max_bytes=options.pull_bytes,
+            wait_ms=options.pull_wait_ms,
+            stock_bytes_max=options.stock_bytes_max,
+            go_on_when_out_of_range=options.when_out_of_range == "go_on",
+            patient=True,
+        )
+        for name, offset in sorted(places.items()):
+            fetcher = QueueFetcher(self._connection, name.queue_id, offset, pulls, self._arrived)
+            queue = _Queue(name.queue_id, fetcher, offset, offset, offset if self.group else None)
+            self._queues[name.queue_id] = queue
+            self._turn.append(queue)
+
+    def _arrived(self) -> None:
+        self._news.set()
 
     def _assigned(self, read_queues: int) -> list[int]:
+        """Those of ours that exist."""
         options = self._options
         if options.queues is not None:
-            missing = [one for one in options.queues if not 0 <= one < read_queues]
-            if missing:
-                raise NotFoundError(f"topic {self.topic} has queues 0 to {read_queues - 1}, not {missing}")
-            return sorted(set(options.queues))
+            return sorted({one for one in options.queues if 0 <= one < read_queues})
         first, step = options.instance or (0, 1)
         return list(range(first, read_queues, step))
 
-    def _offset_at(self, queue_id: int, start: Start) -> int:
-        deadline = self._connection.deadline()
-        if isinstance(start, int):
-            by_time = pb.OffsetByTimeRequest(topic=self.topic, queue_id=queue_id, timestamp_ms=start)
-            offset = self._connection.ask_master(OFFSET_BY_TIME, by_time, deadline).offset
-        else:
-            where = pb.QueueRequest(topic=self.topic, queue_id=queue_id)
-            found = self._connection.ask_master(QUEUE_RANGE, where, deadline)
-            offset = found.max_offset if start == "last" else max(found.min_offset, 0)
-        if offset < 0:
-            raise BadAnswerError(f"queue {queue_id} of {self.topic}: a broker returned offset {offset}")
-        return offset
-
     def _look_after(self) -> None:
+        told = ""
         while not self._closing.wait(LOOK_AFTER_S):
             self._connection.seeker.look()
             master = self._connection.directory.leader
             for queue in list(self._queues.values()):
                 queue.fetcher.look_after(master)
+            try:
+                self._follow_the_topic()
+                told = ""
+            except (DLedgerError, OSError) as error:
+                if str(error) != told and not self._closing.is_set():
+                    told = str(error)
+                    _log.warning("cannot look for queues of topic %s: %s; retrying", self.topic, told)
+
+    def _follow_the_topic(self) -> None:
+        """Take up queues that were added to the topic, drop those that were removed."""
+        if any(one.fetcher.refused for one in list(self._queues.values())):
+            self._topics.forget()
+        known = self._topics.find(self.topic)
+        if known is None or not (known.permission & PERMISSION_READ and known.read_queues > 0):
+            return  # each queue waits until it may be read again
+        wanted = set(self._assigned(known.read_queues))
+        removed = sorted(self._queues.keys() - wanted)
+        if removed:
+            self._drop(removed)
+        added = [self._name(one) for one in sorted(wanted - self._queues.keys())]
+        if added:
+            offsets = self._beginnings.of(added) if self.group else self._beginnings.offsets_at(added, "first")
+            with self._lock:
+                if not self._closing.is_set():
+                    self._add(offsets)
+            _log.info("topic %s has got queues %s: they are read, too", self.topic, [one.queue_id for one in added])
+
+    def _drop(self, queue_ids: Sequence[int]) -> None:
+        """What is done of them is committed: they may come back."""
+        with self._lock:
+            dropped = [self._queues[one] for one in queue_ids]
+            places = [(one, one.finished, one.rewind) for one in dropped if one.committed != one.finished]
+        if self.group and places:
+            with self._committing:
+                self._store_places(places)
+        with self._lock:
+            for queue in dropped:
+                del self._queues[queue.queue_id]
+                self._turn.remove(queue)
+                if queue in self._in_hand:
+                    self._in_hand.remove(queue)
+        for queue in dropped:
+            queue.fetcher.stop()
+        told = [one.queue_id for one in dropped if not one.fetcher.refused]
+        if told:
+            _log.warning("topic %s does not have queues %s any more: they are read no longer", self.topic, told)

@@ -46,6 +46,10 @@ class MessageRefusedError(InvalidRequestError):
     """Raised when no broker would accept the message: too large, or its topic, queue or properties are not allowed."""
 
 
+class NotAllowedNowError(InvalidRequestError):
+    """Raised when a topic's permission or its number of queues excludes the request: an administrator may change it."""
+
+
 class StoreFailedError(DLedgerError):
     """Raised when a broker could not store or answer for a reason of its own, for example a disk error."""
 
@@ -62,6 +66,10 @@ class BadAnswerError(DLedgerError):
     """Raised when a broker's answer is invalid: garbage bytes, a wrong count, an unknown status."""
 
     outcome: Outcome = "unknown"
+
+
+class UnreadableBodyError(BadAnswerError):
+    """Raised when a body is compressed by a method that this installation cannot read."""
 
 
 class OffsetOutOfRangeError(DLedgerError):
@@ -126,7 +134,7 @@ def failure_of(error: grpc.RpcError, address: str, *, sent: bool) -> DLedgerErro
         case grpc.StatusCode.PERMISSION_DENIED if REFUSAL in told:
             return AccessDeniedError(f"{address}: {details}")
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.OUT_OF_RANGE:
-            return InvalidRequestError(details)
+            return NotAllowedNowError(details)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.FAILED_PRECONDITION if told.keys() & {"leader", "outcome"}:
             failure = NotMasterError(details or f"{address} is not the master", leader=hint_of(told.get("leader", "")))
         case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL | grpc.StatusCode.DATA_LOSS:

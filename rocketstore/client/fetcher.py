@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 from collections import deque
@@ -18,8 +19,16 @@ from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import BadAnswerError, NotFoundError, OffsetOutOfRangeError, failure_of, is_retried_read
-from rocketstore.client.methods import parse_answer
+from rocketstore.client.errors import (
+    BadAnswerError,
+    NotAllowedNowError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    failure_of,
+    is_retried_read,
+)
+from rocketstore.client.methods import OFFSET_BY_TIME, PULL, parse_answer
+from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 
@@ -35,7 +44,10 @@ paused or disconnected may not know yet that it was replaced, nor what was store
 """
 IDLE_PAUSE_S: Final = 0.05
 """The pause after an empty response that arrived at once, although the broker could have waited for messages."""
+REFUSED_PAUSE_S: Final = 1.0
+"""The pause before a queue that was refused is asked for again."""
 
+LENGTH: Final = struct.Struct(">i")
 _NOTHING_YET: Final = frozenset(
     (
         GetMessageStatus.OFFSET_OVERFLOW_ONE,
@@ -65,6 +77,8 @@ class PullOptions:
     wait_ms: int = 5000
     stock_bytes_max: int = 4 * MIB
     go_on_when_out_of_range: bool = True
+    patient: bool = False
+    """Whether a refusal is waited out. Otherwise ``take`` raises it, until ``seek``."""
 
 
 class Chunk(NamedTuple):
@@ -74,6 +88,13 @@ class Chunk(NamedTuple):
     next_offset: int
     rewinds: bool = False
     """Whether that is before what came earlier, because the broker's queue ended before our offset."""
+
+
+class _BeyondEnd(Exception):  # noqa: N818  # it is no error: it leaves the lock
+    """The master insists that the queue ends before the wanted offset."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
 
 
 class QueueFetcher:
@@ -92,6 +113,8 @@ class QueueFetcher:
         """How many offsets were skipped because their messages no longer exist."""
         self.max_offset = -1
         """The queue's end in the last response; -1 if unknown."""
+        self.refused = False
+        """Whether it was refused at the last attempt, and is asked for again."""
         self._connection = connection
         self._pulls = pulls
         self._arrived = arrived
@@ -102,6 +125,9 @@ class QueueFetcher:
         self._stock: deque[Chunk] = deque()
         self._stock_bytes = 0
         self._error: DLedgerError | None = None
+        self._last = b""
+        self.known = b""
+        """``last`` at a moment when the group's offset was still there: of the consumer."""
         self._stop = threading.Event()
         self._call: _Call | None = None
         self._address = ""
@@ -147,6 +173,33 @@ class QueueFetcher:
         if call is not None:
             call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it untyped
 
+    @property
+    def last(self) -> bytes:
+        """The record of the last message that came; empty if there was none."""
+        with self._lock:
+            return self._last
+
+    def other_history(self) -> int | None:
+        """Where to go on if the broker's queue is not the one that was read so far: it lost its disk. Else None.
+
+        The last message that came while the queue was known to be the same shows it: another one is in its place, or
+        none. What was stored later than it is new. Raises ``DLedgerError``.
+        """
+        known = self.known
+        if not known:
+            return None
+        last = _only(known)
+        request = pb.PullRequest(
+            topic=self._pulls.topic,
+            queue_id=self.queue_id,
+            offset=last.queue_offset,
+            max_messages=1,
+            max_bytes=len(known),
+        )
+        answer = self._connection.ask_master(PULL, request, self._connection.deadline())
+        is_other = bytes(answer.records) != known if answer.records else answer.min_offset <= last.queue_offset
+        return self._begin_after(last) if is_other else None
+
     def look_after(self, master: str | None) -> None:
         """End a session that is overdue, or with a broker that is no longer the master; called periodically."""
         with self._lock:
@@ -180,13 +233,23 @@ class QueueFetcher:
                 if self._session():
                     backoff.succeeded()
                     told = ""
+            except _BeyondEnd as beyond:
+                try:
+                    self._go_back(beyond.end)
+                except OffsetOutOfRangeError as error:
+                    self._give_up(error)
+                except DLedgerError as error:
+                    _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, error)
+                    self._stop.wait(backoff.pause())
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
                 hopeless = self._is_hopeless(error)
                 if self._address:
                     self._connection.directory.note_failure(self._address, error)
-                if hopeless:
+                if hopeless and self._pulls.patient and not isinstance(error, (BadAnswerError, OffsetOutOfRangeError)):
+                    self._wait_out(error)
+                elif hopeless:
                     self._give_up(error)
                 elif str(error) != told:  # once, not for every attempt
                     told = str(error)
@@ -206,6 +269,38 @@ class QueueFetcher:
         with self._lock:
             while self._error is not None and not self._stop.is_set():
                 self._room.wait()
+
+    def _wait_out(self, error: DLedgerError) -> None:
+        """Say once that the queue is refused, and try again after a while.
+
+        A topic may be made anew, a permission be given back. ``take`` raises other refusals meanwhile.
+        """
+        if isinstance(error, (NotAllowedNowError, NotFoundError)):
+            if not self.refused:
+                _log.warning("queue %d of %s: %s; waiting", self.queue_id, self._pulls.topic, error)
+        else:
+            with self._lock:
+                self._error = error
+        self.refused = True
+        self._arrived()
+        self._stop.wait(REFUSED_PAUSE_S)
+
+    def _go_back(self, end: int) -> None:
+        """The queue ends before our offset: behind what was lost, or where a queue in its place begins."""
+        with self._lock:
+            last, epoch, offset = self._last, self._epoch, self._offset
+        target = min(self._begin_after(_only(last)), end) if last else end
+        with self._lock:
+            if self._epoch == epoch and self._offset == offset:
+                self._go_to(target, f"the queue ends at {end}, before {offset}")
+        self._arrived()
+
+    def _begin_after(self, last: ReceivedMessage) -> int:
+        """The first message stored later than this one."""
+        request = pb.OffsetByTimeRequest(
+            topic=self._pulls.topic, queue_id=self.queue_id, timestamp_ms=last.store_timestamp + 1
+        )
+        return max(self._connection.ask_master(OFFSET_BY_TIME, request, self._connection.deadline()).offset, 0)
 
     def _session(self) -> bool:
         """Pull from one broker until there is a reason to leave it; returns whether it responded at all."""
@@ -282,6 +377,7 @@ class QueueFetcher:
                 return False
             self._note(response, at_master=at_master)
             self.max_offset = response.max_offset
+            self.refused, self._error = False, None
         self._arrived()
         return True
 
@@ -295,6 +391,7 @@ class QueueFetcher:
                 )
             if response.next_offset > offset:
                 self._offset = response.next_offset
+                self._last = _last_of(response.records) or self._last
                 self._stock.append(Chunk(response.records, response.next_offset))
                 self._stock_bytes += len(response.records)
         elif status == GetMessageStatus.OFFSET_TOO_SMALL:
@@ -308,7 +405,7 @@ class QueueFetcher:
             if not at_master:
                 self._beyond_since = None
             elif self._is_long_beyond():
-                self._go_to(max(response.max_offset, 0), f"the queue ends at {response.max_offset}, before {offset}")
+                raise _BeyondEnd(max(response.max_offset, 0))
             return
         elif status not in _NOTHING_YET:
             raise BadAnswerError(f"queue {self.queue_id}: {status!r} is not a valid answer to a pull")
@@ -330,3 +427,18 @@ class QueueFetcher:
         self._beyond_since = None
         self._offset = offset
         self._stock.append(Chunk(b"", offset, rewinds))
+
+
+def _last_of(records: bytes) -> bytes:
+    """The last one of whole records; what is not one is refused later."""
+    at = 0
+    while at + LENGTH.size <= len(records):
+        size = LENGTH.unpack_from(records, at)[0]
+        if size <= 0 or at + size >= len(records):
+            break
+        at += size
+    return records[at:]
+
+
+def _only(record: bytes) -> ReceivedMessage:
+    return split_records(record, check_crc=False)[0]

@@ -20,7 +20,7 @@ from rocketstore.client.group_offsets import Beginnings, OffsetStore
 from rocketstore.client.group_options import GroupOptions
 from rocketstore.client.memberships import MemberStreams
 from rocketstore.client.methods import LOCK_QUEUES, SEND_BACK, UNLOCK_QUEUES
-from rocketstore.client.received import tags_of_expression
+from rocketstore.client.received import sent_expression, tags_of_expression
 from rocketstore.client.shares import QueueName, Share, Shares
 from rocketstore.pb import broker_pb2 as pb
 
@@ -53,7 +53,9 @@ class Identity:
         return pb.MembershipRequest(
             group=self.group,
             client_id=self.client_id,
-            subscriptions=[pb.Subscription(topic=one, tag_expression=tags) for one, tags in self.tags.items()],
+            subscriptions=[
+                pb.Subscription(topic=one, tag_expression=sent_expression(tags)) for one, tags in self.tags.items()
+            ],
             broadcast=self.options.broadcast,
         )
 
@@ -285,7 +287,7 @@ class Branch:
         pulls = PullOptions(
             group=identity.group,
             topic=name.topic,
-            tag_expression=expression,
+            tag_expression=sent_expression(expression),
             max_messages=options.pull_messages,
             max_bytes=options.pull_bytes,
             wait_ms=options.pull_wait_ms,
@@ -374,7 +376,11 @@ class Branch:
             self._commit_once(list(held.values()))
 
     def _adopt(self, held: Mapping[QueueName, Share]) -> None:
+        last = {name: share.source.last for name, share in held.items()}
         stored = self._store.fetch({one.topic for one in held})
+        for name in stored.keys() & held.keys():
+            held[name].source.known = last[name]
+        self._look_into([share for name, share in held.items() if name not in stored])
         for name, share in held.items():
             with self._shares.changed:
                 offset, progress = stored.get(name), share.progress
@@ -389,6 +395,23 @@ class Branch:
                     )
                     self._shares.go_to(share, offset)
                 share.committed = offset
+
+    def _look_into(self, lost: Sequence[Share]) -> None:
+        """Offsets are gone: the group or a topic was deleted, or a broker lost its disk. They are stored again."""
+        lost = [one for one in lost if one.committed is not None]
+        for share in lost:
+            back = share.source.other_history()
+            with self._shares.changed:
+                if back is not None:
+                    self._shares.go_to(share, back)
+                share.committed = share.offered = None
+        if lost:
+            _log.warning(
+                "group %s: its offsets are gone: the group or a topic was deleted, or the broker lost its disk; they "
+                "are stored again (%s)",
+                self._identity.group,
+                ", ".join(f"{one.name}: {one.progress.done}" for one in lost),
+            )
 
     def _commit(self, shares: Sequence[Share]) -> None:
         with self._committing:

@@ -60,7 +60,8 @@ class Division:
 
     def begin(self) -> None:
         """Join."""
-        self._thread.start()
+        if not self._closing.is_set():
+            self._thread.start()
 
     def wait_settled(self, timeout_s: float) -> None:
         """Wait until this member has its queues; for brokers that do not answer, not longer than ``timeout_s``.
@@ -103,7 +104,7 @@ class Division:
         self._closing.set()
         self._news.set()
         self._places.stop()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
         branches = [*self._branches.values(), *self._retired]
         for one in branches:

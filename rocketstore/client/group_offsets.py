@@ -8,17 +8,18 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.consumer import Start
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.methods import COMMIT_OFFSETS, FETCH_OFFSETS, OFFSET_BY_TIME, QUEUE_RANGE
 from rocketstore.client.shares import QueueName
 from rocketstore.pb import broker_pb2 as pb
 
 _log = logging.getLogger(__name__)
+Start = Literal["first", "last"] | int
+"""Where a group without an offset starts: at the oldest message, after the newest, or at a time (ms since 1970)."""
 
 
 class OffsetStore(Protocol):
@@ -136,7 +137,7 @@ class Beginnings:
         return {
             topic: None
             if topic in begun
-            else self._offsets_at([QueueName(topic, queue_id, self._broker_name) for queue_id in range(count)], start)
+            else self.offsets_at([QueueName(topic, queue_id, self._broker_name) for queue_id in range(count)], start)
             for topic, count in topics.items()
         }
 
@@ -151,24 +152,29 @@ class Beginnings:
             self._store.commit(mine)
 
     def of(self, wanted: Collection[QueueName]) -> dict[QueueName, int]:
-        """The offsets of these queues, but for those that do not exist."""
+        """The offsets of these queues, but for those that do not exist. Those of new queues are stored first."""
         stored = self._store.fetch({one.topic for one in wanted})
         known = {one: stored[one] for one in wanted if one in stored}
-        return known | self._offsets_at([one for one in wanted if one not in known], "first")
+        fresh = self.offsets_at([one for one in wanted if one not in known], "first")
+        if fresh:
+            self._store.commit(fresh)
+        return known | fresh
 
     def _begun(self, topics: Collection[str]) -> set[str]:
         return {one.topic for one in self._store.fetch(topics) if one.broker_name == self._broker_name}
 
-    def _offsets_at(self, names: Iterable[QueueName], start: Start) -> dict[QueueName, int]:
+    def offsets_at(self, names: Iterable[QueueName], start: Start) -> dict[QueueName, int]:
+        """Where these queues are at ``start``, but for those that do not exist."""
         found: dict[QueueName, int] = {}
         for one in names:
             try:
-                found[one] = self._offset_at(one, start)
+                found[one] = self.offset_at(one, start)
             except (NotFoundError, InvalidRequestError) as error:  # the route is not that of today
                 _log.info("%s: %s", one, error)
         return found
 
-    def _offset_at(self, name: QueueName, start: Start) -> int:
+    def offset_at(self, name: QueueName, start: Start) -> int:
+        """The same of one. Raises ``NotFoundError`` and ``InvalidRequestError``."""
         deadline = self._connection.deadline()
         if isinstance(start, int):
             by_time = pb.OffsetByTimeRequest(topic=name.topic, queue_id=name.queue_id, timestamp_ms=start)

@@ -9,7 +9,7 @@ from typing import Annotated, TypedDict
 from dledger.errors import ConfigError
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from dledger.values import MIB
-from rocketstore.client.consumer import Start
+from rocketstore.client.group_offsets import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class GroupOptions:
     where a group begins in a topic that is new to it. ``retries_max``: how often a message is delivered again before it
     goes to the group's dead letters; None: as the group's settings say (16), and in order without end. ``commit_s``:
     how often offsets are committed. ``pending_messages_max`` and ``pending_bytes_max`` limit what is in use of each
-    queue, ``stock_bytes_max`` what is pulled ahead of it.
+    queue, ``stock_bytes_max`` what is pulled ahead of it. ``pending_span_max``: how far a queue goes on behind a
+    message that is not done, because all of that comes again if this member is killed. ``consume_timeout_s``: a message
+    that is not done after this time is sent back as if it had failed, except in order.
     """
 
     ordered: bool = False
@@ -33,6 +35,8 @@ class GroupOptions:
     timeout_s: AboveZero = 5.0
     pending_messages_max: Positive = 1000
     pending_bytes_max: Bytes = 16 * MIB
+    pending_span_max: Positive = 2000
+    consume_timeout_s: AboveZero = 900.0
     pull_messages: Positive = 256
     pull_bytes: Bytes = MIB
     pull_wait_ms: Annotated[int, Range(0), Unit.MS] = 5000
@@ -60,6 +64,8 @@ class GroupSettings(TypedDict, total=False):
     timeout_s: float
     pending_messages_max: int
     pending_bytes_max: int
+    pending_span_max: int
+    consume_timeout_s: float
     pull_messages: int
     pull_bytes: int
     pull_wait_ms: int

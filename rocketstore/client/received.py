@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import zlib
-from typing import Final
+from typing import Any, Final
 
-from rocketstore.client.errors import BadAnswerError
+from dledger.errors import ConfigError
+from rocketstore.client.errors import BadAnswerError, UnreadableBodyError
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
 from rocketstore.message.properties import find_property
@@ -25,6 +27,8 @@ from rocketstore.message.record import (
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
 _COMPRESSION: Final = 0x700
 _ZLIB: Final = (0, 0x300)
+_LZ4: Final = 0x100
+_ZSTD: Final = 0x200
 COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | _COMPRESSION
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 
@@ -53,7 +57,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The decompressed body. Raises ``BadAnswerError`` for a compression other than zlib."""
+        """The decompressed body. LZ4 and Zstandard need the extra ``compression``; else ``UnreadableBodyError``."""
         body = self.record[self._body_at : self._body_end]
         return decompress(body, self._sys_flag) if self._sys_flag & SYS_FLAG_COMPRESSED else body
 
@@ -148,9 +152,17 @@ def plain_body(message: Message, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> tup
 
 
 def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """A compressed body. Raises ``BadAnswerError`` for a compression other than zlib, and beyond ``bytes_max``."""
-    if sys_flag & _COMPRESSION not in _ZLIB:
-        raise BadAnswerError("the body is compressed with LZ4 or Zstandard: use raw_body")
+    """A compressed body. Raises ``BadAnswerError`` for a damaged one, and beyond ``bytes_max``.
+
+    ``UnreadableBodyError`` without the module that its compression needs.
+    """
+    method = sys_flag & _COMPRESSION
+    if method == _LZ4:
+        return _lz4(body, bytes_max)
+    if method == _ZSTD:
+        return _zstd(body, bytes_max)
+    if method not in _ZLIB:
+        raise UnreadableBodyError(f"the body is compressed by an unknown method (sysFlag {sys_flag:#x}): use raw_body")
     inflating = zlib.decompressobj()
     try:
         plain = inflating.decompress(body, max(bytes_max, 1))  # 0 would be no limit
@@ -163,8 +175,58 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = DECOMPRESSED_BYTES_M
     return plain
 
 
+def _lz4(body: bytes, bytes_max: int) -> bytes:
+    frame = _module("lz4.frame", "LZ4")
+    inflating = frame.LZ4FrameDecompressor()
+    try:
+        plain: bytes = inflating.decompress(body, max(bytes_max, 1))
+    except RuntimeError as error:
+        raise _damaged("LZ4", error) from None
+    if not inflating.eof:
+        raise BadAnswerError(f"the body is truncated, or larger than {bytes_max} bytes")
+    return plain
+
+
+def _zstd(body: bytes, bytes_max: int) -> bytes:
+    zstandard = _module("zstandard", "Zstandard")
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as stream:
+            plain: bytes = stream.read(bytes_max + 1)
+    except zstandard.ZstdError as error:
+        raise _damaged("Zstandard", error) from None
+    if len(plain) > bytes_max:
+        raise BadAnswerError(f"the body is larger than {bytes_max} bytes")
+    return plain
+
+
+def _module(name: str, method: str) -> Any:  # noqa: ANN401  # a module that need not be installed
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnreadableBodyError(
+            f"the body is compressed with {method}, and {name.partition('.')[0]} is not installed: install dledger "
+            "with the extra 'compression', or use raw_body"
+        ) from error
+
+
+def _damaged(method: str, error: Exception) -> BadAnswerError:
+    return BadAnswerError(f"the body is marked as compressed with {method}, but cannot be decompressed: {error}")
+
+
 def tags_of_expression(expression: str) -> frozenset[str] | None:
-    """The tags of ``TagA || TagB``; None for all messages."""
+    """The tags of ``TagA || TagB``; None for all messages. Empty parts are left out, as Java's clients do.
+
+    Raises ``ConfigError`` for an expression without any tag.
+    """
     if expression.strip() in ("", "*"):
         return None
-    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
+    tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
+    if not tags:
+        raise ConfigError([f"tags: {expression!r} names no tag: use * for all messages, or TagA || TagB"])
+    return tags
+
+
+def sent_expression(expression: str) -> str:
+    """The expression as brokers are told: all of them understand this form."""
+    tags = tags_of_expression(expression)
+    return "*" if tags is None else " || ".join(sorted(tags))

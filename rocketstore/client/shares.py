@@ -11,10 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError
+from dledger.forks import LostLock, mind_forks
 from rocketstore.client.fetcher import Chunk
 from rocketstore.client.received import ReceivedMessage, split_records
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC
@@ -37,6 +38,12 @@ class Source(Protocol):
 
     max_offset: int
     skipped: int
+    known: bytes
+    """The last message that is known to be in the queue that is read."""
+
+    @property
+    def last(self) -> bytes:
+        """The record of the last message that came."""
 
     @property
     def ready(self) -> bool:
@@ -47,6 +54,9 @@ class Source(Protocol):
 
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
+
+    def other_history(self) -> int | None:
+        """Where to go on if the queue is not the one that was read so far. Raises ``DLedgerError``."""
 
     def look_after(self, master: str | None) -> None:
         """Called periodically."""
@@ -170,9 +180,13 @@ class Share:
 class GroupDelivery:
     """A message handed to a member of a group. Thread-safe; the first ``ack`` or ``send_back`` counts."""
 
-    __slots__ = ("_attempt", "_claimed", "_progress", "message", "share")
+    __slots__ = ("_attempt", "_claimed", "_progress", "message", "share", "since", "told")
 
     def __init__(self, message: ReceivedMessage, share: Share, attempt: int = 0) -> None:
+        self.since = time.monotonic()
+        """When it was handed out."""
+        self.told = False
+        """Whether it was said that it takes long."""
         self.message = message
         self.share = share
         self._attempt = attempt
@@ -198,6 +212,11 @@ class GroupDelivery:
         return self.message.decode().reconsume_times + self._attempt
 
     @property
+    def tries_here(self) -> int:
+        """How often this member has tried it before and kept it."""
+        return self._attempt
+
+    @property
     def progress(self) -> InUse:
         """Of the queue, when this was handed out."""
         return self._progress
@@ -218,7 +237,8 @@ class Shares:
     """Hands out the messages of all queues in turn. Thread-safe.
 
     ``ordered``: of each queue, only one message is in use. Otherwise up to ``pending_max`` messages and
-    ``pending_bytes_max`` bytes (at least one message). ``failed`` is called, with the lock, with a queue that cannot be
+    ``pending_bytes_max`` bytes (at least one message), and none further than ``span_max`` offsets behind the first that
+    is not done. ``failed`` is called, with the lock, with a queue that cannot be
     read and why.
     """
 
@@ -228,6 +248,7 @@ class Shares:
         ordered: bool,
         pending_max: int,
         pending_bytes_max: int,
+        span_max: int = 1 << 62,
         failed: Callable[[Share, DLedgerError], None],
     ) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -235,11 +256,20 @@ class Shares:
         self.queues: dict[QueueName, Share] = {}
         self._pending_max = 1 if ordered else pending_max
         self._pending_bytes_max = pending_bytes_max
+        self._span_max = span_max
         self._failed = failed
+        self._out: dict[tuple[Share, int], GroupDelivery] = {}  # handed out, and nobody has said what becomes of it
         self._turn: deque[Share] = deque()
         self._again: list[tuple[float, int, GroupDelivery]] = []  # a heap by time
         self._count = itertools.count()
         self.closed = False
+        self.is_left_behind = False
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """In a forked child, where the member's threads are not: every call fails at once."""
+        self.is_left_behind = True
+        self.changed = cast(threading.Condition, LostLock())
 
     def arrived(self) -> None:
         """Called by sources."""
@@ -285,6 +315,8 @@ class Shares:
             while not self.closed:
                 found = self._next()
                 if found is not None:
+                    found.since = time.monotonic()
+                    self._out[found.share, found.message.queue_offset] = found
                     return found
                 wait_s = deadline.remaining_s
                 if wait_s <= 0:
@@ -297,7 +329,14 @@ class Shares:
     def claim(self, delivery: GroupDelivery) -> bool:
         """Whether nobody has said yet what becomes of the message; who says so must ``finish`` it."""
         with self.changed:
+            if self._out.get(key := (delivery.share, delivery.message.queue_offset)) is delivery:
+                del self._out[key]
             return delivery.claim()
+
+    def overdue(self, before: float) -> list[GroupDelivery]:
+        """What was handed out before this time, and nobody has said what becomes of it."""
+        with self.changed:
+            return [one for one in self._out.values() if one.since < before and not one.progress.abandoned]
 
     def finish(self, delivery: GroupDelivery) -> None:
         """The claimed message is done."""
@@ -350,7 +389,10 @@ class Shares:
         return None
 
     def _may_hand_out(self, share: Share) -> bool:
-        if not share.usable or share.out >= self._pending_max or share.progress.size >= self._pending_bytes_max:
+        progress = share.progress
+        if not share.usable or share.out >= self._pending_max or progress.size >= self._pending_bytes_max:
+            return False
+        if progress.next - progress.done >= self._span_max:
             return False
         try:
             while not share.rest and share.source.ready:

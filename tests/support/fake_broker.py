@@ -376,11 +376,25 @@ class FakeBroker:
             if scripted:
                 code, details, _ = scripted.popleft()
                 context.abort(code, details)
+            if refusal := self._unreadable(request):
+                context.abort(*refusal)
             if self.pulls:
                 answer = self.pulls.popleft()
                 yield answer if isinstance(answer, bytes) else answer.SerializeToString()
             else:
                 yield self._pull(request, context.is_active).SerializeToString()
+
+    def _unreadable(self, request: pb.PullRequest) -> tuple[grpc.StatusCode, str] | None:
+        """Why a topic or a queue may not be read."""
+        with self.group.changed:
+            topic = self.group.topics.get(request.topic)
+            if topic is None:
+                return grpc.StatusCode.NOT_FOUND, f"topic {request.topic!r} does not exist"
+            if not topic.permission & 4:
+                return grpc.StatusCode.PERMISSION_DENIED, f"topic {request.topic} does not allow reads"
+            if request.queue_id >= topic.read_queues:
+                return grpc.StatusCode.OUT_OF_RANGE, f"there is no queue {request.queue_id}"
+            return None
 
     def _pull(self, request: pb.PullRequest, is_active: Callable[[], bool] = lambda: True) -> pb.PullResponse:
         self.pulled.append(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from rocketstore.client.errors import (
     NotFoundError,
     OffsetOutOfRangeError,
 )
+from rocketstore.client.group_offsets import Beginnings
 from rocketstore.message.message import Message
 from rocketstore.message.record import HEAD_V4_BYTES, CorruptRecordError
 from rocketstore.pb import broker_pb2 as pb
@@ -229,6 +231,136 @@ def test_the_start_of_a_new_group_is_committed(brokers: FakeBrokers) -> None:
         assert drain(source, 1) == [b"0-10"]
 
 
+def test_where_a_new_group_begins_is_stored_before_anything_is_read(brokers: FakeBrokers) -> None:
+    """In all queues, also those of its other members: what is sent while all of them are dead is not missed."""
+    put(brokers, 10)
+    killed = consumer(brokers, start="last", instance=(0, 2), auto_commit_s=None)
+    assert killed.positions() == {0: 10, 2: 0}
+    assert committed(brokers) == {0: 10, 1: 0, 2: 0, 3: 0}
+    put(brokers, 1, start=10)
+    put(brokers, 1, 1)
+
+    with consumer(brokers, start="last") as source:
+        assert sorted(drain(source, 2)) == [b"0-10", b"1-0"]
+    killed.close()
+
+
+def test_the_beginning_of_a_group_does_not_undo_what_a_faster_member_stored(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began between our look and our commit."""
+    put(brokers, 10)
+    survey = Beginnings.survey
+
+    def late(self: Beginnings, *where: Any) -> Any:  # noqa: ANN401  # passed through
+        found = survey(self, *where)
+        brokers.offsets.update({("billing", "orders", queue_id): 4 if not queue_id else 0 for queue_id in range(4)})
+        return found
+
+    monkeypatch.setattr(Beginnings, "survey", late)
+    with consumer(brokers, start="last") as source:
+        assert source.positions()[0] == 4
+        assert drain(source, 1) == [b"0-4"]
+
+
+# --- queues that come and go -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks often at the topic."""
+    monkeypatch.setattr("rocketstore.client.topic_cache.REFRESH_S", 0.05)
+    monkeypatch.setattr("rocketstore.client.topic_cache.UNKNOWN_REFRESH_S", 0.05)
+    monkeypatch.setattr("rocketstore.client.consumer.LOOK_AFTER_S", 0.05)
+    monkeypatch.setattr(fetcher, "REFUSED_PAUSE_S", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("group", ["billing", ""])
+def test_queues_that_are_added_are_read_from_their_first_message(brokers: FakeBrokers, group: str) -> None:
+    """While it runs, although its group began at the end; they may have messages before it notices."""
+    put(brokers, 5)
+    source = Consumer(brokers.addresses, group=group, topic="orders", start="last", pull_wait_ms=200)
+    with source:
+        assert source.poll(1, 0.01) == []
+        put(brokers, 2, 5)
+        brokers.add_topic("orders", 6)
+        put(brokers, 1, 5, start=2)
+        assert drain(source, 3) == [b"5-0", b"5-1", b"5-2"]
+        assert sorted(source.positions()) == [0, 1, 2, 3, 4, 5]
+    assert committed(brokers) == ({0: 5, 1: 0, 2: 0, 3: 0, 4: 0, 5: 3} if group else {})
+
+
+@pytest.mark.usefixtures("quick")
+def test_queues_that_were_added_while_nobody_read_begin_with_their_first_message(brokers: FakeBrokers) -> None:
+    """The group is not new in the topic; and where they begin is stored at once."""
+    with consumer(brokers, start="last") as source:
+        source.positions()
+    brokers.add_topic("orders", 6)
+    put(brokers, 3, 4)
+
+    with consumer(brokers, start="last", auto_commit_s=None) as source:
+        assert drain(source, 1) == [b"4-0"]
+        assert committed(brokers) == dict.fromkeys(range(6), 0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_queues_that_are_removed_are_left_out_with_one_warning(
+    brokers: FakeBrokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Polling goes on; what was done of them is committed, so that they go on there if they come back."""
+    put(brokers, 4)
+    put(brokers, 4, 3)
+    with consumer(brokers, auto_commit_s=None, pull_wait_ms=100) as source:
+        drain(source, 8)
+        source.poll(1, 0.01)
+        brokers.add_topic("orders", 2)
+        wait_until(lambda: sorted(source.positions()) == [0, 1], "the others are dropped")
+        assert committed(brokers)[3] == 4
+        put(brokers, 1, start=4)
+        assert drain(source, 1) == [b"0-4"]
+        assert len([one for one in caplog.records if one.levelname == "WARNING"]) <= 2  # one for each of two queues
+
+        brokers.add_topic("orders", 4)
+        put(brokers, 1, 3, start=4)
+        assert drain(source, 1) == [b"3-4"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_permission_that_is_taken_and_given_back_loses_nothing(
+    brokers: FakeBrokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says once for each queue why nothing comes."""
+    put(brokers, 2)
+    with consumer(brokers, pull_wait_ms=100) as source:
+        drain(source, 2)
+        for round_ in (1, 2):
+            brokers.add_topic("orders", permission=2)
+            wait_until(lambda: all(one.fetcher.refused for one in source._queues.values()), "it is refused")
+            put(brokers, 3, start=2 + 3 * (round_ - 1))
+            assert source.poll(5, 0.2) == []
+            brokers.add_topic("orders")
+            assert len(drain(source, 3)) == 3
+            wait_until(lambda: not any(one.fetcher.refused for one in source._queues.values()), "all are answered")
+            assert len([one for one in caplog.records if "does not allow reads" in one.message]) == 4 * round_
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_topic_that_is_made_anew_is_read_on(brokers: FakeBrokers) -> None:
+    """Nobody has to do anything; where the group is stays, or is stored again."""
+    put(brokers, 1)
+    with consumer(brokers, pull_wait_ms=50, auto_commit_s=0) as source:
+        drain(source, 1)
+        topic = brokers.topics.pop("orders")
+        brokers.offsets.clear()
+        wait_until(lambda: any(one.fetcher.refused for one in source._queues.values()), "it is told")
+        assert source.poll(1, 0) == []
+        brokers.topics["orders"] = topic
+        wait_until(lambda: not source.poll(1, 0.01) and committed(brokers).get(0) == 1, "the offset is back")
+        put(brokers, 1, start=1)
+        assert drain(source, 1) == [b"0-1"]
+
+
 # --- commits ---------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +440,7 @@ def test_close_tells_that_it_could_not_commit(brokers: FakeBrokers) -> None:
 
 
 def test_seek_goes_back_and_so_does_the_next_commit(brokers: FakeBrokers) -> None:
-    """A commit that goes back says so; later ones do not."""
+    """A commit that goes back says so; later ones do not, nor the one of the beginning."""
     put(brokers, 10)
 
     with consumer(brokers, queues=[0]) as source:
@@ -321,7 +453,7 @@ def test_seek_goes_back_and_so_does_the_next_commit(brokers: FakeBrokers) -> Non
         drain(source, 1)
         source.commit()
 
-    assert [commit.reset for commit in brokers.commits] == [False, True, False]
+    assert [commit.reset for commit in brokers.commits] == [False, False, True, False]
 
 
 def test_seek_ends_a_long_poll(brokers: FakeBrokers) -> None:
@@ -432,6 +564,59 @@ def test_a_slave_that_lags_is_no_reason_to_go_back(brokers: FakeBrokers) -> None
         brokers.elect(2)
         put(brokers, 1, start=3)
         assert drain(source, 1) == [b"0-3"]
+
+
+@pytest.mark.parametrize("lost", [4, 2, 0])
+def test_what_is_stored_behind_a_lost_end_is_not_skipped(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """The queue was longer than what is left of it and what was sent since; the last message that came tells from when.
+
+    With nothing left, it is a broker that lost its disk.
+    """
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.1)
+    put(brokers, 8, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], pull_wait_ms=50) as source:
+        drain(source, 8)
+        with brokers.changed:
+            queue = brokers.queues["orders", 0]
+            del queue.records[lost:], queue.messages[lost:]
+        put(brokers, 2, start=100)
+        assert drain(source, 2) == [b"0-100", b"0-101"]
+    assert committed(brokers)[0] == lost + 2
+
+
+@pytest.mark.parametrize("again", [1, 4])
+def test_a_broker_that_lost_its_disk_is_read_from_the_beginning(brokers: FakeBrokers, again: int) -> None:
+    """Also if it has more messages than before by the time it is asked: the offsets are gone, the last message, too."""
+    put(brokers, 3, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], pull_wait_ms=50, auto_commit_s=0, pull_messages=1) as source:
+        drain(source, 3)
+        source.poll(1, 0)
+        with brokers.changed:
+            brokers.queues.clear()
+            brokers.offsets.clear()
+            put(brokers, again, start=50)
+        bodies: list[bytes] = []
+
+        def all_came() -> bool:
+            bodies.extend(one.body for one in source.poll(1, 0.05))
+            return {b"0-%d" % number for number in range(50, 50 + again)} <= set(bodies)
+
+        wait_until(all_came, "all new messages")
+    assert committed(brokers)[0] == again
+
+
+def test_offsets_that_are_gone_are_stored_again(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    """The group was deleted under a consumer that has nothing to do: whoever follows it must not begin anew."""
+    put(brokers, 5)
+    with consumer(brokers, queues=[0], auto_commit_s=0, pull_wait_ms=50) as source:
+        drain(source, 5)
+        source.poll(1, 0)
+        brokers.offsets.clear()
+        source.poll(1, 0)
+        assert committed(brokers) == {0: 5}
+        assert sum("are gone" in one.message for one in caplog.records) == 1
 
 
 @pytest.mark.parametrize("offset", [2, 12])
@@ -557,15 +742,17 @@ def test_a_silent_broker_does_not_stop_a_consumer(brokers: FakeBrokers) -> None:
         silent.set()
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_told(brokers: FakeBrokers) -> None:
-    """By the master's word; a slave's is not enough."""
+def test_a_topic_that_is_deleted_meanwhile_is_told(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    """By the master's word; a slave's is not enough. It may be made anew: then it is read on."""
     put(brokers, 3)
     not_found = (grpc.StatusCode.NOT_FOUND, "no topic", dict[str, str]())
     with consumer(brokers, queues=[0], pull_messages=1, stock_bytes_max=1) as source:
         drain(source, 1)
         brokers.nodes[0].fail_calls["PullStream"] = deque([not_found])
-        with pytest.raises(NotFoundError):
-            drain(source, 2)
+        assert drain(source, 2) == [b"0-1", b"0-2"]
+    assert [one.message for one in caplog.records if "no topic" in one.message] == [
+        "queue 0 of orders: no topic; waiting"
+    ]
 
 
 def test_a_failing_store_is_logged_once_and_asked_again(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,7 @@ class Pulled:
         self.chunks: deque[Chunk] = deque()
         self.max_offset = -1
         self.skipped = 0
+        self.known = self.last = b""
 
     @property
     def ready(self) -> bool:
@@ -41,6 +42,9 @@ class Pulled:
     def seek(self, offset: int) -> None:
         self.chunks.clear()
         self.offset = offset
+
+    def other_history(self) -> int | None:
+        return None
 
     def look_after(self, master: str | None) -> None: ...
     def stop(self) -> None: ...
