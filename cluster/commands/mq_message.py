@@ -135,6 +135,10 @@ def send(  # noqa: PLR0913  # one parameter per option
     if queue is not None and key is not None:
         raise click.UsageError("give either --queue or --key")
     letter = _Letter(topic, tags or "", keys or "", delay_level or 0, _assigned(properties), queue, key)
+    try:
+        letter.message(b"")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     with target.producer(topic, for_one_queue=queue is not None) as producer:
         if file is not None:
             with file.open("rb") as stream:

@@ -35,7 +35,7 @@ from dledger.errors import (
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
-from dledger.values import split
+from dledger.values import parse_address, split
 
 DISCOVERY_TIMEOUT_S: Final = 1.0
 """How long one round of searching for the leader may take."""
@@ -87,12 +87,28 @@ def _silence_of(failure: DLedgerError) -> int:
 
 
 def parse_addresses(addresses: Sequence[str] | str) -> tuple[str, ...]:
-    """Split one address, several separated by commas or semicolons, or a sequence. Raises ``ConfigError`` for none."""
+    """Split one address, several separated by commas or semicolons, or a sequence.
+
+    Raises ``ConfigError`` for none, and for one that cannot be an address.
+    """
     parts = split(addresses, ",;") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not found:
         raise ConfigError(["no address given: give host:port of at least one node"])
+    if problems := [problem for one in found if (problem := _address_problem(one))]:
+        raise ConfigError(problems)
     return found
+
+
+def _address_problem(address: str) -> str:
+    """Why it cannot be one; empty if it can. gRPC knows further kinds by their scheme."""
+    if address.partition(":")[0] in ("unix", "unix-abstract", "dns", "ipv4", "ipv6"):
+        return ""
+    try:
+        parse_address(address)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class Directory:

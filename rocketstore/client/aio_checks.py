@@ -10,6 +10,7 @@ from typing import Final
 
 from dledger.client.discovery import Directory
 from dledger.client.security import ClientSecurity
+from dledger.sending.aio_stream import is_being_cancelled
 from rocketstore.client.transactions import CheckMember
 from rocketstore.pb import broker_pb2 as pb
 
@@ -83,7 +84,9 @@ class AsyncCheckWorkers:
         while (check := await self._next()) is not None:
             try:
                 await self._handle(check)
-            except Exception:  # noqa: BLE001  # whatever the application's code raises, the group is asked again
-                _log.warning("producer group %s: a check failed", self._member.group, exc_info=True)
+            except BaseException as error:  # also SystemExit: whatever it is, the group is asked again
+                if isinstance(error, GeneratorExit | KeyboardInterrupt) or is_being_cancelled():  # the program ends
+                    raise
+                _log.warning("producer group %s: a check failed", self._member.group, exc_info=error)
             finally:
                 self._member.pending.done(check)

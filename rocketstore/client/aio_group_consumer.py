@@ -11,6 +11,8 @@ from typing import Final, ParamSpec, Self, TypeVar, Unpack
 
 from dledger.client.security import ClientSecurity
 from dledger.errors import DLedgerError, UnavailableError
+from dledger.sending.aio_stream import is_being_cancelled
+from rocketstore.client.group_branch import unexpected
 from rocketstore.client.group_consumer import WORKERS, GroupConsumer
 from rocketstore.client.group_options import GroupOptions, GroupSettings
 from rocketstore.client.shares import GroupDelivery, QueueName
@@ -135,11 +137,19 @@ class AsyncGroupConsumer:
                 continue
             try:
                 await handler(delivery)
-            except Exception:  # noqa: BLE001  # whatever the application's code raises, the message comes again
-                _log.warning("group %s: the handler failed with %r", self._member.group, delivery, exc_info=True)
-                await self.send_back(delivery)
+            except BaseException as error:  # also SystemExit: whatever it is, the message comes again
+                if isinstance(error, GeneratorExit | KeyboardInterrupt) or is_being_cancelled():  # the program ends
+                    self._member.return_unused(delivery)
+                    raise
+                await self._settle(delivery, error)
             else:
                 self.ack(delivery)
+
+    async def _settle(self, delivery: GroupDelivery, error: BaseException) -> None:
+        try:
+            await self._ask(self._member.failed, delivery, error)
+        except Exception as defect:  # noqa: BLE001  # else a worker would end without a word
+            unexpected(self._member.group, f"settle {delivery!r}", defect)
 
     async def _ask(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:

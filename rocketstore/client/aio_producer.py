@@ -85,7 +85,7 @@ class AsyncProducer:
             idempotent=enable_idempotence,
             producer_name=producer_name,
         )
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = threading.RLock()  # guards the fields below
         self._direct: AsyncSender[Sent, Result] | None = None
         self._senders: list[AsyncMessageSender] = []
         self._closed = False

@@ -82,7 +82,7 @@ class CheckWorkers:
         while (check := self._next()) is not None:
             try:
                 self._handle(check)
-            except Exception:  # noqa: BLE001  # whatever the application's code raises, the group is asked again
-                _log.warning("producer group %s: a check failed", self._member.group, exc_info=True)
+            except BaseException as error:  # noqa: BLE001  # also SystemExit: whatever it is, the group is asked again
+                _log.warning("producer group %s: a check failed", self._member.group, exc_info=error)
             finally:
                 self._member.pending.done(check)

@@ -100,4 +100,6 @@ def encode(message: Message, queue_id: int) -> EncodedMessage:
 
 def queue_of_key(key: str, queues: int) -> int:
     """The queue of a sharding key: always the same, and the same as RocketMQ's ``SelectMessageQueueByHash``."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {type(key).__name__}: {key!r}")
     return abs(java_hash(key)) % queues

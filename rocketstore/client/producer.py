@@ -94,7 +94,7 @@ class Producer:
             idempotent=enable_idempotence,
             producer_name=producer_name,
         )
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = threading.RLock()  # guards the fields below
         self._direct: Sender[Sent, Result] | None = None
         self._senders: list[MessageSender] = []
         self._closed = False

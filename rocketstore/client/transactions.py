@@ -157,7 +157,7 @@ class CheckMember:
         self._streams = BrokerStreams(self._connection, "ProducerMembership", request.SerializeToString(), self._heard)
         self._closing = threading.Event()
         self._tender = threading.Thread(target=self._tend, name=f"rocketstore-checks-{group}", daemon=True)
-        self._life = threading.Lock()  # guards start and end
+        self._life = threading.RLock()  # guards start and end
         self._started = False
 
     def begin(self) -> None:

@@ -44,6 +44,8 @@ class HostAddress(NamedTuple):
     port: int
 
 
+DELAY_LEVEL_MAX: Final = 18
+"""RocketMQ's highest level. Brokers count those above their own highest as that one."""
 LOOPBACK: Final = HostAddress(b"\x7f\0\0\1", 0)
 
 
@@ -54,7 +56,8 @@ class Message:
     ``tags`` is what consumers select by. ``keys`` are business keys to find the message by, one text or several;
     blanks separate keys. ``delay_level``: deliver later, 1 and up (by default 1 s, 5 s, 10 s, 30 s, 1 min ...).
     ``properties`` are the application's own; producers refuse those that mean something to the store, and name the
-    argument to use instead. Raises ``ValueError`` for a negative ``delay_level`` and a blank in one of several keys.
+    argument to use instead. Raises ``TypeError`` for a body that is not bytes and the like, ``ValueError`` for a
+    ``delay_level`` that does not exist, for tags that no subscription can name, and for a blank in one of several keys.
 
     A stored message has all its properties in ``properties``, and the fields from ``store_timestamp`` on are set by
     storing or decoding it. ``body`` is stored unchanged (it may be compressed by the producer, see ``sys_flag``).
@@ -133,14 +136,22 @@ class Message:
         self.property_string = property_string
         self.checked_properties = checked_properties
         self.meant = meant
+        if body.__class__ is not bytes or topic.__class__ is not str:
+            _check_kinds(topic, body)
         if tags or keys or delay_level:
             self._add(tags, keys, delay_level)
 
     def _add(self, tags: str, keys: str | Iterable[str], delay_level: int) -> None:
-        if delay_level < 0:
-            raise ValueError(f"invalid delay_level {delay_level}: use 1 and up, or 0 for no delay")
+        if not isinstance(delay_level, int) or not 0 <= delay_level <= DELAY_LEVEL_MAX:
+            raise ValueError(f"invalid delay_level {delay_level!r}: use 1 to {DELAY_LEVEL_MAX}, or 0 for no delay")
+        if not isinstance(tags, str):
+            raise TypeError(f"tags must be a str, not {type(tags).__name__}: {tags!r}")
+        if tags.strip() != tags or "||" in tags or tags == "*":
+            raise ValueError(
+                f"invalid tags {tags!r}: a message has one tag, which no subscription could name like that"
+            )
         if not isinstance(keys, str):
-            keys = list(keys)
+            keys = _texts(keys)
             if broken := [one for one in keys if " " in one]:
                 raise ValueError(f"invalid key {broken[0]!r}: blanks separate keys, so only its parts would be found")
         named = {
@@ -171,3 +182,19 @@ class Message:
     def delay_level(self) -> int:
         """1 and up (levels above the highest count as the highest), or 0 for a message without delay."""
         return parse_level(self.properties.get(PROPERTY_DELAY, ""))
+
+
+def _check_kinds(topic: object, body: object) -> None:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be a str, not {type(topic).__name__}: {topic!r}")
+    if isinstance(body, str):
+        raise TypeError(f"body must be bytes, not str: encode it, for example {body[:20]!r}.encode()")
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(f"body must be bytes, not {type(body).__name__}")
+
+
+def _texts(keys: Iterable[str]) -> list[str]:
+    found = list(keys) if isinstance(keys, Iterable) else [keys]
+    if wrong := [one for one in found if not isinstance(one, str)]:
+        raise TypeError(f"keys must be a str or several, not {type(wrong[0]).__name__}: {wrong[0]!r}")
+    return found

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from dledger.client.channels import Seeker
-from dledger.client.discovery import Directory, Search, ServerReport
+from dledger.client.discovery import Directory, Search, ServerReport, parse_addresses
 from dledger.client.shared import Deadline
 from dledger.errors import (
     AccessDeniedError,
+    ConfigError,
     DLedgerError,
     InvalidRequestError,
     LeaderHint,
@@ -219,3 +220,19 @@ def test_who_was_silent_is_asked_after_the_others_for_a_while(
     again = Directory(GIVEN)
     again.note_failure(GIVEN[1], RequestTimeoutError("no answer"))
     assert {again.candidates()[-1] for _ in range(6)} == set(GIVEN)
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:http", "localhost:0", ["a:1", "b"]])
+def test_what_cannot_be_an_address_is_refused_at_once(address: str | list[str]) -> None:
+    """Not by the first request."""
+    with pytest.raises(ConfigError, match="invalid address"):
+        parse_addresses(address)
+
+
+def test_the_kinds_of_addresses_that_grpc_knows_are_taken() -> None:
+    assert parse_addresses("unix:/run/node,dns:///a:1,[::1]:1;b:2") == (
+        "unix:/run/node",
+        "dns:///a:1",
+        "[::1]:1",
+        "b:2",
+    )

@@ -255,7 +255,7 @@ def test_a_message_that_is_not_taken_back_is_tried_again_here(
     broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost because its repetition was refused."""
-    monkeypatch.setattr("rocketstore.client.group_consumer.LOOK_S", 0.05)
+    monkeypatch.setattr("rocketstore.client.group_consumer.AGAIN_S_MIN", 0.05)
     put(broker, 1)
     with member(broker) as one:
         delivery = one.receive(15.0)

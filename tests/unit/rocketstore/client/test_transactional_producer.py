@@ -45,14 +45,14 @@ WAIT_S = 30.0
 class Ledger:
     """What an application knows: every check is answered by ``answers``, in turn, then as the last."""
 
-    def __init__(self, *answers: TransactionState | Exception) -> None:
+    def __init__(self, *answers: TransactionState | BaseException) -> None:
         self.asked: list[PreparedMessage] = []
         self._answers = deque(answers or (UNKNOWN,))
 
     def check(self, prepared: PreparedMessage) -> TransactionState:
         self.asked.append(prepared)
         answer = self._answers.popleft() if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -152,8 +152,12 @@ def test_a_callback_that_returns_nothing_decides_nothing(broker: RemotingHarness
     assert len(ledger.asked) >= 3
 
 
-def test_a_check_that_fails_is_asked_again(broker: RemotingHarness, caplog: pytest.LogCaptureFixture) -> None:
-    with producer(broker, Ledger(ValueError("scripted"), COMMIT)) as sender:
+@pytest.mark.parametrize("error", [ValueError("scripted"), SystemExit(1), asyncio.CancelledError()])
+def test_a_check_that_fails_is_asked_again(
+    broker: RemotingHarness, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """Whatever it raises: its only worker goes on."""
+    with producer(broker, Ledger(error, COMMIT)) as sender:
         sender.send_in_transaction(Message("T", b"one"), saying(UNKNOWN))
         wait_until(lambda: bodies(broker) == [b"one"], "it is committed")
     assert "a check failed" in caplog.text
@@ -386,9 +390,10 @@ def run_async(broker: RemotingHarness, ledger: Ledger, *states: TransactionState
     return asyncio.run(main())
 
 
-def test_transactions_run_at_once_on_a_loop(broker: RemotingHarness) -> None:
-    """And checks beside them, one of which fails at first."""
-    ledger = Ledger(ValueError("scripted"), UNKNOWN, COMMIT)
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
+def test_transactions_run_at_once_on_a_loop(broker: RemotingHarness, error: type[BaseException]) -> None:
+    """And checks beside them, of which each worker's first fails."""
+    ledger = Ledger(error("scripted"), error("again"), UNKNOWN, COMMIT)
     receipts = run_async(broker, ledger, COMMIT, ROLLBACK, UNKNOWN, COMMIT)
     assert [one.end for one in receipts] == ["ENDED", "ENDED", "OPEN", "ENDED"]
     assert sorted(bodies(broker)) == [b"COMMIT", b"COMMIT", b"UNKNOWN"]

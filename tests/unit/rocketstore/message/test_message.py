@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rocketstore.client.outgoing import queue_of_key
 from rocketstore.message.message import Message
 
 
@@ -56,3 +60,44 @@ def test_one_of_several_keys_has_no_blank() -> None:
     assert Message("t", b"", keys=iter(["order-17", "", "alice"])).keys == ["order-17", "alice"]
     with pytest.raises(ValueError, match="invalid key 'order 17': blanks separate keys"):
         Message("t", b"", keys=["alice", "order 17"])
+
+
+ANY_MESSAGE: Any = Message  # as a program may call it that is not checked
+ANY_QUEUE: Any = queue_of_key
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: ANY_MESSAGE("t", "text"), "body must be bytes, not str"),
+        (lambda: ANY_MESSAGE("t", None), "body must be bytes, not NoneType"),
+        (lambda: ANY_MESSAGE(b"t", b""), "topic must be a str, not bytes"),
+        (lambda: ANY_MESSAGE("t", b"", keys=[1]), "keys must be a str or several, not int: 1"),
+        (lambda: ANY_MESSAGE("t", b"", keys=7), "keys must be a str or several, not int: 7"),
+        (lambda: ANY_MESSAGE("t", b"", tags=["a"]), "tags must be a str, not list"),
+        (lambda: ANY_QUEUE(7, 4), "key must be a str, not int: 7"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_at_once(make: Callable[[], object], what: str) -> None:
+    """Not by the first send, and by its name."""
+    with pytest.raises(TypeError, match=re.escape(what)):
+        make()
+
+
+@pytest.mark.parametrize("tags", ["a||b", "a || b", "*", " a", "a\t"])
+def test_tags_that_no_subscription_can_name_are_refused(tags: str) -> None:
+    with pytest.raises(ValueError, match="invalid tags"):
+        Message("t", b"", tags=tags)
+
+
+@pytest.mark.parametrize("level", [19, 99, "3"])
+def test_a_delay_level_that_does_not_exist_is_refused(level: object) -> None:
+    """Brokers would take it for their highest one."""
+    with pytest.raises(ValueError, match="use 1 to 18"):
+        ANY_MESSAGE("t", b"", delay_level=level)
+    assert Message("t", b"", delay_level=18).delay_level == 18
+
+
+def test_other_bytes_are_a_body() -> None:
+    """Whatever joins like bytes."""
+    assert [len(ANY_MESSAGE("t", one).body) for one in (b"x", bytearray(b"x"), memoryview(b"x"))] == [1, 1, 1]
