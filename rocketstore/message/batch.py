@@ -11,7 +11,13 @@ from struct import Struct, error
 from typing import Final, NamedTuple
 
 from dledger.errors import InvalidRequestError
-from rocketstore.message.message import PROPERTY_DELAY, Message
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION,
+    Message,
+)
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 
 _ITEM: Final = Struct(">iiiii")
@@ -19,6 +25,12 @@ _PROPERTIES_LENGTH: Final = Struct(">h")
 _DELAY: Final = f"{PROPERTY_DELAY}\x01"
 """It takes more than appending to delay a message."""
 _SEPARATOR: Final = 2
+BATCH_MESSAGES_MAX: Final = 16_384
+"""The most messages in a batch: the answer has an id of 57 bytes for each, and so many hold the loop for a tenth of a second.
+"""
+_NOT_IN_BATCHES: Final = (PROPERTY_TRANSACTION, PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
+"""A message of a batch is stored as it is: these would say something that is not done."""
+_NOT_IN_BATCHES_BYTES: Final = tuple(f"{name}\x01".encode() for name in _NOT_IN_BATCHES)
 _ITEM_OVERHEAD: Final = _ITEM.size + _PROPERTIES_LENGTH.size
 
 
@@ -61,10 +73,28 @@ def decode_batch(encoded: bytes) -> list[BatchItem]:
     return [BatchItem(flag, body, decode_properties(properties)) for flag, body, properties in _items(encoded)]
 
 
+class _Place(NamedTuple):
+    """Where an item's parts are."""
+
+    flag: int
+    body_begin: int
+    properties_begin: int
+    end: int
+
+
 def _items(encoded: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Flag, body and property string of each item. Raises ``CorruptBatchError``."""
+    """Flag, body and property string of each item. Raises ``CorruptBatchError`` before it makes anything."""
+    for flag, body_at, properties_at, end in _places(encoded):
+        yield flag, bytes(encoded[body_at : properties_at - _PROPERTIES_LENGTH.size]), bytes(encoded[properties_at:end])
+
+
+def _places(encoded: bytes) -> list[_Place]:
+    """By their lengths, which must add up, and not be too many. Raises ``CorruptBatchError``."""
     at, end = 0, len(encoded)
+    places: list[_Place] = []
     while at < end:
+        if len(places) == BATCH_MESSAGES_MAX:
+            raise CorruptBatchError(f"the batch has more than {BATCH_MESSAGES_MAX} messages: send it in parts")
         if end - at < _ITEM_OVERHEAD:
             raise CorruptBatchError(f"{end - at} bytes at {at} are too few for a batch item")
         size, _, _, flag, body_bytes = _ITEM.unpack_from(encoded, at)
@@ -75,12 +105,16 @@ def _items(encoded: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(encoded, properties_at - _PROPERTIES_LENGTH.size)
         if properties_bytes != at + size - properties_at:
             raise CorruptBatchError(f"the item at {at} claims properties of {properties_bytes} bytes")
-        yield flag, bytes(encoded[body_at : body_at + body_bytes]), bytes(encoded[properties_at : at + size])
         at += size
+        places.append(_Place(flag, body_at, properties_at, at))
+    return places
 
 
 def expand_batch(batch: Message) -> list[Message]:
-    """The messages of a batch, given as a message with the batch as its body. Raises ``CorruptBatchError``.
+    """The messages of a batch, given as a message with the batch as its body.
+
+    Raises ``CorruptBatchError`` if it is malformed or has too many, or if one has a property of which only a broker, or
+    a message by itself, may make use.
 
     Topic, queue, system flag, hosts, timestamps and reconsume times are the batch's. Its properties are appended to
     each message's, and so override them; a batch is not a transaction, so the prepared offset is 0. If the batch's
@@ -93,6 +127,8 @@ def expand_batch(batch: Message) -> list[Message]:
     names = (_DELAY, *(f"{name}\x01" for name in properties))
     messages: list[Message] = []
     for flag, body, own in _items(batch.body):
+        if own:
+            _check_properties(own)
         joined = _appended(own, added, names) if added else None
         messages.append(
             Message(
@@ -116,6 +152,16 @@ def expand_batch(batch: Message) -> list[Message]:
             )
         )
     return messages
+
+
+def _check_properties(own: bytes) -> None:
+    for name in _NOT_IN_BATCHES_BYTES:
+        if name in own:  # perhaps at the end of another one
+            held = decode_properties(own)
+            for one in _NOT_IN_BATCHES:
+                if one in held:
+                    raise CorruptBatchError(f"a message of a batch cannot have the property {one}: send it by itself")
+            return
 
 
 def _appended(own: bytes, added: bytes, names: Sequence[str]) -> bytes | None:

@@ -16,7 +16,7 @@ from dledger.values import parse_address
 from rocketstore.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError, reason_of
 from rocketstore.remoting.connection import DisconnectedError
 from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import LENGTH_BYTES, Frame, decode, encode, frame_length
+from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, LENGTH_BYTES, Frame, decode, encode, frame_length
 
 _CHUNK_BYTES: Final = 256 * 1024
 _OPAQUE_MASK: Final = (1 << 31) - 1
@@ -143,7 +143,7 @@ def _receive(link: socket.socket, deadline: float) -> Frame:
     data = bytearray()
     _fill(link, data, LENGTH_BYTES, deadline)
     _fill(link, data, LENGTH_BYTES + frame_length(memoryview(data)), deadline)
-    return decode(memoryview(data))
+    return decode(memoryview(data), header_bytes_max=ANSWER_HEADER_BYTES_MAX)
 
 
 def _fill(link: socket.socket, data: bytearray, length: int, deadline: float) -> None:

@@ -19,7 +19,7 @@ from rocketstore.remoting.connection import (
     TooManyCallsError,
 )
 from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame
+from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, FRAME_BYTES_MAX, Frame
 
 CONNECT_TIMEOUT_S: Final = 3.0
 ADDRESSES_MAX: Final = 256
@@ -135,7 +135,7 @@ class RemotingClient:
             context = self._tls() if self._tls is not None else None
             async with asyncio.timeout(CONNECT_TIMEOUT_S + TLS_HANDSHAKE_TIMEOUT_S):
                 _, connection = await loops.connect(
-                    lambda: RemotingConnection(self._owner, self._room, self._unsent_room),
+                    lambda: RemotingConnection(self._owner, self._room, self._unsent_room, ANSWER_HEADER_BYTES_MAX),
                     host,
                     port,
                     context=context,

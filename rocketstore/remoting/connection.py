@@ -20,6 +20,7 @@ from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
+    HEADER_BYTES_MAX,
     LENGTH_BYTES,
     Frame,
     LargeFields,
@@ -100,7 +101,11 @@ class RemotingConnection(asyncio.Protocol):
     are done; if none is in progress, its frame can never complete. ``unsent_room`` limits what slow readers leave.
     """
 
-    def __init__(self, owner: Owner, room: ByteRoom, unsent_room: ByteRoom) -> None:
+    def __init__(
+        self, owner: Owner, room: ByteRoom, unsent_room: ByteRoom, header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> None:
+        """``header_bytes_max``: of what is received."""
+        self._header_bytes_max = header_bytes_max
         self._owner = owner
         self._room = room
         self._unsent_room = unsent_room
@@ -201,7 +206,7 @@ class RemotingConnection(asyncio.Protocol):
         buffer = self._buffer
         if len(buffer) < self._needed:
             return []
-        frames, end = cut(buffer, most=most)
+        frames, end = cut(buffer, most=most, header_bytes_max=self._header_bytes_max)
         if end:
             del buffer[:end]
             self._room.change(self.counted_as, -end)

@@ -21,7 +21,9 @@ from rocketstore.remoting.fastjson import strict
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's ``frameMaxLength``: a whole frame, including its length field."""
 HEADER_BYTES_MAX: Final = 256 * 1024
-"""Our limit: a property string of 32,767 characters, each escaped in JSON, takes three quarters of it."""
+"""Our limit for requests: a property string of 32,767 characters, each escaped in JSON, takes three quarters of it."""
+ANSWER_HEADER_BYTES_MAX: Final = 1024 * 1024
+"""The same for answers: the ids of the messages of the largest batch take nearly all of it."""
 LARGE_HEADER_BYTES: Final = 4096
 """A header up to this size takes no more than what else there is for each request."""
 FIELDS_MAX: Final = 256
@@ -98,7 +100,9 @@ class Frame(NamedTuple):
         return Frame(code, self.opaque, fields, body, FLAG_RESPONSE, remark, form=self.form)
 
 
-def cut(buffer: bytearray | bytes, begin: int = 0, *, most: int = -1) -> tuple[list[Frame], int]:
+def cut(
+    buffer: bytearray | bytes, begin: int = 0, *, most: int = -1, header_bytes_max: int = HEADER_BYTES_MAX
+) -> tuple[list[Frame], int]:
     """Complete frames from ``begin`` on, up to ``most`` if given, and where the rest starts. Raises ``FrameError``."""
     frames: list[Frame] = []
     available = len(buffer)
@@ -108,7 +112,7 @@ def cut(buffer: bytearray | bytes, begin: int = 0, *, most: int = -1) -> tuple[l
             end = begin + LENGTH_BYTES + frame_length(view, begin)
             if end > available:
                 break
-            frames.append(decode(view, begin, end))
+            frames.append(decode(view, begin, end, header_bytes_max))
             begin = end
     finally:
         view.release()
@@ -123,7 +127,7 @@ def frame_length(data: memoryview, begin: int = 0) -> int:
     return length
 
 
-def decode(data: memoryview, begin: int = 0, end: int | None = None) -> Frame:
+def decode(data: memoryview, begin: int = 0, end: int | None = None, header_bytes_max: int = HEADER_BYTES_MAX) -> Frame:
     """Decode the one frame between ``begin`` and ``end``, including its length. Raises ``FrameError``.
 
     No slice of ``data`` gets a name: a buffer held by an error's traceback could not be cleared.
@@ -136,8 +140,8 @@ def decode(data: memoryview, begin: int = 0, end: int | None = None) -> Frame:
     body_begin = header_begin + header_bytes
     if body_begin > end:
         raise FrameError(f"a header of {header_bytes} bytes in a frame of {end - begin} bytes")
-    if header_bytes > HEADER_BYTES_MAX:
-        raise FrameError(f"a header of {header_bytes} bytes: at most {HEADER_BYTES_MAX} are allowed")
+    if header_bytes > header_bytes_max:
+        raise FrameError(f"a header of {header_bytes} bytes: at most {header_bytes_max} are allowed")
     header, body = bytes(data[header_begin:body_begin]), bytes(data[body_begin:end])
     if kind == _JSON:
         frame = _from_json(header, body)
@@ -159,10 +163,11 @@ def head_of(frame: Frame, body_bytes: int) -> bytes:
     """The part of a frame before its body, for callers that write the body themselves. Raises ``FrameError``."""
     header = _to_json(frame) if frame.form is HeaderForm.JSON else _to_binary(frame)
     length = LENGTH_BYTES + len(header) + body_bytes
-    if length > FRAME_BYTES_MAX - LENGTH_BYTES or len(header) > HEADER_BYTES_MAX:
+    header_bytes_max = ANSWER_HEADER_BYTES_MAX if frame.is_response else HEADER_BYTES_MAX
+    if length > FRAME_BYTES_MAX - LENGTH_BYTES or len(header) > header_bytes_max:
         raise FrameError(
             f"a frame of {length} bytes with a header of {len(header)}: at most "
-            f"{FRAME_BYTES_MAX - LENGTH_BYTES} and {HEADER_BYTES_MAX} are allowed"
+            f"{FRAME_BYTES_MAX - LENGTH_BYTES} and {header_bytes_max} are allowed"
         )
     return _PREFIX.pack(length, frame.form << _HEADER_LENGTH_BITS | len(header)) + header
 

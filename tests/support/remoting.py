@@ -10,7 +10,7 @@ from typing import Final, Self
 from rocketstore.remoting.acl import signed
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, cut, encode
+from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode
 
 TIMEOUT_S: Final = 30.0
 
@@ -91,7 +91,7 @@ class RemotingSocket:
         if not data:
             raise EOFError("hung up")
         self._buffer += data
-        frames, end = cut(self._buffer)
+        frames, end = cut(self._buffer, header_bytes_max=ANSWER_HEADER_BYTES_MAX)
         del self._buffer[:end]
         return frames
 

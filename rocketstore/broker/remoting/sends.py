@@ -24,7 +24,7 @@ from rocketstore.broker.remoting.retries import Retries
 from rocketstore.broker.remoting.topic_table import sendable_system_topic
 from rocketstore.broker.transactions.begins import Begun, HalfRefusedError
 from rocketstore.config import KIB
-from rocketstore.message.batch import expand_batch
+from rocketstore.message.batch import CorruptBatchError, expand_batch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import (
     PROPERTY_DELAY,
@@ -205,10 +205,22 @@ class RemotingSends:
             message.properties = decode_properties(encoded)
         else:
             message.property_string = encoded
-        messages = expand_batch(message) if is_batch else [message]
+        messages = self._expanded(message) if is_batch else [message]
+        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), half_of)
+
+    def _expanded(self, batch: Message) -> list[Message]:
+        """The messages of a batch. Raises ``RequestError`` before any is made, unless one of them is to blame."""
+        most = self._parts.config.store.max_message_size
+        if len(batch.body) > most:
+            reason = f"the batch has {len(batch.body)} bytes; at most {most} are allowed (max_message_size)"
+            raise RequestError(reason, AnswerCode.MESSAGE_ILLEGAL)
+        try:
+            messages = expand_batch(batch)
+        except CorruptBatchError as error:
+            raise RequestError(str(error), AnswerCode.MESSAGE_ILLEGAL) from error
         if not messages:
             raise RequestError("a batch without messages", AnswerCode.MESSAGE_ILLEGAL)
-        return _Send(connection, frame, messages, wait, is_batch, quota, len(frame.body) + len(text), half_of)
+        return messages
 
     def _joined(self, header: SendHeader, *, is_batch: bool, is_dead: bool) -> tuple[str, bool, str]:
         """The property string to be stored, whether to wait, and the producer group of a half message."""

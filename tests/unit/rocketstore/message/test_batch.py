@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import InvalidRequestError
-from rocketstore.message.batch import BatchItem, CorruptBatchError, decode_batch, encode_batch, expand_batch
+from rocketstore.message.batch import (
+    BATCH_MESSAGES_MAX,
+    BatchItem,
+    CorruptBatchError,
+    decode_batch,
+    encode_batch,
+    expand_batch,
+)
 from rocketstore.message.message import Message
 from rocketstore.message.properties import decode_properties
 from tests.unit.rocketstore.message.samples import MESSAGES, golden_message
@@ -100,10 +107,42 @@ def test_a_property_string_of_the_batch_means_the_same(own: list[bytes], name: s
     batch = Message("t", b"".join(items), properties={name: "1", "CLUSTER": "c"})
     joined = replace(batch, properties={}, property_string=f"{name}\x011\x02CLUSTER\x01c".encode())
 
+    if any("DELAY" in decode_properties(one) for one in own):
+        for each in (batch, joined):
+            with pytest.raises(CorruptBatchError, match="cannot have the property DELAY"):
+                expand_batch(each)
+        return
     for split, appended in zip(expand_batch(batch), expand_batch(joined), strict=True):
         assert bool(appended.properties) != bool(appended.property_string)
         assert (appended.properties or decode_properties(appended.property_string)) == split.properties
         assert "DELAY" not in decode_properties(appended.property_string)
+
+
+def item(properties: bytes = b"") -> bytes:
+    """One without a body."""
+    return pack(">iiiiih", 22 + len(properties), 0, 0, 0, 0, len(properties)) + properties
+
+
+@pytest.mark.parametrize("name", ["TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID"])
+def test_what_only_a_message_by_itself_can_mean_is_refused(name: str) -> None:
+    """A stored message would claim to be delayed, or half of a transaction, or to belong to another topic."""
+    for text in (f"{name}\x01true", f"a\x01b\x02{name}\x01x\x02", f"a\x01{name}\x02{name}\x011"):
+        with pytest.raises(CorruptBatchError, match=name):
+            expand_batch(Message("t", item() + item(text.encode())))
+    for text in (f"a\x01{name}", f"X{name}\x01true", name):  # part of something else
+        assert len(expand_batch(Message("t", item(text.encode())))) == 1
+
+
+def test_a_batch_has_so_many_messages_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused before any is made, whatever comes after it."""
+    made = list[bytes]()
+    monkeypatch.setattr("rocketstore.message.batch.decode_properties", lambda data: made.append(data) or {})
+    assert len(expand_batch(Message("t", item() * BATCH_MESSAGES_MAX))) == BATCH_MESSAGES_MAX
+    made.clear()
+    for rest in (item(b"a\x01b"), item() * 700_000, b"garbage"):
+        with pytest.raises(CorruptBatchError, match=f"more than {BATCH_MESSAGES_MAX} messages"):
+            decode_batch(item(b"a\x01b") * BATCH_MESSAGES_MAX + rest)
+    assert made == []
 
 
 def test_a_property_string_is_usually_appended() -> None:

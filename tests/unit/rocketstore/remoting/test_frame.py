@@ -15,6 +15,7 @@ from rocketstore.remoting import frame as frame_module
 from rocketstore.remoting.codes import VERSION, Language
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import (
+    ANSWER_HEADER_BYTES_MAX,
     FIELDS_MAX,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -88,6 +89,20 @@ def test_the_longest_header_is_written_and_read(form: HeaderForm) -> None:
         encode(empty._replace(fields={"k": "v" * (room + 1)}))
     with pytest.raises(FrameError, match=f"a header of {HEADER_BYTES_MAX + 1} bytes: at most"):
         decode(framed(bytes(HEADER_BYTES_MAX + 1), kind=form))
+
+
+@pytest.mark.parametrize("form", HeaderForm)
+def test_an_answers_header_may_be_as_long_as_a_client_takes_it(form: HeaderForm) -> None:
+    """What limits requests does not limit our own answers: something is stored by then. And not a byte more."""
+    empty = Frame(10, 1, {"k": "v"}, flag=FLAG_RESPONSE, form=form)
+    room = ANSWER_HEADER_BYTES_MAX + 9 - len(encode(empty))
+    longest = empty._replace(fields={"k": "v" * room})
+    data = encode(longest)
+    assert cut(data, header_bytes_max=ANSWER_HEADER_BYTES_MAX) == ([longest], len(data))
+    with pytest.raises(FrameError, match="at most"):
+        cut(data)
+    with pytest.raises(FrameError, match="at most"):
+        encode(empty._replace(fields={"k": "v" * (room + 1)}))
 
 
 def test_a_header_longer_than_its_frame_is_refused() -> None:
