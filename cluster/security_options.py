@@ -28,6 +28,7 @@ class CommandSecurity:
     insecure: bool = False
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
+    trust_name_servers: bool = False
 
     def for_client(self) -> ClientSecurity:
         """The same as settings for a client. Raises ``ConfigError`` if something is missing."""
@@ -43,7 +44,7 @@ class CommandSecurity:
         if self.tls_ca is None and (self.tls_cert is not None or self.tls_key is not None):
             raise ConfigError(["--tls-cert and --tls-key require --tls-ca (or DLEDGER_TLS_CA)"])
         tls = None if self.tls_ca is None else TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
-        return ClientSecurity(tls, insecure=self.insecure, access_key=self.access_key, secret_key=self.secret_key)
+        return ClientSecurity(tls, self.insecure, self.access_key, self.secret_key, self.trust_name_servers)
 
 
 def _secret_key(file: Path | None) -> str:
@@ -76,11 +77,21 @@ def security_options(command: Callable[..., None]) -> Callable[..., None]:
         insecure: bool,
         access_key: str,
         secret_key_file: Path | None,
+        trust_name_servers: bool,
         **others: object,
     ) -> None:
-        security = CommandSecurity(tls_ca, tls_cert, tls_key, insecure, access_key, _secret_key(secret_key_file))
+        secret_key = _secret_key(secret_key_file)
+        security = CommandSecurity(tls_ca, tls_cert, tls_key, insecure, access_key, secret_key, trust_name_servers)
         command(security=security, **others)
 
+    with_security = click.option(
+        "--trust-name-servers",
+        cls=ContextOption,
+        is_flag=True,
+        envvar="DLEDGER_TRUST_NAME_SERVERS",
+        help="Sign requests in RocketMQ's way for addresses that name servers tell, even without TLS (also "
+        "DLEDGER_TRUST_NAME_SERVERS). Whoever registers there can use such a signature for other requests.",
+    )(with_security)
     with_security = click.option(
         "--secret-key-file",
         cls=ContextOption,

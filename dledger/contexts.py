@@ -32,10 +32,13 @@ SETTINGS: Final = (
     "insecure",
     "access_key",
     "secret_key_file",
+    "trust_name_servers",
 )
 """The options a context may hold, by their parameters' names."""
 _PLACES: Final = ("bootstrap", "broker", "namesrv")
 FILES: Final = frozenset({"tls_ca", "tls_cert", "tls_key", "secret_key_file"})
+FLAGS: Final = frozenset({"insecure", "trust_name_servers"})
+"""Their value is ``true``."""
 CHOSEN: Final = "dledger.context"
 """In click's ``meta``: the name given with ``--context``, or None."""
 USED: Final = "dledger.context.used"

@@ -49,6 +49,7 @@ Examples:
 @click.option("--insecure", is_flag=True, help="Allow plaintext to other machines.")
 @click.option("--access-key", metavar="KEY", help="Access key to sign requests with.")
 @click.option("--secret-key-file", type=click.Path(path_type=Path), metavar="FILE", help="File with its secret.")
+@click.option("--trust-name-servers", is_flag=True, help="Sign for addresses that name servers tell, without TLS.")
 @click.option("--use", is_flag=True, help="Use it from now on.")
 @click.option("--force", is_flag=True, help="Replace one of the same name.")
 def add(name: str, use: bool, force: bool, **given: object) -> None:
@@ -123,7 +124,7 @@ def show(name: str | None) -> None:
         raise click.UsageError("no context is used: give a NAME")
     for setting, text in found.named(chosen).items():
         option = f"--{setting.replace('_', '-')}"
-        click.echo(option if setting == "insecure" else f"{option} {shlex.quote(text)}")
+        click.echo(option if setting in contexts.FLAGS else f"{option} {shlex.quote(text)}")
 
 
 @context.command(

@@ -124,10 +124,13 @@ def _ask_all(target: BrokerTarget) -> list[_Asked]:
         if not chosen:
             raise click.ClickException("no broker has registered")
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
-            return list(threads.map(partial(_ask, frames, target.security, target.timeout_s), chosen))
+            ask = partial(_ask, frames, target.security, target.timeout_s, learned=bool(target.name_servers))
+            return list(threads.map(ask, chosen))
 
 
-def _ask(frames: BlockingRemotingClient, security: CommandSecurity, timeout_s: float, one: _Asked) -> _Asked:
+def _ask(
+    frames: BlockingRemotingClient, security: CommandSecurity, timeout_s: float, one: _Asked, *, learned: bool
+) -> _Asked:
     from rocketstore.client.name_server_tls import check_plaintext
     from rocketstore.client.runtime import question, read_answer
     from rocketstore.remoting.client import UnreachableError
@@ -137,7 +140,8 @@ def _ask(frames: BlockingRemotingClient, security: CommandSecurity, timeout_s: f
     known = security.for_client()
     try:
         check_plaintext([one.address], known)
-        info = read_answer(frames.call(one.address, question(known), timeout_s))
+        answer = frames.call(one.address, question(known, learned=learned), timeout_s)
+        info = read_answer(answer, known, learned=learned)
     except TimeoutError:
         return _Asked(one.address, one.broker, one.broker_id, error=f"no answer within {timeout_s:g} s")
     except (ConfigError, UnreachableError, DisconnectedError, RequestError, FrameError) as error:
@@ -335,7 +339,7 @@ def _asked_itself(config: BrokerConfig, timeout_s: float, security: CommandSecur
 
     own_address = _own_address(config)
     with closing(BlockingRemotingClient(tls=context_maker([own_address], security.for_client()))) as frames:
-        return _ask(frames, security, timeout_s, _Asked(own_address))
+        return _ask(frames, security, timeout_s, _Asked(own_address), learned=False)
 
 
 def _look_around(
@@ -349,8 +353,7 @@ def _look_around(
     own_names = {own_address, config.address(config.listen_port)}
     tls = context_maker([own_address], security.for_client())
     with closing(BlockingRemotingClient(tls=tls)) as frames:
-        ask = partial(_ask, frames, security, timeout_s)
-        own = ask(_Asked(own_address))
+        own = _ask(frames, security, timeout_s, _Asked(own_address), learned=False)
         if own.facts is None:
             raise click.ClickException(
                 f"this slave does not answer at {own_address} ({own.error or 'it tells nothing'}): start it. It needs "
@@ -360,11 +363,15 @@ def _look_around(
             raise click.ClickException(f"the broker at {own_address} is a master already")
         registered, unanswered = _registered(config, frames, timeout_s)
         masters = {address for broker_id, address in registered if broker_id == 0} - own_names
-        slaves = {*others, *(address for broker_id, address in registered if broker_id)} - own_names - masters
+        given = set(others) - own_names
+        slaves = {address for broker_id, address in registered if broker_id} - own_names - masters - given
+        ask = partial(_ask, frames, security, timeout_s, learned=True)
+        ask_other = partial(_ask, frames, security, timeout_s, learned=False)
         ports = {own.facts.master, config.store.ha_master_address} - {""}
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
             by_master = list(threads.map(ask, [_Asked(one) for one in sorted(masters)]))
             by_slave = list(threads.map(ask, [_Asked(one) for one in sorted(slaves)]))
+            by_slave += threads.map(ask_other, [_Asked(one) for one in sorted(given - masters)])
             by_port = list(threads.map(partial(_knock, timeout_s), sorted(ports)))
     told = [
         *map(_registered_master, by_master),

@@ -85,7 +85,8 @@ def _ask(frames: BlockingRemotingClient, target: BrokerTarget, one: Registered) 
     security = target.security.for_client()
     try:
         check_plaintext([one.address], security)
-        found = read_answer(frames.call(one.address, question(security), target.timeout_s))
+        answer = frames.call(one.address, question(security, learned=True), target.timeout_s)
+        found = read_answer(answer, security, learned=True)
     except (ConfigError, UnreachableError, DisconnectedError, TimeoutError, RequestError) as error:
         return replace(one, error=str(error))
     term = found.term if found.role else None

@@ -67,6 +67,7 @@ class ClientLists:
         self._security = brokers.security.for_client()
         self._timeout_s = brokers.timeout_s
         self._frames = open_frames([*brokers.addresses, *name_servers], self._security)
+        self._learned = bool(name_servers)  # the addresses of a group are then a name server's word
         self._names = NameServers(name_servers, self._frames, timeout_s=self._timeout_s) if name_servers else None
 
     def close(self) -> None:
@@ -184,7 +185,8 @@ class ClientLists:
         """The answer of this broker; None if its code is ``none``."""
         try:
             check_plaintext([address], self._security)
-            answer = self._frames.call(address, sign(request, self._security), self._timeout_s)
+            signed = sign(request, self._security, learned=self._learned)
+            answer = self._frames.call(address, signed, self._timeout_s)
         except TimeoutError:
             raise UnavailableError(f"{address} did not answer within {self._timeout_s:g} s") from None
         except (UnreachableError, DisconnectedError, FrameError) as error:
@@ -192,7 +194,7 @@ class ClientLists:
         if answer.code == none:
             return None
         try:
-            return decode(body_of(answer))
+            return decode(body_of(answer, self._security, learned=self._learned))
         except RequestError as error:
             kind = AccessDeniedError if answer.code == AnswerCode.NO_PERMISSION else InvalidRequestError
             raise kind(f"{address}: {error}") from None

@@ -215,8 +215,8 @@ class FleetTopics:
             raise UnreachableError("no master is registered")
         check_plaintext([master], self._security)
         asked = Frame(RequestCode.GET_TOPIC_STATS_INFO, 0, write_header(TopicHeader(topic)))
-        answer = await self._frames.call(master, sign(asked, self._security), TIMEOUT_S)
-        table = TopicStatsTable.decode(body_of(answer)).offset_table
+        answer = await self._frames.call(master, sign(asked, self._security, learned=True), TIMEOUT_S)
+        table = TopicStatsTable.decode(body_of(answer, self._security, learned=True)).offset_table
         return [
             {
                 "queue": queue.queue_id,

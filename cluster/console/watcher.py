@@ -48,7 +48,7 @@ class FleetWatcher:
         self._security = security
         self._pace = pace or FleetPace()
         self._frames = open_frames(name_servers, security)
-        self._question = question(security)
+        self._question = question(security, learned=True)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._watched = False
@@ -112,7 +112,8 @@ class FleetWatcher:
         fleet, timeout_s = self._fleet, self._pace.timeout_s
         try:
             check_plaintext([address], self._security)
-            info = read_answer(await self._frames.call(address, self._question, timeout_s))
+            answer = await self._frames.call(address, self._question, timeout_s)
+            info = read_answer(answer, self._security, learned=True)
         except RequestError as error:
             fleet.refused(address, str(error), wall_ms())
         except (UnreachableError, ConfigError) as error:

@@ -38,6 +38,7 @@ class _InUse:
     client_ca: bytes
     server_context: ssl.SSLContext
     client_context: ssl.SSLContext
+    naming_context: ssl.SSLContext
     client_facing_context: ssl.SSLContext
     expires_at: datetime | None
     names: tuple[str, ...]
@@ -115,6 +116,11 @@ class TlsKeeper:
         self.refresh()
         return self._in_use.client_context
 
+    def connecting_by_name(self) -> ssl.SSLContext:
+        """For a connection to a port for clients, whose certificate must have the name or address dialled."""
+        self.refresh()
+        return self._in_use.naming_context
+
     def channel_credentials(self) -> tuple[int, grpc.ChannelCredentials]:
         """For a gRPC channel to a peer, and their version."""
         self.refresh()
@@ -188,12 +194,15 @@ class TlsKeeper:
         client_facing = tls.server_context(replace(material, ca=client_ca))
         if self._client_auth is ClientAuth.NONE:
             client_facing.verify_mode = ssl.CERT_NONE
+        naming = tls.client_context(material)
+        naming.check_hostname = True
         return _InUse(
             version,
             material,
             client_ca,
             tls.server_context(material),
             tls.client_context(material),
+            naming,
             client_facing,
             expires_at,
             names,

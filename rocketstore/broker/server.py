@@ -386,7 +386,7 @@ class BrokerServer:
 
     def _serve_remoting(self, parts: BrokerParts) -> None:
         """RocketMQ's clients on the same port; and the name servers that tell them of it."""
-        to_members = RemotingClient(tls=None if self._tls is None else self._tls.connecting)
+        to_members = RemotingClient(tls=None if self._tls is None else self._tls.connecting_by_name)
         to_name_servers = RemotingClient(
             tls=_name_server_tls(self.config), lost=lambda address: registration.lost(address)
         )
@@ -414,7 +414,7 @@ class BrokerServer:
             lambda: self.address,
             lambda: max(1, replication.epoch),  # it begins with 1
             replication.superseded,
-            RemotingClient(tls=None if self._tls is None else self._tls.connecting),
+            RemotingClient(tls=None if self._tls is None else self._tls.connecting_by_name),
             RemotingClient(tls=_name_server_tls(self.config)),
         )
         await watch.look()

@@ -26,8 +26,7 @@ _DELAY: Final = f"{PROPERTY_DELAY}\x01"
 """It takes more than appending to delay a message."""
 _SEPARATOR: Final = 2
 BATCH_MESSAGES_MAX: Final = 16_384
-"""The most messages in a batch: the answer has an id of 57 bytes for each, and so many hold the loop for a tenth of a second.
-"""
+"""The most messages in a batch. The answer has an id of 57 bytes for each; and so many hold the loop for 0.1 s."""
 _NOT_IN_BATCHES: Final = (PROPERTY_TRANSACTION, PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
 """A message of a batch is stored as it is: these would say something that is not done."""
 _NOT_IN_BATCHES_BYTES: Final = tuple(f"{name}\x01".encode() for name in _NOT_IN_BATCHES)

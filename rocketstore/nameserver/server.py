@@ -13,7 +13,7 @@ from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.front_door import DoorLimits, FrontDoor, listen
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
-from dledger.values import address_text
+from dledger.values import address_text, is_loopback
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameServerMeasurements, NameService
@@ -65,6 +65,12 @@ class NameServer:
             try:
                 listening = listen(self.config.listen_host, self.config.listen_port, "name server's")
                 self._port = listening[0].getsockname()[1]
+                if not self.config.allowed_brokers and not is_loopback(self.config.listen_host):
+                    _LOG.warning(
+                        "whoever can connect to %s can register as a broker, and gets what clients send: set "
+                        "allowedBrokers to the addresses of your brokers",
+                        self.address,
+                    )
                 self._bridge = self._loop.start()
                 self._bridge.run(self._serve(listening))
             except BaseException:

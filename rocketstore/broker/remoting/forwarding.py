@@ -16,6 +16,7 @@ from typing import Final
 
 from dledger.values import host_of, parse_address
 from rocketstore.broker.parts import BrokerParts
+from rocketstore.remoting.acl import ACCESS_KEY
 from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
@@ -59,7 +60,9 @@ class Forwarding:
     """On the loop."""
 
     def __init__(self, parts: BrokerParts, client: RemotingClient) -> None:
+        """``client`` checks the names of those it dials, if it uses TLS."""
         self._parts = parts
+        self._is_masters_name_checked = parts.store.log.is_replicated or parts.config.effective_security.has_tls
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
         self._shares = HostShares(UNDER_WAY_MAX, UNDER_WAY_MAX * parts.config.access.account_share_percent // 100)
@@ -151,6 +154,9 @@ class Forwarding:
         refusal = ""
         if not master:
             refusal = "the master is unknown"
+        elif ACCESS_KEY in frame.fields and not self._is_masters_name_checked:
+            refusal = "does not pass on signed requests to an address of which only a name server says that it is the "
+            refusal += "master: send to the master, or use TLS"
         elif not self._shares.has_room(host, little=connection.under_way <= LITTLE):
             refusal = "too many requests to the master are in progress, or too many of your host"
         if refusal:

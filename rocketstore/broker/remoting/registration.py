@@ -45,6 +45,8 @@ TOPICS_INTERVAL_S: Final = 1.0
 RETRY_S: Final = 0.25
 """After a first registration that failed, or a connection that ended; doubled each time until one lasts."""
 RETRY_S_MAX: Final = 2.0
+CONFIG_BYTES_MAX: Final = 64 * 1024
+"""Of a name server's settings."""
 REMARK_CHARS_MAX: Final = 256
 """Of what a name server answers, in logs."""
 MASTER_ID: Final = 0
@@ -62,6 +64,8 @@ class _NameServer:
         self.topic_changes = -1
         self.is_lost = False
         """Whether the connection has ended since the last round began."""
+        self.is_looked_at = False
+        """Whether it has been asked who may register."""
         self.setbacks = 0
         """Rounds in succession that failed, or were followed by the end of the connection."""
         self.failure: str | None = None
@@ -176,6 +180,7 @@ class NameServerRegistration:
             failure = f"it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}" if answer.code else ""
             if not failure:
                 self._learn(read_header(RegisterBrokerAnswer, answer.fields))
+                await self._look_who_may_register(server, timeout_s)
         except FAILURES as error:
             failure = str(error) or f"no answer within {timeout_s:g} s"
         except Exception as error:  # noqa: BLE001  # whatever it is, it must not end all registrations
@@ -186,6 +191,20 @@ class NameServerRegistration:
             _LOG.info("registered with the name server %s", server.address)
         server.failure = failure
         return not failure
+
+    async def _look_who_may_register(self, server: _NameServer, timeout_s: float) -> None:
+        """Once: access control guards this broker, and a stranger who registers gets what clients mean for it."""
+        if server.is_looked_at or not self._parts.config.access.acl_enable:
+            return
+        server.is_looked_at = True
+        answer = await self._client.call(server.address, Frame(RequestCode.GET_NAMESRV_CONFIG, 0), timeout_s)
+        settings = answer.body[:CONFIG_BYTES_MAX].decode("utf-8", "replace").splitlines()
+        if answer.code or not any(one.startswith("allowedBrokers=") and one.partition("=")[2] for one in settings):
+            _LOG.warning(
+                "access control is on, and whoever can connect to the name server %s can register as a broker, and "
+                "gets what clients send: set its allowedBrokers",
+                server.address,
+            )
 
     def _learn(self, answer: RegisterBrokerAnswer) -> None:
         """Where the master is: of several name servers, the last that knows one is believed."""

@@ -52,13 +52,30 @@ def test_brokers_are_listed_with_what_they_say(server: NameServer) -> None:
     ]
 
 
+@pytest.mark.parametrize("command", ["cluster list", "ha status"])
+def test_nobody_gets_a_signature_who_has_only_registered(
+    server: NameServer, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Anybody can register, and would use the signature at the real brokers; a broker that refuses explains it."""
+    monkeypatch.setenv("DLEDGER_SECRET_KEY", "a secret of some length")
+    with calling(server) as caller, runtime_broker() as stranger, runtime_broker({}) as refusing:
+        caller.register(0, stranger.address)
+        caller.register(1, refusing.address)
+
+        words = [*command.split(), "--namesrv", server.address, "--access-key", "alice", "--json"]
+        told = CliRunner().invoke(cli.main, words)
+
+    assert stranger.fields == {}
+    assert "the request was not signed, because anybody can register" in told.output
+
+
 def test_a_group_of_ours_tells_its_term_to_whoever_signs(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number, in JSON as in the table; the request has the account's signature, which access control asks for."""
+    """A number, in JSON as in the table; the request has the account's signature, if name servers can be trusted."""
     monkeypatch.setenv("DLEDGER_SECRET_KEY", "a secret of some length")
     with calling(server) as caller, runtime_broker(ours("n0", "LEADER", 7, {"n0": ""})) as master:
         caller.register(0, master.address)
 
-        listed = run("--namesrv", server.address, "--access-key", "alice", "--json")
+        listed = run("--namesrv", server.address, "--access-key", "alice", "--trust-name-servers", "--json")
 
     (found,) = json.loads(listed.output)["brokers"]
     assert (found["term"], found["put_tps"], found["get_tps"]) == (7, 1.5, 7.25)

@@ -136,7 +136,12 @@ def test_what_only_a_message_by_itself_can_mean_is_refused(name: str) -> None:
 def test_a_batch_has_so_many_messages_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is refused before any is made, whatever comes after it."""
     made = list[bytes]()
-    monkeypatch.setattr("rocketstore.message.batch.decode_properties", lambda data: made.append(data) or {})
+
+    def decode(data: bytes) -> dict[str, str]:
+        made.append(data)
+        return {}
+
+    monkeypatch.setattr("rocketstore.message.batch.decode_properties", decode)
     assert len(expand_batch(Message("t", item() * BATCH_MESSAGES_MAX))) == BATCH_MESSAGES_MAX
     made.clear()
     for rest in (item(b"a\x01b"), item() * 700_000, b"garbage"):

@@ -73,6 +73,17 @@ def test_what_a_slave_passes_on_is_checked_by_the_client_s_own_signature(master:
     assert [decode_record(one.record).topic for one in master.store.log.records] == ["T"]
 
 
+def test_a_slave_of_a_plain_master_passes_no_signature_on(master: RemotingHarness) -> None:
+    """Where the master is, only a name server says, and anybody may register there: he would use the signature."""
+    with harness() as slave, slave.dial(ALICE) as client, slave.dial() as unsigned:
+        follow(slave, master)
+        slave.remoting._forwarding._is_masters_name_checked = False
+        refused = client.send()
+        assert "does not pass on signed requests" in refused.remark
+        assert master.store.log.records == []
+        assert "signed" not in unsigned.send().remark
+
+
 def test_the_master_checks_what_the_slave_let_pass(master: RemotingHarness) -> None:
     """Whose rules may be older."""
     with harness(secret="older-secret") as slave, slave.dial(("alice", "older-secret")) as client:
