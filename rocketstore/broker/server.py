@@ -67,6 +67,7 @@ from rocketstore.remoting.bodies.ha import HA_PORT
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
+from rocketstore.state.unserved import TIMER_TOPIC, unserved
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.takeover import take_over
 from rocketstore.types import BrokerRole
@@ -210,6 +211,7 @@ class BrokerServer:
                 self.node.add_role_change_handler(self._role_change)
             self.store.load()
             self.state.load()
+            self._say_what_is_not_served()
             if self.replication is not None:
                 self.replication.prepare()
             if self.node is not None:
@@ -221,6 +223,16 @@ class BrokerServer:
         except BaseException:
             self._close_store()
             raise
+
+    def _say_what_is_not_served(self) -> None:
+        """Messages of RocketMQ 5 that would otherwise be missing without a word."""
+        root = self.config.store.store_path_root_dir
+        try:
+            found = unserved(root, self.store.max_offset(TIMER_TOPIC, 0))
+        except OSError as error:
+            found = [f"unknown, because a part that RocketMQ 5 may have written cannot be read ({error})"]
+        for what in found:
+            _log.warning("%s: not served: %s", root, what)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -153,6 +153,13 @@ def impossible_topics(directory: Path) -> list[str]:
     return sorted(name for name, one in topics.items() if name not in HIDDEN_TOPICS and not _is_possible(name, one))
 
 
+def batch_topics(directory: Path) -> set[str]:
+    """Topics of ``topics.json`` with queues of batches, also once they were taken over."""
+    content, _ = _content(directory / TOPICS) or ({}, "")
+    topics = content.get("topicConfigTable")
+    return {name for name, one in topics.items() if _is_of_batches(one)} if isinstance(topics, dict) else set()
+
+
 def _joined(known: Sequence[Change], found: Mapping[str, Imported], taken: Mapping[str, str] | None = None) -> Imported:
     changes = (*known, *(change for one in found.values() for change in one.changes))
     return Imported(changes, {**(taken or {}), **{name: one.sums[name] for name, one in found.items()}})
@@ -225,11 +232,21 @@ def _topics(content: _Content, skip: _Skip) -> Iterator[Change]:
             yield PutTopic(_topic(name, topic))
         except _UNUSABLE as error:
             skip(_why(f"topic {name}", error))
+        else:
+            if _is_of_batches(topic):
+                skip(f"messages of topic {name}: its queues are of batches (BatchCQ), so nobody can read or write it")
 
 
 def _topic(name: str, topic: _Content) -> TopicConfig:
     order, sys_flag = bool(topic.get("order", False)), topic.get("topicSysFlag", 0)
-    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], topic["perm"], order, sys_flag)
+    permission = 0 if _is_of_batches(topic) else topic["perm"]
+    return TopicConfig(name, topic["readQueueNums"], topic["writeQueueNums"], permission, order, sys_flag)
+
+
+def _is_of_batches(topic: object) -> bool:
+    """Whether RocketMQ 5 stores many messages of this topic in one record, which nothing here takes apart."""
+    attributes = topic.get("attributes") if isinstance(topic, dict) else None
+    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
 
 
 def _is_possible(name: str, topic: _Content) -> bool:
@@ -406,6 +423,12 @@ class RocketmqFiles:
             for topic in tables.topics.values()
         }
         kept = {name: one for name, one in known.items() if name not in found and not _is_possible(name, one)}
+        kept_as_they_are = {
+            topic.name: known[topic.name]
+            for topic in tables.topics.values()
+            if not topic.permission and _is_of_batches(known.get(topic.name))
+        }
+        found |= kept_as_they_are  # nobody here has changed what nobody here can use
         return {"topicConfigTable": dict(sorted((kept | found).items()))}
 
     def _groups(self, tables: Tables) -> _Content:

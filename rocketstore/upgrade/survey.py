@@ -27,6 +27,7 @@ from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import Change, CommitOffsets, PutGroup, SetDelayOffsets
 from rocketstore.state.rocketmq_files import TOPICS, changes_in, impossible_topics
+from rocketstore.state.unserved import SYS_FLAG_INNER_BATCH, TIMER_TOPIC, topics_of_batches, unserved
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, RecordHead
 from rocketstore.upgrade.agreement import STATE_FILES
 from rocketstore.upgrade.members import COMMIT_LOG
@@ -37,19 +38,12 @@ DEAD_PREFIX: Final = "%DLQ%"
 _FILTERS: Final = "consumerFilter.json"
 _OP_BYTES_MAX: Final = 64 * 1024
 _UNKNOWN_PARTS: Final = {
-    "timerwheel": "messages with a delay of any length (RocketMQ 5) that still wait",
-    "timerlog": "the log of messages with a delay of any length (RocketMQ 5)",
-    "compaction": "compacted topics (RocketMQ 5)",
     "consumequeue_ext": "bit maps for SQL92 filters",
-    "batchconsumequeue": "queues of batches (RocketMQ 5)",
     "consumequeue_r": "queues in RocksDB (RocketMQ 5): they are built anew from the log",
     "config/topicQueueMapping.json": "static topics (RocketMQ 5)",
     "config/consumerOrderInfo.json": "which ordered messages were popped (RocketMQ 5)",
-    "config/metadata": "topics and groups in RocksDB (RocketMQ 5): export them to JSON there first",
-    "config/topics": "topics in RocksDB (RocketMQ 5): export them to JSON there first",
-    "config/consumerOffsets": "offsets in RocksDB (RocketMQ 5): export them to JSON there first",
 }
-"""Parts of a directory that nothing here reads."""
+"""Parts of a directory that nothing here reads, besides those with messages."""
 
 
 @dataclass(slots=True)
@@ -92,6 +86,10 @@ class Survey:
     stays: list[str] = field(default_factory=list)
     todo: list[str] = field(default_factory=list)
     damaged: list[ProblemItem] = field(default_factory=list)
+    batches: set[str] = field(default_factory=set)
+    """Topics whose records hold several messages each."""
+    timer_end: int = 0
+    """The next offset of RocketMQ 5's topic of messages with a time of their own."""
     settings: list[str] = field(default_factory=list)
     """What the conf file says that has no effect here."""
     refused: list[str] = field(default_factory=list)
@@ -99,8 +97,9 @@ class Survey:
 
     @property
     def messages(self) -> int:
-        """All messages but those about the broker itself."""
-        return sum(one.messages for name, one in self.topics.items() if name not in HIDDEN_TOPICS)
+        """All messages that come along but those about the broker itself."""
+        without = HIDDEN_TOPICS | self.batches | {TIMER_TOPIC}
+        return sum(one.messages for name, one in self.topics.items() if name not in without)
 
 
 def survey(directory: Path, conf_file: Path | None = None) -> Survey:
@@ -153,7 +152,11 @@ class _Counts:
             if topic is None:
                 topic = topics[head.topic] = TopicSurvey(head.topic)
             topic.add(head)
-            if head.topic == SCHEDULE_TOPIC:
+            if head.sys_flag & SYS_FLAG_INNER_BATCH:
+                self._found.batches.add(head.topic)
+            if head.topic == TIMER_TOPIC:
+                self._found.timer_end = max(self._found.timer_end, head.queue_offset + 1)
+            elif head.topic == SCHEDULE_TOPIC:
                 level = head.queue_id + 1
                 if head.queue_offset >= self._delayed_from.get(level, 0):
                     self._found.delayed[level] = self._found.delayed.get(level, 0) + 1
@@ -309,8 +312,14 @@ def _read_conf(conf_file: Path, root: Path, found: Survey) -> list[Path]:
 
 def _say(found: Survey, root: Path, nodes: Sequence[Path]) -> None:
     """What is true of any such directory."""
-    topics = [name for name in found.topics if name not in HIDDEN_TOPICS]
-    found.comes.append(f"all messages ({found.messages:,}) of all topics ({len(topics):,}), with their queue offsets")
+    found.batches |= topics_of_batches(root)
+    unknown = unserved(root, found.timer_end, found.batches)
+    without = HIDDEN_TOPICS | found.batches | {TIMER_TOPIC}
+    topics = [name for name in found.topics if name not in without]
+    all_of, but = ("", "; NOT those named below") if unknown else ("all ", "")
+    found.comes.append(
+        f"{all_of}messages ({found.messages:,}) of {all_of}topics ({len(topics):,}), with their queue offsets{but}"
+    )
     if found.groups:
         found.comes.append(f"consumer groups ({len(found.groups):,}) with their offsets ({found.offsets:,})")
     for prefix, what in ((RETRY_PREFIX, "to be tried again"), (DEAD_PREFIX, "that were given up (dead letters)")):
@@ -323,12 +332,26 @@ def _say(found: Survey, root: Path, nodes: Sequence[Path]) -> None:
         found.comes.append(
             f"transactions neither committed nor rolled back, about which producers are asked: {found.open_halves:,}"
         )
-    found.stays += [f"{path}: {what}" for path, what in _UNKNOWN_PARTS.items() if (root / path).exists()]
+    found.stays += unknown
+    found.stays += [f"{path}: {what}" for path, what in _UNKNOWN_PARTS.items() if _has_something(root / path)]
     for node in nodes:
         if not group_has_begun(node) and (root / COMMIT_LOG).is_dir():
             found.todo.append(
                 f"{root / COMMIT_LOG}: the log of a plain broker beside {node}, which it does not continue"
             )
+
+
+def _has_something(path: Path) -> bool:
+    """Whether it is there, and no file of tables that are all empty, which RocketMQ 5 always writes."""
+    if path.suffix != ".json" or not path.is_file():
+        return path.exists()
+    try:
+        content = json.loads(read_whole(path))
+    except (ValueError, OSError):
+        return True
+    if not isinstance(content, dict):
+        return True
+    return any(one for name, one in content.items() if name != "dataVersion" and isinstance(one, dict | list))
 
 
 def _named(names: Sequence[str], most: int = 3) -> str:

@@ -13,6 +13,7 @@ from cluster.cli import main
 from dledger.errors import ConfigError
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
+from rocketstore.state.unserved import TIMER_TOPIC
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from rocketstore.upgrade.survey import by_size, survey
@@ -89,7 +90,9 @@ def test_topics_and_what_waits_are_counted(stored: MessageStoreConfig) -> None:
 
 def test_what_comes_along_and_what_does_not_is_said(stored: MessageStoreConfig) -> None:
     """In sentences with numbers."""
-    (stored.store_path_root_dir / "timerwheel").mkdir()
+    config = stored.store_path_root_dir / "config"
+    (config / "consumerOrderInfo.json").write_text('{"orderedConsumptionLevel":"QUEUE","table":{}}')
+    (config / "topicQueueMapping.json").write_text('{"dataVersion":{"counter":1},"topicQueueMappingInfoMap":{"S":{}}}')
 
     found = survey(stored.store_path_root_dir)
 
@@ -101,7 +104,28 @@ def test_what_comes_along_and_what_does_not_is_said(stored: MessageStoreConfig) 
     assert "about which producers are asked: 2" in comes
     assert "topics that are not possible here: none" in stays
     assert "SQL92 filters of groups (billing)" in stays
-    assert "timerwheel: messages with a delay of any length" in stays
+    assert "topicQueueMapping.json: static topics" in stays
+    assert "consumerOrderInfo.json" not in stays
+    assert found.comes[0].startswith("all messages (")
+
+
+def test_what_stays_does_not_come_along(tmp_path: Path) -> None:
+    """Messages of RocketMQ 5 that nobody would get are not counted among those that come, wherever they are known."""
+    config = small_config(tmp_path / "root")
+    with running(config) as store:
+        put(
+            store, Message("orders", b"x", 0), Message("Batches", b"ten", 0, sys_flag=0x80), Message("Other", b"ten", 0)
+        )
+        put(store, Message(TIMER_TOPIC, b"later", 0), Message(TIMER_TOPIC, b"later", 0))
+    (tmp_path / "root" / "batchconsumequeue" / "Other").mkdir(parents=True)
+
+    found = survey(tmp_path / "root")
+
+    assert found.messages == 1
+    assert found.comes[0] == "messages (1) of topics (1), with their queue offsets; NOT those named below"
+    stays = "\n".join(found.stays)
+    assert "up to 2 messages" in stays
+    assert "Batches, Other" in stays
 
 
 def test_only_a_log_of_rocketmq_needs_import_unchecked(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""RocketMQ 5.5's own programs as processes: the name server, the broker, mqadmin and a client."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cluster.local.group import free_ports
+from tests.interop.rocketmq import command, environment_in
+
+TIMEOUT_S: Final = 240
+MODULE: Final = "rocketmq5"
+_ADMIN: Final = "org.apache.rocketmq.tools.command.MQAdminStartup"
+
+
+@contextmanager
+def _running(main: str, conf: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    directory = conf.parent
+    directory.mkdir(parents=True, exist_ok=True)
+    conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    words = command(MODULE, main, directory, "-c", str(conf))
+    with conf.with_suffix(".out").open("ab") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment_in(directory))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def name_server(directory: Path) -> Iterator[str]:
+    """A name server meanwhile, killed at the end; gives its address."""
+    port = free_ports(1)[0]
+    settings = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+    with _running("org.apache.rocketmq.namesrv.NamesrvStartup", directory / "namesrv.conf", settings):
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def broker(directory: Path, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    """A broker meanwhile, with its store in ``directory``/store; killed at the end."""
+    plain = {
+        "storePathRootDir": directory / "store",
+        "mappedFileSizeCommitLog": 8 << 20,
+        "registerNameServerPeriod": 10_000,
+        "brokerIP1": "127.0.0.1",
+        "diskMaxUsedSpaceRatio": 99,
+        "autoCreateTopicEnable": "true",
+    }
+    with _running("org.apache.rocketmq.broker.BrokerStartup", directory / "broker.conf", plain | dict(settings)) as one:
+        yield one
+
+
+def admin(directory: Path, *arguments: str) -> str:
+    """What mqadmin prints, errors too; it ends with 0 even where a command fails."""
+    return _run(_ADMIN, directory, *arguments)
+
+
+def client(directory: Path, *arguments: str) -> list[str]:
+    """The lines that our program with RocketMQ's client prints."""
+    printed = _run("interop.Client5Main", directory, *arguments)
+    return [line.removeprefix("> ") for line in printed.splitlines() if line.startswith("> ")]
+
+
+def _run(main: str, directory: Path, *arguments: str) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    ended = subprocess.run(
+        command(MODULE, main, directory, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        env=environment_in(directory),
+        check=False,
+    )
+    if ended.returncode:
+        raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}")
+    return ended.stdout
