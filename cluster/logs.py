@@ -11,7 +11,9 @@ import logging
 import sys
 import time
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
+
+from dledger.escapes import escaped, escaped_json
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -19,6 +21,21 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(threadName)s %(name)s %(message)s"
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 """Attributes of every record; all others come from ``extra``."""
+
+
+class TextFormatter(logging.Formatter):
+    """One line per event; what strangers have written in it begins no other line, and does nothing to a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """The line without its traceback."""
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802  # logging's
+        """The traceback, whose lines stay lines."""
+        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
 class JsonFormatter(logging.Formatter):
@@ -44,13 +61,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             fields["error"] = repr(record.exc_info[1])
             fields["stack"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False, default=_plainly)
+        return escaped_json(json.dumps(fields, ensure_ascii=False, default=_plainly))
 
 
 def to_stderr(level: str, form: str = "text") -> None:
     """Log from ``level`` on; call once per process. ``form`` is one of ``FORMATS``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger(_GRPC_LOGGER).addFilter(is_no_lost_client)
 

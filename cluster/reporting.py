@@ -7,6 +7,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from dledger.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
+from dledger.escapes import escaped_lines
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -42,11 +43,11 @@ class ErrorReportingGroup(click.Group):
             context.exit(error.exit_code)
         except ConfigError as error:
             for problem in error.problems:
-                click.echo(f"error: {problem}", err=True)
+                _tell(problem)
             _say_context(context)
             context.exit(EXIT_USAGE)
         except DLedgerError as error:
-            click.echo(f"error: {error}", err=True)
+            _tell(str(error))
             _say_context(context)
             unknown = error.outcome == "unknown" and context.invoked_subcommand in self._writing
             if unknown:
@@ -55,7 +56,7 @@ class ErrorReportingGroup(click.Group):
         except OSError as error:
             if error.filename is None:
                 raise
-            click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            _tell(f"{error.filename}: {error.strerror}")
             context.exit(EXIT_FAILED)
 
 
@@ -69,7 +70,12 @@ def _say(error: click.ClickException) -> None:
     text = error.format_message()
     if text.startswith(_CLICKS_OWN):
         text = text[0].lower() + text[1:]
-    click.echo(f"error: {text}", err=True)
+    _tell(text)
+
+
+def _tell(text: str) -> None:
+    """Errors quote what others say."""
+    click.echo(f"error: {escaped_lines(text)}", err=True)
 
 
 def _say_context(context: click.Context) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rocketstore.message.message import HostAddress
 
 from dledger.conditions import Condition
+from dledger.escapes import escaped, escaped_json
 
 Advance = Callable[[int], None]
 """Advances a progress bar by a number of steps."""
@@ -54,14 +55,14 @@ def ending_at_interrupt() -> Iterator[None]:
 
 def print_json(value: object) -> None:
     """One JSON document on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(escaped_json(json.dumps(value, ensure_ascii=False)))
 
 
 def condition_text(condition: Condition) -> str:
     """The condition, its subject and its start (local time)."""
     since = datetime.fromtimestamp(condition.since_ms / 1000).astimezone()
     about = f" {condition.subject}" if condition.subject else ""
-    return f"{condition.kind.upper()}{about} since {since:%Y-%m-%d %H:%M:%S}: {condition.message}"
+    return escaped(f"{condition.kind.upper()}{about} since {since:%Y-%m-%d %H:%M:%S}: {condition.message}")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None) -> Table:
@@ -75,13 +76,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping
         grid.add_column(column, justify="right" if figures else "left", no_wrap=True)
     for row in rows:
         style = next((styles[cell] for cell in row if cell in styles), "") if styles else ""
-        grid.add_row(*(Text(cell) for cell in row), style=style)
+        grid.add_row(*(Text(escaped(cell)) for cell in row), style=style)
     return grid
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """For pipes and logs: columns padded with blanks, easy to cut."""
-    lines = [list(columns), *(list(row) for row in rows)]
+    lines = [list(columns), *(list(map(escaped, row)) for row in rows)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -130,7 +131,7 @@ def print_table(
     columns, rows, gone = fitting(columns, rows, console.width, least)
     console.print(table(columns, rows, styles))
     for about, text in notes:
-        click.echo(f"{about}: {text}")
+        click.echo(escaped(f"{about}: {text}"))
     if gone:
         click.echo(f"(no room for: {', '.join(gone)})")
 

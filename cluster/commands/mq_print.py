@@ -8,6 +8,7 @@ import click
 
 from cluster import terminal
 from cluster.broker_target import time_text
+from dledger.escapes import escaped
 
 if TYPE_CHECKING:
     from rocketstore.client import ReceivedMessage
@@ -21,7 +22,7 @@ def print_message(received: ReceivedMessage, as_json: bool) -> None:
         terminal.print_json(message_json(received.decode(), body))
     elif terminal.on_terminal():
         place = f"{received.queue_id}:{received.queue_offset}"
-        when, tags = time_text(received.store_timestamp), received.tags
+        when, tags = time_text(received.store_timestamp), escaped(received.tags)
         head = click.style(f"{place:>10} {when}", dim=True)
         click.echo(f"{head}  {click.style(tags, bold=True) + '  ' if tags else ''}{terminal.printable(body)}")
     else:
@@ -38,7 +39,7 @@ def body_of(message: Message) -> bytes:
     body, problem = plain_body(message)
     if problem:
         place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
-        click.echo(f"note: {place} is shown as stored: {problem}", err=True)
+        click.echo(f"note: {place} is shown as stored: {escaped(problem)}", err=True)
     return body
 
 

@@ -40,6 +40,8 @@ class NameServerConfig:
     """Maximum topics."""
     places_max: _Count = 1_000_000
     """Maximum pairs of a topic and a broker's name."""
+    host_share_percent: Annotated[int, Range(1, 100)] = 50
+    """How much of each of these limits the brokers that register from one address may take (%)."""
     kv_entries_max: _Count = 10_000
     """Maximum values set by administrators."""
     kv_bytes_max: Annotated[int, Range(1024, 8 * MIB), Unit.BYTES] = 4 * MIB
@@ -65,7 +67,9 @@ class NameServerConfig:
     @property
     def table_limits(self) -> TableLimits:
         """The limits for registrations."""
-        return TableLimits(self.brokers_max, self.addresses_max, self.topics_max, self.places_max)
+        return TableLimits(
+            self.brokers_max, self.addresses_max, self.topics_max, self.places_max, self.host_share_percent
+        )
 
     @property
     def brokers(self) -> tuple[AddressPattern, ...]:

@@ -62,6 +62,9 @@ TOLD_MAX: Final = 1024
 _BROKER_ID_MIN: Final = -1
 """The id of members of a Java group without a leader."""
 _CHANGEABLE: Final = "orderMessageEnable"
+_BY_CLUSTER: Final = RequestCode.GET_TOPICS_BY_CLUSTER
+LISTS_MAX: Final = 16
+"""Lists that are kept: one of each kind, and those of some clusters."""
 
 _Answering = Callable[[RemotingConnection, Frame], Frame]
 _Awaiting = Callable[[RemotingConnection, Frame], Awaitable[Frame]]
@@ -107,14 +110,13 @@ class NameService:
         self._told: set[tuple[str, str, int | None]] = set()
         self._answers: Counter[tuple[int, int]] = Counter()  # by the codes of request and answer
         self._outdated = self._expired = self._master_changes = 0
+        self._lists: dict[tuple[int, str], bytes] = {}  # answers as long as the tables are the same
+        self._lists_at = -1
 
     def handlers(self) -> Handlers:
         """Return the handlers by request code."""
-        direct: Mapping[int, _Answering] = {
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+        lists: Mapping[int, _Answering] = {
             RequestCode.GET_BROKER_CLUSTER_INFO: self._clusters,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_by_cluster,
@@ -123,11 +125,18 @@ class NameService:
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: partial(
                 self._topics_with, SYS_FLAG_UNIT_SUB, SYS_FLAG_UNIT
             ),
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+        }
+        questions: Mapping[int, _Answering] = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_KV_CONFIG: self._get_value,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._get_values,
-            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
+        } | {code: partial(self._listed, handler) for code, handler in lists.items()}
+        direct: Mapping[int, _Answering] = {
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
         }
         awaited: Mapping[int, _Awaiting] = {
             RequestCode.REGISTER_BROKER: partial(self._in_turn, self._register),
@@ -138,7 +147,31 @@ class NameService:
         }
         at_once = {code: partial(self._at_once, handler) for code, handler in direct.items()}
         later: Mapping[int, Handler] = {code: partial(self._later, handler) for code, handler in awaited.items()}
-        return Handlers(at_once, later, self._closed, lambda _: None)
+        in_turns = {code: partial(self._in_turns, handler) for code, handler in questions.items()}
+        return Handlers(at_once, later, self._closed, lambda _: None, prompt=in_turns)
+
+    def _in_turns(self, handler: _Answering, connection: RemotingConnection, frame: Frame) -> None:
+        """Answer a question: some take milliseconds, and who asks many must not keep the others waiting."""
+        if frame.is_oneway:  # nobody hears the answer
+            self._answers[frame.code, AnswerCode.SYSTEM_ERROR] += 1
+            return
+        answer = handler(connection, frame)
+        self._answers[frame.code, answer.code] += 1
+        connection.answer(frame, answer)
+
+    def _listed(self, handler: _Answering, connection: RemotingConnection, frame: Frame) -> Frame:
+        """Answer with the same bytes as long as the tables are the same: to make them takes the longest."""
+        changes = self._tables.changes
+        if self._lists_at != changes:
+            self._lists.clear()
+            self._lists_at = changes
+        key = frame.code, frame.fields.get("cluster", "") if frame.code == _BY_CLUSTER else ""
+        body = self._lists.get(key)
+        if body is None:
+            if len(self._lists) >= LISTS_MAX:
+                self._lists.clear()
+            body = self._lists[key] = handler(connection, frame).body
+        return frame.answer(body=body)
 
     def _at_once(self, handler: _Answering, connection: RemotingConnection, frame: Frame) -> None:
         answer = handler(connection, frame)
@@ -194,7 +227,7 @@ class NameService:
         if connection.is_closed:
             raise RequestError(f"{one.address} disconnected before its registration was decoded")
         before = self._tables.master(one.broker)
-        taken, master, master_ha = self._tables.register(one, connection, _now_ms())
+        taken, master, master_ha = self._tables.register(one, connection, _now_ms(), connection.counted_as)
         if not taken:
             self._outdated += 1
             self._tell_outdated(one, master)
@@ -336,6 +369,8 @@ class NameService:
     async def _put_value(self, connection: RemotingConnection, frame: Frame) -> Frame:
         self._allow_admin(connection)
         header = read_header(KeyValueHeader, frame.fields)
+        _check_printable("namespace", header.namespace)
+        _check_printable("key", header.key)
         write = partial(self._kv.put, header.namespace, header.key, header.value)
         await asyncio.get_running_loop().run_in_executor(self._writer, write)
         _LOG.info("value %s of namespace %s set by %s", header.key, header.namespace, connection.place)
@@ -412,6 +447,8 @@ def _registration(
         raise RequestError(
             f"haServerAddr has {len(header.ha_server_addr)} characters: at most {NAME_CHARS_MAX} are allowed"
         )
+    _check_printable("haServerAddr", header.ha_server_addr)
+    _check_printable("brokerAddr", header.broker_addr)
     if header.broker_id < _BROKER_ID_MIN:
         raise RequestError(f"brokerId={header.broker_id} must be at least {_BROKER_ID_MIN}")
     topics: dict[str, QueueData] = {}
@@ -437,3 +474,10 @@ def _registration(
 def _check_name(what: str, name: str) -> None:
     if not name.strip() or len(name) > NAME_CHARS_MAX:
         raise RequestError(f"{what} must have 1 to {NAME_CHARS_MAX} characters, not {len(name)}")
+    _check_printable(what, name)
+
+
+def _check_printable(what: str, name: str) -> None:
+    """Raise ``RequestError`` for what would end a line of a log, or move the cursor of who reads it."""
+    if not name.isprintable():
+        raise RequestError(f"{what} must have printable characters only, not {name[:NAME_CHARS_MAX]!a}")

@@ -41,6 +41,8 @@ class TableLimits:
     topics_max: int
     places_max: int
     """Pairs of a topic and a broker's name."""
+    host_percent: int = 100
+    """How much of each limit the brokers that register from one host may take."""
 
 
 @record(frozen=True, slots=True)
@@ -88,10 +90,11 @@ class _Applied(NamedTuple):
 class _Broker:
     """Everything known of one name."""
 
-    __slots__ = ("addresses", "applied", "cluster", "led_ms", "name", "term", "topics")
+    __slots__ = ("addresses", "applied", "cluster", "host", "led_ms", "name", "term", "topics")
 
-    def __init__(self, name: str, cluster: str) -> None:
+    def __init__(self, name: str, cluster: str, host: str) -> None:
         self.name = name
+        self.host = host  # from which it was first registered
         self.cluster = cluster
         self.addresses: dict[int, str] = {}
         self.topics: set[str] = set()
@@ -103,9 +106,10 @@ class _Broker:
 class _Live:
     """A registered address."""
 
-    __slots__ = ("broker", "broker_id", "digest", "ha_address", "link", "seen_ms", "version")
+    __slots__ = ("broker", "broker_id", "digest", "ha_address", "host", "link", "seen_ms", "version")
 
-    def __init__(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
+    def __init__(self, one: BrokerRegistration, link: object, now_ms: int, host: str) -> None:
+        self.host = host
         self.broker = one.broker
         self.broker_id = one.broker_id
         self.ha_address = one.ha_address
@@ -113,6 +117,23 @@ class _Live:
         self.digest = one.digest
         self.link = link
         self.seen_ms = now_ms
+
+
+class _Share:
+    """What the brokers that register from one host have of the tables."""
+
+    __slots__ = ("addresses", "names", "places", "topics")
+
+    def __init__(self) -> None:
+        self.names = self.addresses = self.topics = self.places = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether that is nothing."""
+        return not (self.names or self.addresses or self.topics or self.places)
+
+
+_NO_SHARE: Final = _Share()
 
 
 class RouteTables:
@@ -125,11 +146,18 @@ class RouteTables:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._places = 0
         self._by_link: dict[object, set[str]] = {}
+        self._hosts: dict[str, _Share] = {}
+        self._bringers: dict[str, str] = {}  # of each topic, the host that first registered it
+        self.changes = 0
+        """How often something of what clients are told has changed."""
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def register(self, one: BrokerRegistration, link: object, now_ms: int) -> RegistrationResult:
-        """Apply a registration, unless a newer master is known. Raises ``RequestError``: a limit is reached."""
+    def register(self, one: BrokerRegistration, link: object, now_ms: int, host: str = "") -> RegistrationResult:
+        """Apply a registration, unless a newer master is known; ``host`` is where it comes from.
+
+        Raises ``RequestError``: a limit is reached.
+        """
         broker = self._brokers.get(one.broker)
         if broker is not None and _is_outdated(one, broker, now_ms):
             return RegistrationResult(False, *self._master_of(broker))
@@ -137,13 +165,14 @@ class RouteTables:
         topics = _news(one, broker) if is_master else {}
         if is_master and broker is not None:
             self._take_deleted(one, broker)
-        self._check_room(one, broker, topics, now_ms)
-        broker = self._take_place(one, broker)
-        self._note(one, link, now_ms)
+        self._check_room(one, broker, topics, now_ms, host)
+        broker = self._take_place(one, broker, host)
+        self._note(one, link, now_ms, host)
         if is_master:
+            self.changes += broker.cluster != one.cluster
             broker.cluster, broker.term, broker.led_ms = one.cluster, one.term, now_ms
             broker.applied = _applied(one, broker.applied)
-            self._apply(broker, topics)
+            self._apply(broker, topics, host)
         return RegistrationResult(True, *(("", "") if is_master else self._master_of(broker)))
 
     def repeated(self, name: str, broker_id: int, address: str, digest: bytes) -> DataVersion | None:
@@ -211,6 +240,7 @@ class RouteTables:
         broker = self._brokers.get(name)
         if broker is None:
             return 0
+        self.changes += 1
         for topic in broker.topics:
             old = self._topics[topic][name]
             self._topics[topic][name] = replace(old, perm=old.perm & ~take | give)
@@ -278,56 +308,92 @@ class RouteTables:
         return ("", "") if address is None else (address, self._live[address].ha_address)
 
     def _check_room(
-        self, one: BrokerRegistration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int
+        self, one: BrokerRegistration, broker: _Broker | None, news: Mapping[str, QueueData], now_ms: int, host: str
     ) -> None:
         """Raise ``RequestError`` if a limit is exceeded; a known broker is renewed all the same."""
         limits = self._limits
         live = self._live.get(one.address)
-        if broker is None and len(self._brokers) >= limits.brokers_max:
-            raise RequestError(f"there are {limits.brokers_max} brokers, the most this name server takes (brokersMax)")
-        if live is None and len(self._live) >= limits.addresses_max:
-            raise RequestError(
-                f"there are {limits.addresses_max} broker addresses, the most this name server takes (addressesMax)"
-            )
-        topics = len(self._topics) + sum(1 for topic in news if topic not in self._topics)
+        here = self._hosts.get(host, _NO_SHARE)
+        if broker is None:
+            self._check(len(self._brokers) + 1, here.names + 1, limits.brokers_max, "brokers", "brokersMax", host)
+        if live is None:
+            most = limits.addresses_max
+            self._check(len(self._live) + 1, here.addresses + 1, most, "broker addresses", "addressesMax", host)
+        topics = sum(1 for topic in news if topic not in self._topics)
         known = broker.topics if broker is not None else ()
-        places = self._places + sum(1 for topic in news if topic not in known)
-        if topics <= limits.topics_max and places <= limits.places_max:
+        places = sum(1 for topic in news if topic not in known)
+        if not places:  # and so no topics
             return
-        if live is not None and (live.broker, live.broker_id) == (one.broker, one.broker_id):
-            live.seen_ms = now_ms
-        if topics > limits.topics_max:
-            raise RequestError(f"{topics} topics: this name server takes at most {limits.topics_max} (topicsMax)")
-        raise RequestError(
-            f"{places} pairs of topic and broker: this name server takes at most {limits.places_max} (placesMax)"
-        )
+        of_places = self._hosts.get(broker.host, _NO_SHARE) if broker is not None else here
+        try:
+            self._check(
+                len(self._topics) + topics, here.topics + topics, limits.topics_max, "topics", "topicsMax", host
+            )
+            most = limits.places_max
+            what = "pairs of topic and broker"
+            self._check(self._places + places, of_places.places + places, most, what, "placesMax", host)
+        except RequestError:
+            if live is not None and (live.broker, live.broker_id) == (one.broker, one.broker_id):
+                live.seen_ms = now_ms
+            raise
 
-    def _take_place(self, one: BrokerRegistration, broker: _Broker | None) -> _Broker:
+    def _check(self, count: int, of_host: int, most: int, what: str, setting: str, host: str) -> None:
+        """Raise ``RequestError`` if all hosts together, or this one, would have too many."""
+        if count > most:
+            raise RequestError(f"{count} {what}: this name server takes at most {most} ({setting})")
+        host_most = max(1, most * self._limits.host_percent // 100)
+        if of_host > host_most:
+            raise RequestError(
+                f"{of_host} {what} from {host}: this name server takes at most {host_most} from one address "
+                f"(hostSharePercent={self._limits.host_percent}, {setting}={most})"
+            )
+
+    def _share(self, host: str) -> _Share:
+        return self._hosts.setdefault(host, _Share())
+
+    def _give_back(self, host: str) -> None:
+        """Forget a host that has nothing any more."""
+        if self._hosts[host].is_empty:
+            del self._hosts[host]
+
+    def _take_place(self, one: BrokerRegistration, broker: _Broker | None, host: str) -> _Broker:
         """Assign the place to the address, and remove the one that had it."""
         live = self._live.get(one.address)
         if live is not None and live.broker != one.broker:
             self._drop(one.address)
         if broker is None:
-            broker = self._brokers[one.broker] = _Broker(one.broker, one.cluster)
+            broker = self._brokers[one.broker] = _Broker(one.broker, one.cluster, host)
+            self._share(host).names += 1
         elif live is not None and live.broker == one.broker and live.broker_id != one.broker_id:
             del broker.addresses[live.broker_id]
         former = broker.addresses.get(one.broker_id)
         if former is not None and former != one.address:
             self._forget(former)
+        self.changes += former != one.address
         broker.addresses[one.broker_id] = one.address
         return broker
 
-    def _note(self, one: BrokerRegistration, link: object, now_ms: int) -> None:
+    def _note(self, one: BrokerRegistration, link: object, now_ms: int, host: str) -> None:
         if one.address in self._live:
             self._forget(one.address)
-        self._live[one.address] = _Live(one, link, now_ms)
+        self._live[one.address] = _Live(one, link, now_ms, host)
+        self._share(host).addresses += 1
         self._by_link.setdefault(link, set()).add(one.address)
 
-    def _apply(self, broker: _Broker, topics: Mapping[str, QueueData]) -> None:
+    def _apply(self, broker: _Broker, topics: Mapping[str, QueueData], host: str) -> None:
+        if not topics:
+            return
+        self.changes += 1
+        bringer, owner = self._share(host), self._share(broker.host)
         for topic, queues in topics.items():
-            at = self._topics.setdefault(topic, {})
+            at = self._topics.get(topic)
+            if at is None:
+                at = self._topics[topic] = {}
+                self._bringers[topic] = host
+                bringer.topics += 1
             if broker.name not in at:
                 self._places += 1
+                owner.places += 1
                 broker.topics.add(topic)
             at[broker.name] = queues
 
@@ -337,11 +403,14 @@ class RouteTables:
         of_link.discard(address)
         if not of_link:
             del self._by_link[live.link]
+        self._hosts[live.host].addresses -= 1
+        self._give_back(live.host)
         return live
 
     def _drop(self, address: str) -> None:
         """Remove an address, and with the last one of a name everything known of the name."""
         live = self._forget(address)
+        self.changes += 1
         broker = self._brokers[live.broker]
         del broker.addresses[live.broker_id]
         if broker.addresses:
@@ -349,6 +418,8 @@ class RouteTables:
         del self._brokers[live.broker]
         for topic in tuple(broker.topics):
             self._take_queues(broker, topic)
+        self._hosts[broker.host].names -= 1
+        self._give_back(broker.host)
 
     def _take_deleted(self, one: BrokerRegistration, broker: _Broker) -> None:
         """Remove the topics that a master does not have any more, if its registration would show them."""
@@ -357,12 +428,17 @@ class RouteTables:
                 self._take_queues(broker, topic)
 
     def _take_queues(self, broker: _Broker, topic: str) -> None:
+        self.changes += 1
         broker.topics.discard(topic)
         self._places -= 1
+        self._hosts[broker.host].places -= 1  # it has at least this name
         at = self._topics[topic]
         del at[broker.name]
         if not at:
             del self._topics[topic]
+            bringer = self._bringers.pop(topic)
+            self._hosts[bringer].topics -= 1
+            self._give_back(bringer)
 
 
 def _applied(one: BrokerRegistration, before: _Applied | None) -> _Applied:

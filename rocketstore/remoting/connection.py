@@ -244,15 +244,15 @@ class RemotingConnection(asyncio.Protocol):
 
     def done(self, request: Frame, answer: Frame | None) -> None:
         """A request is done; send ``answer`` if it expects one, or an error if that does not fit into a frame."""
-        if answer is not None and not request.is_oneway:
-            try:
-                data = encode(answer)
-            except FrameError as error:
-                data = encode(request.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}"))
-            self.let_go(request)  # first: the last answer goes at once
+        data = b"" if answer is None or request.is_oneway else _encoded(request, answer)
+        self.let_go(request)  # first: the last answer goes at once
+        if data:
             self.send(data)
-        else:
-            self.let_go(request)
+
+    def answer(self, request: Frame, answer: Frame) -> None:
+        """Send the answer of a request that is let go later, in this turn."""
+        if not request.is_oneway:
+            self.send(_encoded(request, answer))
 
     def let_go(self, request: Frame) -> None:
         """A request is done; its response, if it expected one, was passed to ``send`` or will be in this turn."""
@@ -452,6 +452,13 @@ class RemotingConnection(asyncio.Protocol):
             self.partial_since = self._loop.time()
         if not self._resting:
             self._transport.resume_reading()
+
+
+def _encoded(request: Frame, answer: Frame) -> bytes:
+    try:
+        return encode(answer)
+    except FrameError as error:
+        return encode(request.answer(AnswerCode.SYSTEM_ERROR, f"the answer is too long: {error}"))
 
 
 def _bytes_of(request: Frame) -> int:

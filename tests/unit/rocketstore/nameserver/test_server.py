@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from dledger.values import parse_address
 from rocketstore.nameserver import server as server_module
 from rocketstore.nameserver import service as service_module
 from rocketstore.nameserver.server import NameServer
-from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX
-from rocketstore.nameserver.tables import SILENCE_MS
+from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX, NameService
+from rocketstore.nameserver.tables import SILENCE_MS, RouteTables
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
 from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.fastjson import loads
-from rocketstore.remoting.frame import Frame, HeaderForm, encode
+from rocketstore.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, encode
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, Caller, calling, config_in, running
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
@@ -230,6 +232,16 @@ def test_settings_are_shown_and_one_of_them_changes_meanwhile(caller: Caller) ->
         ({"brokerId": "x"}, b"{}", "brokerId"),
         ({"haServerAddr": "h" * 256}, b"{}", "haServerAddr"),
         ({"bodyCrc32": "1"}, b"{}", "crc32 not match"),
+        ({"brokerName": "g\x1b[31m"}, b"{}", "brokerName must have printable characters only, not 'g\\x1b[31m'"),
+        ({"clusterName": "c\nforged line"}, b"{}", "clusterName must have printable"),
+        ({"clusterName": "c\u202egnp"}, b"{}", "clusterName must have printable"),
+        ({"haServerAddr": "h\x07:1"}, b"{}", "haServerAddr must have printable"),
+        ({"brokerAddr": "a\r:1"}, b"{}", "brokerAddr"),
+        (
+            {},
+            b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"a\\u001bb":{"topicName":"a\\u001bb"}}}}',
+            "a topic must have printable",
+        ),
         ({}, b"{", "malformed body"),
         ({}, b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"":{"topicName":""}}}}', "a topic must have"),
         ({"compressed": "true"}, b"{}", "not zlib"),
@@ -430,6 +442,80 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         NameServer(
             config_in(tmp_path, security=SecurityConfig(tls_cert_path=tmp_path, tls_client_auth=ClientAuth.NONE))
         )
+
+
+LISTS = (
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+    RequestCode.GET_TOPICS_BY_CLUSTER,
+    RequestCode.GET_UNIT_TOPIC_LIST,
+)
+
+
+def test_a_question_that_wants_no_answer_is_not_looked_at(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cost the name server what an answer costs, and the sender nothing."""
+    asked: list[str] = []
+    for name in ("brokers", "topics", "topics_of_cluster", "topics_with", "route"):
+        monkeypatch.setattr(RouteTables, name, lambda *_, name=name: asked.append(name))
+    data = b"".join(
+        encode(Frame(code, 7, {"cluster": "c", "topic": "T"}, flag=FLAG_ONEWAY))
+        for code in (*LISTS, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    )
+    caller.socket.sendall(data)
+    assert caller.ask(RequestCode.GET_NAMESRV_CONFIG).code == AnswerCode.SUCCESS  # all before it have been taken
+    assert asked == []
+
+
+@pytest.mark.parametrize("code", LISTS)
+def test_a_list_is_made_once_for_all_who_ask_until_something_changes(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, code: RequestCode
+) -> None:
+    """It takes tens of milliseconds with all the topics that there may be; who asks again gets the same bytes."""
+    made: list[str] = []
+
+    def counted(name: str) -> Callable[..., object]:
+        real = getattr(RouteTables, name)
+
+        def make(*args: object) -> object:
+            made.append(name)
+            return real(*args)
+
+        return make
+
+    for name in ("brokers", "topics", "topics_of_cluster", "topics_with"):
+        monkeypatch.setattr(RouteTables, name, counted(name))
+    caller.register(0, "a:1", topics=("T",))
+    first = [caller.ask(code, cluster="c").body for _ in range(3)]
+    assert (len(set(first)), len(made)) == (1, 1)
+    caller.register(0, "a:1", topics=("T",))  # as every half minute
+    assert caller.ask(code, cluster="c").body == first[0]
+    assert len(made) == 1
+    caller.register(0, "b:1", name="h", cluster="c2", topics=("T", "U"), version=2)
+    assert caller.ask(code, cluster="c").code == AnswerCode.SUCCESS
+    assert len(made) == 2
+
+
+def test_whoever_asks_for_much_holds_nobody_else_up(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions have their turns, of a short time each, by address: the other one's comes before the hundred others."""
+    answered: list[str] = []
+    real = NameService._topics
+
+    def topics(self: NameService, connection: RemotingConnection, frame: Frame) -> Frame:
+        answered.append(connection.place.host)
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
+        self._tables.changes += 1
+        return real(self, connection, frame)
+
+    monkeypatch.setattr(NameService, "_topics", topics)
+    code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+    with running(server.config) as busy, calling(busy) as many, calling(busy, "127.0.0.2") as other:
+        many.socket.sendall(encode(Frame(code, 7)) * 512)
+        assert many.receive().code == AnswerCode.SUCCESS
+        assert other.ask(code).code == AnswerCode.SUCCESS
+        assert answered.index("127.0.0.2") < 256
 
 
 def test_an_answer_waits_for_nobody_elses_half_request(server: NameServer, caller: Caller) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocketstore.nameserver.tables import SILENCE_MS, SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, TableLimits
@@ -322,6 +324,31 @@ def test_a_broker_with_too_many_topics_stays_known() -> None:
 
     assert tables.expire(SILENCE_MS + 1) == ()
     assert queues_of(tables) == {"g": 4}
+
+
+@pytest.mark.parametrize("what", ["brokersMax", "addressesMax", "topicsMax", "placesMax"])
+def test_one_host_takes_a_share_of_each_limit_only(what: str) -> None:
+    """Whoever connects from elsewhere still registers; and when the first one leaves, all its room is free again."""
+    limits = replace(TableLimits(100, 100, 100, 100, 25), **{f"{what.removesuffix('Max')}_max": 20})
+    tables = new_tables(limits)
+
+    def take(host: str, number: int) -> None:
+        one = {
+            "brokersMax": registration(0, f"{host}:{number}", name=f"{host}{number}", topics=()),
+            "addressesMax": registration(number, f"{host}:{number}", name=host, topics=()),
+            "topicsMax": registration(0, f"{host}:{number}", name=f"{host}{number}", topics=(f"{host}{number}",)),
+            "placesMax": registration(0, f"{host}:{number}", name=f"{host}{number}", topics=("T",)),
+        }[what]
+        tables.register(one, (host, number), 0, host)
+
+    for host in ("one", "two", "one"):
+        for number in range(1, 6):
+            take(host, number)
+        with pytest.raises(RequestError, match=rf"from {host}: this name server takes at most 5.*{what}=20"):
+            take(host, 6)
+        if host == "two":
+            for number in range(1, 6):
+                assert tables.closed(("one", number))
 
 
 def test_limits_are_those_of_what_is_there_now() -> None:

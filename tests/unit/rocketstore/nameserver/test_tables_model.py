@@ -104,6 +104,7 @@ class TablesMachine(RuleBasedStateMachine):
         self.tables = new_tables()
         self.model = _Model()
         self.now_ms = 0
+        self.told = (-1, "")
 
     @rule(
         name=_NAMES,
@@ -136,7 +137,7 @@ class TablesMachine(RuleBasedStateMachine):
             asked = replace(one, topics={}, version=known)
         master_before, term_before = self.tables.master(name), self.tables.term_of(name, self.now_ms)
 
-        told = self.tables.register(asked, link, self.now_ms)
+        told = self.tables.register(asked, link, self.now_ms, f"host-{link % 2}")
 
         assert told.is_taken == self.model.register(one, link, self.now_ms)
         if broker_id != 0 or not told.is_taken:
@@ -216,6 +217,19 @@ class TablesMachine(RuleBasedStateMachine):
             known = model.terms.get(name)
             counts = known is not None and self.now_ms - known.seen_ms <= SILENCE_MS
             assert self.tables.term_of(name, self.now_ms) == (known.term if known is not None and counts else None)
+        clients_see = repr((self.tables.brokers(), [self.tables.route(topic) for topic in topics]))
+        if self.told[0] == self.tables.changes:
+            assert clients_see == self.told[1]  # answers that are kept are still true
+        self.told = self.tables.changes, clients_see
+        shares = self.tables._hosts.values()
+        assert self.tables.sizes() == (
+            sum(one.names for one in shares),
+            sum(one.addresses for one in shares),
+            sum(one.topics for one in shares),
+            sum(one.places for one in shares),
+        )
+        assert all(min(one.names, one.addresses, one.topics, one.places) >= 0 for one in shares)
+        assert not any(one.is_empty for one in shares)
         assert self.tables.sizes() == (len(names), len(model.live), len(topics), len(model.queues))
 
 
