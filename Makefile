@@ -1,6 +1,6 @@
 # make            what there is to make
 # make demo       three nodes, a killed leader, nothing lost; the group stays
-# make test       all tests
+# make test       whether it works here, in minutes
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,14 +20,13 @@ MUTANTS ?=
 TESTS ?= tests
 # more than there are processors, for tests often wait
 WORKERS ?= $(shell n=$$((2 * $$(getconf _NPROCESSORS_ONLN))); echo $$((n < 8 ? n : 8)))
-# tests that share nothing, the longest first
-FAST_TESTS := tests/crash tests/scenarios tests/contract tests/paper tests/unit
+FUZZ ?= 40
 DRILL ?= kill-leader
 DEMO_ARGS ?= --keep
 CLUSTER ?= start
 SPARK_VERSIONS ?= 4.2.1 4.3.0
 
-.PHONY: help install lock demo test test-fast coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto unasync screenshots tidy docs clean
+.PHONY: help install lock demo test test-all test-rest durations nightly coverage soak test-spark-matrix spark-cluster interop check format bench sim sim-store mutants image-base image compose-check drill proto unasync screenshots tidy docs clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -67,13 +66,25 @@ $(VENV)/.installed-bench: $(STAMP)
 demo: $(DEMO_STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DEMO_ARGS="--console", "" to end them)
 	@$(BIN)/dledger demo $(DEMO_ARGS)
 
-test: $(STAMP) ## All tests (TESTS=tests/unit, PYTEST_ARGS=-x, WORKERS=4)
+test: $(STAMP) ## What needs Python only, in minutes: all units, some seeds, a dozen process tests (PYTEST_ARGS=-x)
+	$(BIN)/python -m pytest --tier=test -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
+
+test-all: $(STAMP) ## Everything but hours: with processes, faults, containers, browser, Spark (installs Debian's packages as root)
+	@tools/system-packages.sh || true
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
-test-fast: $(STAMP) ## Units, scenarios, contract, store and paper: two minutes, while you work (PYTEST_ARGS=-x)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) $(FAST_TESTS)
+test-rest: $(STAMP) ## What `make test-all` runs and `make test` does not
+	$(BIN)/python -m pytest --tier=rest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
-coverage: $(STAMP) ## All tests with branch coverage, which takes longer
+durations: $(STAMP) ## Measure how long each module takes, which decides the order of `make test-all`
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --measure $(PYTEST_ARGS) $(TESTS)
+
+nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples, interop, Spark matrix, bench
+	$(MAKE) test-all
+	FUZZ=$(FUZZ) $(MAKE) test TESTS="tests/fuzz tests/unit" PYTEST_ARGS="--tier=all $(PYTEST_ARGS)"
+	for target in soak sim sim-store mutants interop test-spark-matrix bench; do $(MAKE) $$target || exit; done
+
+coverage: $(STAMP) ## `make test-all` with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
 	@status=0; \
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) || status=$$?; \

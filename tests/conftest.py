@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from cluster.local.group import LocalGroup
-from tests.support import memory_disk, preloaded
+from tests.support import lacking, memory_disk, preloaded, sweeps, tiers
 
 IN_MEMORY = frozenset({"contract", "crash", "fuzz", "paper", "scenarios", "unit"})
 """Directories of tests that need nothing of a real disk."""
@@ -40,12 +41,21 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--tier`` and ``--measure``, see ``tests/support/tiers.py``."""
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=tiers.TIERS, default=tiers.ALL, help="which part of the tests to run")
+    group.addoption("--measure", action="store_true", help=f"write how long each module took to {tiers.DURATIONS.name}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let programs be interrupted, and prepare a worker of pytest-xdist: its ports are its own.
 
     A shell without job control starts what runs in the background with SIGINT ignored, and its children inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.tier == tiers.QUICK:
+        os.environ[sweeps.THIN] = "thin"
     if not hasattr(config, "workerinput"):
         return
     number = int(config.workerinput["workerid"].removeprefix("gw"))
@@ -66,11 +76,45 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for its groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what another tier runs, and put tests that would disturb each other on lanes."""
+    others = [item for item in items if not tiers.belongs(item, config.option.tier)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if tiers.belongs(item, config.option.tier)]
+    if hasattr(config, "workerinput"):
+        items[:] = tiers.arrange(items, tiers.durations())
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> tiers.Lanes | None:
+    """Deal out what was arranged so, in its order."""
+    return tiers.Lanes(config, log) if config.option.dist == "loadgroup" else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line per thing that this machine lacks."""
+    skipped = [
+        str(one.longrepr[2]) for one in terminalreporter.getreports("skipped") if isinstance(one.longrepr, tuple)
+    ]
+    if skipped:
+        terminalreporter.section("not tested on this machine")
+        for line in lacking.summary(skipped):
+            terminalreporter.line(line)
+    if config.option.measure:
+        tiers.measure(terminalreporter.stats)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what does not run here, and why."""
     if config.option.markexpr != "not interop and not soak":
         return []
-    return ["not run here: what is marked soak (minutes: make soak), tests/interop (Java and Maven: make interop)"]
+    left = ["what is marked soak and tests/interop (make nightly)"]
+    if config.option.tier == tiers.QUICK:
+        left.insert(
+            0, "most tests of processes, containers, browser and Spark, and most of long sweeps (make test-all)"
+        )
+    return [f"not run here: {'; '.join(left)}"]
 
 
 @pytest.hookimpl(wrapper=True)

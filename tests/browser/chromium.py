@@ -13,8 +13,11 @@ from selenium.common.exceptions import StaleElementReferenceException, TimeoutEx
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.support.lacking import lacks
+
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
+INSTALL = "apt-get install chromium chromium-driver"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
@@ -23,10 +26,15 @@ FLAGS = (
 _T = TypeVar("_T")
 
 
-def why_not() -> str:
-    """Why there is no browser; empty if there is one."""
-    missing = [path for path in (CHROMIUM, DRIVER) if shutil.which(path) is None]
-    return f"{' and '.join(missing)} missing: apt-get install chromium chromium-driver" if missing else ""
+def is_installed() -> bool:
+    """Whether there is a browser with its driver."""
+    return all(shutil.which(path) is not None for path in (CHROMIUM, DRIVER))
+
+
+def need_chromium() -> None:
+    """Skip the test where there is no browser."""
+    if not is_installed():
+        lacks("Chromium", INSTALL)
 
 
 class Page:

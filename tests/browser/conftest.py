@@ -11,28 +11,15 @@ from cluster.console.playground import appending, open_console, trading
 from cluster.console.server import ConsoleServer
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from tests.browser.chromium import Page, browser, why_not
+from tests.browser.chromium import Page, browser, need_chromium
 
 HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other, and never beside tests of containers.
-
-    When a network comes or goes on this machine, and containers have networks of their own, Chromium gives up whatever
-    it is loading (ERR_NETWORK_CHANGED).
-    """
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("containers"))
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The browser."""
-    if reason := why_not():
-        pytest.skip(f"NOT TESTED IN A BROWSER: {reason}")
+    need_chromium()
     with browser(tmp_path_factory.mktemp("profile")) as page:
         yield page
 

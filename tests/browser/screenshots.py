@@ -18,7 +18,7 @@ from cluster.console.playground import open_console, trading
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST
-from tests.browser.chromium import Page, browser, why_not
+from tests.browser.chromium import INSTALL, Page, browser, is_installed
 from tests.support.runtime_broker import runtime_broker
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
@@ -124,8 +124,8 @@ def take_cluster(page: Page, root: Path, into: Path) -> None:
 
 def main(into: Path) -> None:
     """Take all of them."""
-    if reason := why_not():
-        raise SystemExit(f"no pictures without a browser: {reason}")
+    if not is_installed():
+        raise SystemExit(f"no pictures without a browser: {INSTALL}")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dledger-pictures-") as directory:
         root = Path(directory)

@@ -1,6 +1,6 @@
 """Tests with real containers: they share one engine and one image, on one worker.
 
-Without root or Docker they are skipped, which the summary says with the reason; REQUIRE_CONTAINERS=1 makes them fail.
+Without root or Docker they are skipped (see ``tests/support/lacking.py``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ import pytest
 
 from cluster.containers.engine import EngineClient, engine, why_not
 from cluster.containers.image import ensure_image
-from tests.compose.project import give_up
+from tests.support.lacking import lacks
 
 HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All on one worker of pytest-xdist: one engine, and containers that do not take each other's time."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("containers"))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +23,7 @@ def docker_engine() -> Iterator[EngineClient]:
     """A working engine."""
     reason = why_not()
     if reason:
-        give_up(reason)
+        lacks("Docker", reason)
     with engine() as client:
         yield client
 

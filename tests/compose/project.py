@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 from docker.models.containers import Container
 
 from cluster.containers.compose import compose_command
 from cluster.containers.engine import EngineClient
 from cluster.containers.image import PROJECT
 from cluster.local.group import free_ports
+from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 
 UP_TIMEOUT_S = 120.0
@@ -67,13 +67,6 @@ class Project:
         return self.compose("ps", "--all", "--quiet", service).strip()
 
 
-def give_up(reason: str) -> NoReturn:
-    """Skip, which the summary says with the reason; or fail, where REQUIRE_CONTAINERS says that all is there."""
-    if os.environ.get("REQUIRE_CONTAINERS"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def run(command: list[str], environment: dict[str, str]) -> str:
     """Run to the end; fails with what it said."""
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=UP_TIMEOUT_S)
@@ -88,7 +81,7 @@ def project(
     """Started (not yet waited for) from some compose files; all of it is gone at the end. Skips without Compose."""
     compose = compose_command()
     if compose is None:
-        give_up("neither `docker compose` nor docker-compose is installed (Debian: apt-get install docker-compose)")
+        lacks("Docker Compose", "apt-get install docker-compose")
     for file in files:
         compose += ["--file", file]
     if profile:

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.spark]
+pytestmark = [pytest.mark.lane("spark"), pytest.mark.spark]
 
 ADDRESSES = "127.0.0.1:30911,127.0.0.1:30912,127.0.0.1:30913"
 LINES = [b"line %d" % number for number in range(300)]

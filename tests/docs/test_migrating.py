@@ -17,7 +17,7 @@ from rocketstore.message.message import Message
 from tests.docs.documents import ROOT, lines
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 MIGRATING: Final = ROOT / "docs" / "migrating.md"
 SMALL: Final = {"mappedFileSizeCommitLog": "1m", "mappedFileSizeConsumeQueue": "6000", "maxIndexNum": "2000"}

@@ -20,7 +20,7 @@ from tests.docs.documents import ROOT, table_below
 from tools.docs_reference import commands, configuration
 from tools.docs_reference.records import default_text
 
-pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 OPERATING: Final = ROOT / "docs" / "operating.md"
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")

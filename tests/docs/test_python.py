@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 from tools.docs_reference import configuration
 from tools.docs_reference.records import default_text
 
-pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 PYTHON: Final = ROOT / "docs" / "python.md"
 BROKERS: Final = ROOT / "docs" / "brokers.md"

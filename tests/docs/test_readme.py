@@ -23,7 +23,7 @@ from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, svg_lines
 from tests.integration.harness import STEADY
 
-pytestmark = pytest.mark.xdist_group("readme")  # one demo for all
+pytestmark = pytest.mark.lane("readme")  # one demo for all
 
 DEADLINE_S = 120
 SHOWN_AT_END = 12005

@@ -26,7 +26,7 @@ from tests.docs.documents import ROOT, table_below
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
-pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 THREADS: Final = ROOT / "docs" / "threads.md"
 _OF_GRPC: Final = re.compile(r"Thread-\d+ \((_serve|_run|_poll_wrapper)\)")

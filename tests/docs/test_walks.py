@@ -14,7 +14,7 @@ from tests.docs.documents import ROOT
 from tools.tidy.calls import NotedCall, cost
 from tools.tidy.operations import watch_appends, watch_deliveries
 
-pytestmark = pytest.mark.xdist_group("processes")  # real ones, which want a small machine for themselves
+pytestmark = pytest.mark.lane("processes")  # real ones, which want a small machine for themselves
 
 WALKS: Final = ROOT / "ARCHITECTURE.md"
 REPETITIONS: Final = 20

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from tests.integration import namespaces
+from tests.integration import namespaces, tracing
 from tests.integration.broker_harness import BrokerGroup
 from tests.integration.harness import Group, ProxiedGroup, WatchedGroup
 from tests.integration.namespaces import NamespacedGroup
@@ -20,44 +20,6 @@ LOG_LINES_SHOWN = 40
 HERE = Path(__file__).parent
 
 _failed = pytest.StashKey[bool]()
-
-
-FAULTS = frozenset(
-    {
-        "test_broker_group",
-        "test_broker_kill",
-        "test_broker_partition",
-        "test_broker_plain",
-        "test_broker_stop",
-        "test_classic_ha",
-        "test_disk",
-        "test_drills",
-        "test_kill",
-        "test_nemesis",
-        "test_partition",
-        "test_stop",
-    }
-)
-"""Where groups are hurt under load; elsewhere they mostly answer questions."""
-
-
-def group_of(item: pytest.Item) -> str:
-    """Tests of a group run one after the other, also with ``pytest -n``: they would take each other's time.
-
-    Two workers have the time of the larger half only if the groups can be dealt out: two of tests like these, one of
-    containers, and of whatever else makes networks (see ``tests/browser``).
-    """
-    if "namespaced" in getattr(item, "fixturenames", ()):
-        return "containers"
-    return "faults" if item.path.stem in FAULTS else "processes"
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist, which is else first if this directory is named on the command line
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal out the tests of this directory."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,11 +86,16 @@ def proxied(adopt: Adopt, tmp_path: Path) -> ProxiedGroup:
     return made
 
 
+@pytest.fixture(scope="session")
+def strace() -> None:
+    """A tracer that can inject failures."""
+    tracing.need_strace()
+
+
 @pytest.fixture
 def namespaced(adopt: Adopt, tmp_path: Path) -> NamespacedGroup:
     """Three nodes, each in a network namespace of its own, that run and have a leader."""
-    if reason := namespaces.why_not():
-        pytest.skip(f"NOT TESTED: {reason}")
+    namespaces.need_namespaces()
     made = adopt(namespaces.NamespacedGroup(tmp_path / "group"))
     made.start_all()
     made.leader()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,24 +18,22 @@ from cluster.local.group import LocalNode
 from dledger.client import ClientSecurity
 from dledger.types import NodeId
 from tests.integration.harness import Group
+from tests.support.lacking import lacks, need_root, program
 
 
-def why_not() -> str:
-    """Why namespaces cannot be used here, in words; empty if they can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    missing = [tool for tool in ("ip", "iptables", "nsenter") if shutil.which(tool) is None]
-    if missing:
-        return f"network namespaces need {' and '.join(missing)} (packages iproute2, iptables and util-linux)"
+def need_namespaces() -> None:
+    """Skip the test where they cannot be used."""
+    need_root()
+    for tool, package in (("ip", "iproute2"), ("iptables", "iptables"), ("nsenter", "util-linux")):
+        program(tool, package)
     probe = f"dlprobe{os.getpid()}"
     try:
         _run("ip", "netns", "add", probe)
         _run(*inside(probe), "iptables", "-L", "INPUT", "-n")
     except subprocess.CalledProcessError as error:
-        return f"network namespaces do not work here: {error.stderr.strip()}"
+        lacks("network namespaces", error.stderr)
     finally:
         subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
-    return ""
 
 
 def inside(namespace: str) -> list[str]:

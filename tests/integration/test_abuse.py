@@ -19,6 +19,7 @@ from dledger.pb import client_pb2, raft_pb2
 from dledger.rpc.peers.push_frames import PREAMBLE, FrameType, pack
 from dledger.types import LogIndex
 from tests.integration.harness import Group, undisturbed
+from tests.support.lacking import lacks
 
 MIB = 1 << 20
 IDLERS = 2000
@@ -162,7 +163,7 @@ def test_idle_connections_delay_no_heartbeat(group: Group) -> None:
     """2,000 connections that say nothing, half of them at the peer port, and some that say it slowly."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < IDLERS + 500:
-        pytest.skip(f"NOT TESTED: {IDLERS} connections need more than {hard} open files")
+        lacks("room for open files", f"ulimit -n {IDLERS + 500}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, IDLERS + 500), hard))
     leader = group.nodes[group.leader()]
     with undisturbed(group), ExitStack() as links:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -16,9 +15,10 @@ from cluster.local.group import LocalGroupError, free_ports
 from dledger.errors import DiskFullError, DLedgerError
 from dledger.types import NodeId, Role
 from tests.integration.harness import N0, STEADY, Group
-from tests.integration.tracing import needs_strace, traced
+from tests.integration.tracing import traced
 from tests.support.damage import turn
 from tests.support.history import AppendOp, Outcome
+from tests.support.lacking import lacks, need_root
 from tests.support.waiting import wait_until
 from tests.support.workload import linearizable_read
 
@@ -33,8 +33,7 @@ OBSERVED_S = 3.0
 @contextmanager
 def small_disk(directory: Path, mib: int = DISK_MIB) -> Iterator[None]:
     """A tmpfs of ``mib`` MiB on ``directory``."""
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a full disk needs root, to mount a small tmpfs")
+    need_root()
     directory.mkdir(parents=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "dledger-test", directory],
@@ -43,7 +42,7 @@ def small_disk(directory: Path, mib: int = DISK_MIB) -> Iterator[None]:
         text=True,
     )
     if mounted.returncode:
-        pytest.skip(f"NOT TESTED: tmpfs cannot be mounted: {mounted.stderr}")
+        lacks("mounting of file systems", mounted.stderr)
     try:
         yield
     finally:
@@ -311,7 +310,7 @@ def test_follower_behind_an_expired_head_is_installed_again(make_group: Callable
 # --- failing and stalling flushes ------------------------------------------------------------------------------------
 
 
-@needs_strace
+@pytest.mark.usefixtures("strace")
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_failed_flush_ends_the_node(group: Group, role: str) -> None:
     """After EIO a page may look clean without being stored: stop, never acknowledge, never retry (trap 3)."""
@@ -331,7 +330,7 @@ def test_failed_flush_ends_the_node(group: Group, role: str) -> None:
     group.verify()
 
 
-@needs_strace
+@pytest.mark.usefixtures("strace")
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_stalled_flush_costs_no_election(make_group: Callable[..., Group], role: str) -> None:
     """fdatasync that takes 6 s holds neither the GIL nor the node's lock, so heartbeats go on (trap 5).

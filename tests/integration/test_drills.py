@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 
 import pytest
@@ -15,6 +14,7 @@ from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.stage import DrillOptions, Stage
 from cluster.drill.target import Direction, DrillError, NotPossibleError
 from dledger.types import NodeId
+from tests.support.lacking import need_root
 
 SHORT = DrillOptions(rate=200, calm_s=0.5)
 
@@ -81,8 +81,7 @@ def test_a_pair_becomes_a_group_that_loses_its_leader_and_becomes_a_plain_broker
 @pytest.mark.slow
 def test_a_full_disk_moves_the_leadership() -> None:
     """And with room again, the node catches up."""
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: mounting a small file system needs root")
+    need_root()
     result = run("fill-disk")
 
     assert result.rounds[0].leader_after != result.rounds[0].round.victim

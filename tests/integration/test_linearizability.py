@@ -76,8 +76,8 @@ def power_cut(group: ProxiedGroup, chance: random.Random, disks: dict[str, LoopD
 @pytest.mark.parametrize("operations", [OPERATIONS, pytest.param(OPERATIONS_SOAK, marks=pytest.mark.soak)])
 def test_one_log_explains_all_that_clients_were_told(adopt: Adopt, tmp_path: Path, operations: int) -> None:
     """Appends and linearizable reads, of clients that try again and clients that do not, in real time."""
-    if reason := power.why_not(tmp_path) or tracing.why_not():
-        pytest.skip(f"NOT TESTED: {reason}")
+    power.need_loop_disks(tmp_path)
+    tracing.need_strace()
     chance = random.Random(operations)
     with ExitStack() as stack:
         group = adopt(ProxiedGroup(tmp_path / "group", size=5, settings={"retention_hours": "9999"}))

@@ -28,8 +28,7 @@ ERROR = re.compile(r"^([\w.]+(?:Error|Exception):(?: \[Errno \d+\])?)", re.MULTI
 @pytest.fixture
 def give_disks(tmp_path: Path) -> Iterator[Callable[[WatchedGroup, Callable[[NodeId], Path]], dict[NodeId, LoopDisk]]]:
     """Gives every node of a group, before it is started, a disk of its own whose power can be cut."""
-    if reason := power.why_not(tmp_path):
-        pytest.skip(f"NOT TESTED: {reason}")
+    power.need_loop_disks(tmp_path)
     with ExitStack() as disks:
 
         def give(group: WatchedGroup, where: Callable[[NodeId], Path]) -> dict[NodeId, LoopDisk]:

@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 
 
 def why_not() -> str:
     """Why strace cannot be used here; empty if it can."""
     if shutil.which("strace") is None:
-        return "injecting into system calls needs strace (package strace)"
+        return "apt-get install strace"
     probe = subprocess.run(["strace", "-f", "-o", os.devnull, "true"], check=False, capture_output=True, text=True)
     return f"strace does not work here: {probe.stderr.strip()}" if probe.returncode else ""
 
 
-needs_strace = pytest.mark.skipif(bool(why_not()), reason=f"NOT TESTED: {why_not()}")
+def need_strace() -> None:
+    """Skip the test where it cannot be used."""
+    if reason := why_not():
+        lacks("strace", reason)
 
 
 class Trace:

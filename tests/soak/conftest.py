@@ -14,4 +14,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.soak)
-            item.add_marker(pytest.mark.xdist_group("soak"))

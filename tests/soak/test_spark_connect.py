@@ -9,13 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import LocalGroup
-from dledger_spark.errors import JavaMissingError
-from dledger_spark.session import java_version
 from tests.spark.jobs.logs import bodies, write_log
+from tests.support.lacking import lacks
+from tests.support.spark import need_java
 from tests.support.spark_connect import ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +26,8 @@ def skip_loudly() -> None:
     """Say what is missing: pytest shows it at the end of its output."""
     missing = [name for name in NEEDED if not installed(name)]
     if missing:
-        pytest.skip(
-            f"NOT TESTED THROUGH SPARK CONNECT: {', '.join(missing)} missing: pip install -e '.[dev,spark-connect]'"
-        )
-    try:
-        java_version(os.environ)
-    except JavaMissingError as error:
-        pytest.skip(f"NOT TESTED THROUGH SPARK CONNECT: {error}")
+        lacks("Spark Connect", f"pip install -e '.[dev,spark-connect]': {', '.join(missing)} missing")
+    need_java()
 
 
 def installed(name: str) -> bool:

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.support.lacking import lacks, need_root, program
 from tests.support.waiting import wait_until
 
 SHUTDOWN: Final = 0x8004587D
@@ -21,16 +22,15 @@ IMAGE_MIB: Final = 512
 """Sparse: what is written is what it takes."""
 
 
-def why_not(directory: Path) -> str:
-    """Why there can be no power cuts here; empty if there can."""
-    if os.geteuid() != 0:
-        return "a power cut needs root, to mount a file system of its own"
+def need_loop_disks(directory: Path) -> None:
+    """Skip the test where there can be no power cuts."""
+    need_root()
+    program("mkfs.ext4", "e2fsprogs")
     try:
         disk = LoopDisk(directory / "probe.img", directory / "probe", mib=8)
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"no ext4 on a loop device: {error} {getattr(error, 'stderr', '')}"
+        lacks("ext4 on loop devices", f"{error} {getattr(error, 'stderr', '')}")
     disk.close()
-    return ""
 
 
 class LoopDisk:

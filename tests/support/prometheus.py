@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pytest
 import yaml
 
 from cluster.local.group import free_ports
+from tests.support.lacking import lacks
 from tests.support.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "cluster" / "deploy"
@@ -23,10 +23,9 @@ DEPLOY = Path(__file__).parents[2] / "cluster" / "deploy"
 
 def require(tool: str) -> str:
     """The path of a program of Debian's prometheus package; the test is skipped where that is not installed."""
-    path = shutil.which(tool)
-    if path is None:
-        pytest.skip(f"{tool} is not here: apt-get install prometheus")
-    return path
+    if shutil.which(tool) is None:
+        lacks("Prometheus", "apt-get install prometheus")
+    return tool
 
 
 def shortened(rules: Mapping[str, Any], seconds: float) -> dict[str, Any]:

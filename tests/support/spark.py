@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger_spark.errors import JavaMissingError
-from dledger_spark.session import java_version, spark_session
+from dledger_spark.session import JAVA_VERSION_MIN, java_version, spark_session
 from tests.support import memory_disk
+from tests.support.lacking import lacks
 from tests.support.spark_forks import forking_python
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def in_spark_group(items: list[pytest.Item], directory: Path) -> None:
     """Keep the tests below a directory on the one worker that has the session."""
     for item in items:
         if directory in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
@@ -64,13 +64,18 @@ def spark_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
             gc.collect()
 
 
+def need_java() -> None:
+    """Skip the test where Spark would find no Java that it can use."""
+    try:
+        java_version(os.environ)
+    except JavaMissingError:
+        lacks("Java", f"apt-get install openjdk-{JAVA_VERSION_MIN}-jre-headless, or set JAVA_HOME")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session. Skipped, loudly, where there is no Java."""
-    try:
-        java_version(os.environ)
-    except JavaMissingError as error:
-        pytest.skip(f"NOT TESTED WITH SPARK: {error}")
+    need_java()
     directory = memory_disk.new_directory("spark")
     places = {
         "spark.local.dir": str(directory / "local"),

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from dledger_spark.errors import JavaMissingError
+from tests.support.spark import need_java
 from tools import spark_standalone
 from tools.spark_standalone import Cluster, Options
 
@@ -52,10 +52,8 @@ def libraries_only(directory: Path) -> Path:
 
 
 def _running(directory: Path) -> Iterator[Cluster]:
-    try:
-        made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
-    except JavaMissingError as error:
-        pytest.skip(f"NOT TESTED ON A SPARK CLUSTER: {error}")
+    need_java()
+    made = spark_standalone.start(Options(directory, workers=WORKERS, port=0, ui_port=0))
     yield made
     spark_standalone.stop(directory)
     assert not any(process.alive for process in made.processes)

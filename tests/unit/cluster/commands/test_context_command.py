@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from cluster.cli import main
 from cluster.commands.completion import SHELLS
 from cluster.connection import GroupTarget
 from cluster.security_options import CommandSecurity
+from tests.support.lacking import program
 
 Run = Callable[..., Result]
 
@@ -115,10 +115,13 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 
 def _shell(shell: str, script: str, tmp_path: Path) -> list[str]:
-    found = shutil.which(shell)
-    assert found is not None, f"{shell} is not installed: .ci/run names Debian's packages"
     done = subprocess.run(
-        [found, "-c", script], env=_environment(tmp_path), capture_output=True, text=True, check=True, timeout=120
+        [program(shell), "-c", script],
+        env=_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return done.stdout.splitlines()
 

@@ -16,6 +16,7 @@ import pytest
 from cluster.containers import engine as engines
 from cluster.containers import firewall
 from cluster.containers.engine import EngineUnavailableError, engine, is_own, why_not
+from tests.support.lacking import need_root
 
 FAKE = Path(__file__).with_name("fake_dockerd.py")
 
@@ -139,9 +140,9 @@ def test_what_a_killed_engine_left_is_used_only_with_its_images(
     assert (tmp_path / "data" / "image").exists() == kept
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_what_the_engine_left_mounted_is_unmounted(tmp_path: Path) -> None:
     """Else its directory cannot be removed: dockerd mounts it on itself."""
+    need_root()
     inner = tmp_path / "data" / "inner"
     inner.mkdir(parents=True)
     for directory in (tmp_path / "data", inner):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from cluster.cli import main
 from cluster.containers.image import DEPLOY, PROJECT
 from cluster.reporting import EXIT_USAGE
+from tests.support.lacking import program
 
 UNITS = PROJECT / DEPLOY / "systemd"
 NAMES = ("dledger", "dledger-broker", "dledger-nameserver")
@@ -77,9 +77,9 @@ def test_wrong_settings_are_not_tried_again(unit: configparser.ConfigParser) -> 
     assert unit["Service"]["Restart"] == "on-failure"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_it(file: Path, tmp_path: Path) -> None:
     """No unknown setting, no wrong value; and little is left that the service could do to its machine."""
+    program("systemd-analyze", "systemd")
     copy = tmp_path / file.name
     copy.write_text(file.read_text(encoding="utf-8").replace("/opt/dledger/bin/dledger", sys.executable))
 

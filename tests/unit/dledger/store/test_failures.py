@@ -21,6 +21,7 @@ from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.inspect import BlankItem, RecordItem, inspect_data, segment_paths
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
+from tests.support.lacking import lacks, need_root
 from tests.unit.dledger.store.support import UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
 
@@ -307,12 +308,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 256 KiB."""
     mount = tmp_path / "tiny"
     mount.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a real full disk needs root to mount a small tmpfs")
+    need_root()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(f"NOT TESTED: a real full disk: mounting a tmpfs failed: {done.stderr.decode().strip()}")
+        lacks("mounting of file systems", done.stderr.decode())
     yield mount
     subprocess.run(["umount", str(mount)], check=True)
 
