@@ -29,17 +29,6 @@ _failed = pytest.StashKey[bool]()
 EXAMPLES = 50
 """Of each property whose test names no other number; times ``FUZZ``."""
 
-# How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
-# whoever looks for new ones sets FUZZ.
-settings.register_profile(
-    "any machine",
-    max_examples=EXAMPLES * int(os.environ.get("FUZZ", "1")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="FUZZ" not in os.environ,
-)
-settings.load_profile("any machine")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--tier`` and ``--measure``, see ``tests/support/tiers.py``."""
@@ -56,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.tier == tiers.QUICK:
         os.environ[sweeps.THIN] = "thin"
+    # How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
+    # whoever looks for new ones sets FUZZ.
+    settings.register_profile(
+        "any machine",
+        max_examples=sweeps.fewer(EXAMPLES, 5) * int(os.environ.get("FUZZ", "1")),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize="FUZZ" not in os.environ,
+    )
+    settings.load_profile("any machine")
     if not hasattr(config, "workerinput"):
         return
     number = int(config.workerinput["workerid"].removeprefix("gw"))

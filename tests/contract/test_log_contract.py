@@ -33,6 +33,7 @@ from dledger.types import (
     Term,
 )
 from tests.support.memory_store import MemoryStore
+from tests.support.sweeps import thinned
 from tests.unit.dledger.store.support import SEGMENT_BYTES, bodies_of, copy_log, fill, open_store, runs_of, small_config
 
 
@@ -117,7 +118,8 @@ def test_a_batch_may_cross_segments(log: Log) -> None:
     assert bodies_of(log) == [b"x" * 1000] * 10
 
 
-@pytest.mark.parametrize("rest", range(-64, 65))
+@pytest.mark.sweep
+@pytest.mark.parametrize("rest", thinned(range(-64, 65)))
 def test_rollover_is_exact_to_the_byte(make_log: MakeLog, rest: int) -> None:
     """The second record stays in the segment exactly if its size + 8 fits what the first left."""
     log = make_log()
@@ -130,7 +132,8 @@ def test_rollover_is_exact_to_the_byte(make_log: MakeLog, rest: int) -> None:
     assert bodies_of(log) == [b"x" * 952, b"y" * (size - 48), b"z"]
 
 
-@pytest.mark.parametrize("surplus", range(-64, 65))
+@pytest.mark.sweep
+@pytest.mark.parametrize("surplus", thinned(range(-64, 65)))
 def test_an_entry_as_large_as_a_segment(make_log: MakeLog, surplus: int) -> None:
     """Up to segment - 8 bytes are stored; more is refused before anything rolls, wherever it is in the batch."""
     log = make_log()

@@ -21,6 +21,7 @@ from dledger.store.traces import forget_traces
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import Change, RecordingFs, crash_states, sectors_lost
 from tests.support.damage import turn
+from tests.support.sweeps import fewer, thinned
 from tests.unit.dledger.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
 
@@ -226,6 +227,7 @@ _SCENARIOS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda one: one.__name__.strip("_"))
 def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Recorder], None], tmp_path: Path) -> None:
     """Flushed entries survive, nothing is invented, truncated ones stay gone, recovery is idempotent (traps 6, 7)."""
@@ -239,7 +241,7 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
     scenario(run)
 
     found: dict[bytes, Found] = {}
-    for at in range(start, len(fs.changes) + 1):
+    for at in thinned(range(start, len(fs.changes) + 1)):
         for state in crash_states(fs.changes, at):
             content = state.content
             if content not in found:
@@ -249,10 +251,11 @@ def test_every_crash_leaves_a_log_that_keeps_its_promises(scenario: Callable[[Re
                 shutil.rmtree(disk)
             problem = _check(found[content], run, at)
             assert not problem, f"crash before change {at} ({fs.changes[at - 1]}), lost {state.lost}: {problem}"
-    assert len(found) > 20
+    assert len(found) > fewer(20)
     abandon(store)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
 def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, tmp_path: Path) -> None:
     """A segment that came from a peer takes the place of the damaged one, which is moved aside."""
@@ -273,7 +276,7 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
     store.sync_checkpoint()
 
     seen: set[bytes] = set()
-    for at in range(start, len(fs.changes) + 1):
+    for at in thinned(range(start, len(fs.changes) + 1), 4):
         for state in crash_states(fs.changes, at):
             if state.content in seen:
                 continue
@@ -289,11 +292,12 @@ def test_every_crash_of_a_repair_leaves_a_log_that_can_be_repaired(number: int, 
             assert bodies_of(found) == bodies[: last + 1]
             abandon(found)
             shutil.rmtree(disk)
-    assert len(seen) >= 8
+    assert len(seen) >= fewer(8, 4)
     abandon(store)
     abandon(peer)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("flushed", [True, False])
 @pytest.mark.parametrize("kept", [0, 3])
 def test_a_power_cut_after_a_truncation_is_no_reason_for_doubt(*, flushed: bool, kept: int, tmp_path: Path) -> None:
@@ -315,7 +319,7 @@ def test_a_power_cut_after_a_truncation_is_no_reason_for_doubt(*, flushed: bool,
 
     dice = random.Random(kept)
     for at in range(start, len(fs.changes) + 1):
-        for _ in range(30):
+        for _ in range(fewer(30)):
             disk = tmp_path / "disk"
             sectors_lost(fs.changes, at, store.data_directories[0] / f"{0:020d}", dice).write_to(base, disk)
             forget_traces(UnsyncedFs(), disk / "dledger-n0")  # of files that were not copied

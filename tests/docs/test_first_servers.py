@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports, wait_until
 from dledger.values import CLIENT_PORT_OFFSET
@@ -38,6 +40,7 @@ def running(line: str, directory: Path, ready: str) -> Iterator[str]:
             assert server.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.slow
 def test_a_name_server_knows_the_brokers_as_shown(tmp_path: Path) -> None:
     """Terms, numbers of slaves and rates differ."""
     start, ready, listing, *shown = block((ROOT / "docs" / "nameserver.md").read_text(), "$ dledger nameserver &")
@@ -71,6 +74,7 @@ def test_a_name_server_knows_the_brokers_as_shown(tmp_path: Path) -> None:
     assert {row[3] for row in found[1:]} == set(brokers.addresses)
 
 
+@pytest.mark.slow
 def test_three_machines_start_from_the_files_and_certificates_shown(tmp_path: Path) -> None:
     """Each with its own, and a client with its certificate sees all three."""
     text = (ROOT / "docs" / "deploy.md").read_text()

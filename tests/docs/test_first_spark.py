@@ -54,6 +54,7 @@ def test_the_lines_are_the_demo_s() -> None:
     assert "".join(blocks).splitlines() == list(spark_lines(ADDRESSES))
 
 
+@pytest.mark.smoke
 def test_they_read_follow_and_write(spark: SparkSession, group: LocalGroup, capfd: pytest.CaptureFixture[str]) -> None:
     """One after the other, as somebody would type them."""
     session, read, follow, write = spark_lines(",".join(group.addresses))

@@ -37,6 +37,7 @@ def _run(command: str, places: dict[str, str]) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_every_command_of_the_document_is_run(tmp_path: Path) -> None:
     """A group's member is exported, its export looked at, and served by a plain broker."""
     check, start_here, verify, export, start_plain = _commands()

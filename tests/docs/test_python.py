@@ -47,6 +47,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield one
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_do_what_it_says(address: str, tmp_path: Path) -> None:
     """All blocks, one after the other, as a program of its own."""
     text = "\n".join(line.text for line in lines(PYTHON) if line.fence == "python")
@@ -76,6 +77,7 @@ def _shown(command: str, address: str) -> str:
     return result.output if result.exit_code == 0 else f"FAILED {command}: {result.output}"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_are_run(address: str) -> None:
     """Each of them ends well on a new broker. Queues and index follow the log, so what reads them is repeated."""
     commands = [line.text for line in lines(BROKERS) if line.fence == "console"]

@@ -117,6 +117,7 @@ def run(line: str, environment: dict[str, str]) -> list[str]:
     return [one for one in lines if not re.match(r"n[0-2]: ", one)]  # what is the matter with a member, as above
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_steps_that_the_demo_reports(told: str) -> None:
     """Each of them, in this order, and the table."""
     first, *lines = [line for line in svg_lines(ROOT / "docs" / "images" / "demo.svg") if line]
@@ -128,6 +129,7 @@ def test_the_picture_shows_the_steps_that_the_demo_reports(told: str) -> None:
     assert steps == shown
 
 
+@pytest.mark.slow
 def test_the_lines_print_what_is_shown(told: str) -> None:
     """Indexes included, from the log's end on, which each election of the demo moves by one."""
     shown = block(section("Five minutes"), "$ dledger status")
@@ -159,6 +161,7 @@ def directory(told: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_the_python_lines_run(told: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The loop, which would wait for new entries, ends after the first ones: the text's."""
     text = section("Five minutes")
@@ -176,6 +179,7 @@ def test_the_python_lines_run(told: str, capfd: pytest.CaptureFixture[str]) -> N
     assert printed[1].endswith(f" {demo.generated_lines(1)[0]!r}")
 
 
+@pytest.mark.slow
 def test_a_kept_demo_prints_the_lines_for_spark_and_a_console_that_answers(told: str) -> None:
     """With its own addresses."""
     page = re.search(r"In a browser: +(http://\S+)", told)
@@ -203,6 +207,7 @@ def test_the_conf_files_of_the_brokers_make_one_group() -> None:
     assert {node.store.segment_bytes for node in nodes} == {64 << 20}
 
 
+@pytest.mark.slow
 def test_the_lines_for_brokers_print_what_is_shown(tmp_path: Path) -> None:
     """Then the master is killed: messages stay, and the list of brokers, whose rates differ, has a new master."""
     shown = block(section("Five minutes"), "$ dledger broker -c examples/brokers/broker-n0.conf &")

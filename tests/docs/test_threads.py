@@ -75,6 +75,7 @@ def _member_servers(directory: Path) -> Iterator[DLedgerServer]:
         yield DLedgerServer(ServerConfig(node_id=member.node_id, members=members, client_port=0, store=store))
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
     """A group of three, after an append and a read."""
     rows = _rows("Of a node")
@@ -93,6 +94,7 @@ def test_the_threads_of_a_node_are_those_of_the_table(tmp_path: Path, before: se
     wait_until(lambda: not _names(before), "nothing is left")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
@@ -139,6 +141,7 @@ def _of_the_client() -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_name_server_are_those_of_the_table(tmp_path: Path, before: set[threading.Thread]) -> None:
     """One that has written a value."""
     rows = _rows("Of a name server")

@@ -89,6 +89,7 @@ def caller() -> str:
     return re.escape(threading.current_thread().name)
 
 
+@pytest.mark.slow
 def test_an_append_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> None:
     """In a group of three, over gRPC on loopback; every file that is called often on the way is named."""
     section = _section("An append")
@@ -116,6 +117,7 @@ def test_an_append_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> N
     assert often - PASSED_BY - set(re.findall(r"`([\w/]+\.py)`", section)) == set()
 
 
+@pytest.mark.slow
 def test_a_message_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> None:
     """Through a broker, to a consumer that waits for it."""
     threads = {

@@ -14,6 +14,8 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.support.sweeps import fewer
+
 EXAMPLES: Final = 40
 DEPTH_MAX: Final = 3
 _EDGES: Final = {
@@ -28,7 +30,7 @@ _EDGES: Final = {
 def fuzzed(examples: int = EXAMPLES) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a test: so many examples, times ``FUZZ``."""
     return settings(
-        max_examples=examples * int(os.environ.get("FUZZ", "1")),
+        max_examples=fewer(examples, 5) * int(os.environ.get("FUZZ", "1")),
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -15,6 +15,9 @@ from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
 from rocketstore.client import Consumer, Producer
 from rocketstore.message.message import Message
+from rocketstore.message.record import decode_record
+from rocketstore.remoting.codes import RequestCode
+from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 
 SMALL = {
@@ -50,6 +53,7 @@ def queue_offsets(brokers: LocalBrokers, topic: str, count: int) -> list[int]:
         return found
 
 
+@pytest.mark.smoke
 def test_a_group_goes_on_when_its_master_is_killed(brokers: LocalBrokers) -> None:
     """What was acknowledged is there, queue offsets go on without gap or repeat, the old master comes back as slave."""
     # What is sent before the producer notices the kill has an unknown outcome, and cannot have been stored.
@@ -78,6 +82,36 @@ def test_a_master_that_is_stopped_hands_over_first(brokers: LocalBrokers) -> Non
     assert "handing over" in brokers.logs(master)
 
 
+def messages_in(records: bytes) -> Iterator[Message]:
+    """Those of an answer to a pull: whole records, each of which begins with its length."""
+    while records:
+        size = int.from_bytes(records[:4], "big")
+        yield decode_record(records[:size])
+        records = records[size:]
+
+
+@pytest.mark.smoke
+def test_rocketmqs_protocol_sends_and_pulls_over_a_kill(tmp_path: Path) -> None:
+    """Frame by frame, over one connection to the broker's port; what was acknowledged is there when it starts again."""
+    bodies = [b"%d" % number for number in range(3)]
+    with LocalBrokers(tmp_path, size=1, plain=True, settings=SMALL) as brokers:
+        (node,) = brokers.nodes
+        brokers.master()
+        with RemotingSocket(brokers.nodes[node].client_port) as client:
+            assert [client.send("T", body).code for body in bodies] == [0, 0, 0]
+        brokers.kill(node)
+        brokers.start(node)
+        brokers.master()
+        with RemotingSocket(brokers.nodes[node].client_port) as client:
+
+            def pulled() -> list[bytes]:
+                answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
+                return [message.body for message in messages_in(answer.body)]
+
+            wait_until(lambda: pulled() == bodies, "all are in the queue")
+
+
+@pytest.mark.smoke
 def test_a_plain_broker_needs_no_settings(tmp_path: Path) -> None:
     """One process, one directory; messages outlive a kill."""
     with LocalBrokers(tmp_path, size=1, plain=True, settings=SMALL) as brokers:

@@ -42,6 +42,7 @@ def dledger(group: LocalGroup) -> Callable[..., Result]:
     return run
 
 
+@pytest.mark.smoke
 def test_what_is_appended_is_read_back(dledger: Callable[..., Result]) -> None:
     """Arguments, standard input, one entry, several, the end."""
     first = int(dledger("append", "hello").output)
@@ -70,6 +71,7 @@ def test_reading_beyond_the_end_is_an_error(dledger: Callable[..., Result]) -> N
     assert shown.stderr.startswith(("error: ", "Error: "))
 
 
+@pytest.mark.smoke
 def test_status_shows_three_members_and_one_leader(group: LocalGroup, dledger: Callable[..., Result]) -> None:
     """The same in JSON and as a table."""
     group.wait_converged()
@@ -165,6 +167,7 @@ while True:
 # --- serve -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_node_that_is_asked_to_stop_hands_over_and_exits_with_0(tmp_path: Path) -> None:
     """SIGTERM on the leader; the next start finds a clean log."""
     with LocalGroup(tmp_path, settings=SMALL) as group, group.client() as client:
@@ -250,6 +253,7 @@ def test_a_damaged_node_says_so_and_repairs_itself_from_the_others(tmp_path: Pat
 # --- demo ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
     """On a shorter text; exit code 0 and every step told."""
     file = tmp_path / "text"

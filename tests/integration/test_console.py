@@ -48,6 +48,7 @@ def transfer(url: str) -> Reply:
     return request(f"{url}api/act", method="POST", headers=headers, body={"action": "transfer"})
 
 
+@pytest.mark.smoke
 def test_a_group_that_speaks_tls_is_shown_with_a_certificate_and_hands_over(
     make_group: Callable[..., Group],
 ) -> None:

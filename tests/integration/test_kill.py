@@ -57,6 +57,7 @@ def test_killed_majority_stops_the_service_until_it_returns(group: Group) -> Non
     assert max(log) > committed
 
 
+@pytest.mark.smoke
 def test_all_nodes_killed_at_once_keep_every_committed_entry(group: Group) -> None:
     """Everybody dies under load; after the restart nobody's term or commit goes back (Raft: persistent state)."""
     with group.workload() as load:
@@ -74,6 +75,7 @@ def test_all_nodes_killed_at_once_keep_every_committed_entry(group: Group) -> No
     group.verify()
 
 
+@pytest.mark.smoke
 def test_acknowledged_entries_survive_a_restart_without_any_load(group: Group) -> None:
     """Stop everybody gracefully, start everybody: the same log, and terms only grow."""
     group.append(500)

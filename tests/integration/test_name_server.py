@@ -25,6 +25,7 @@ def _addresses(known: NameServers, name: str) -> dict[int, str]:
     return {} if broker is None else dict(broker.broker_addrs)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_the_route_follows_the_master(tmp_path: Path) -> None:
     """A group of three: its master is killed and comes back as a slave; the name server starts again with nothing."""

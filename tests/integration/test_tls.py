@@ -381,6 +381,7 @@ def test_a_node_without_tls_stays_outside(secured: Group) -> None:
 # --- failures and renewal under load ---------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_killed_leader_is_replaced_with_tls(secured: Group) -> None:
     """As without: nothing that was acknowledged is lost."""
     with secured.workload() as load:

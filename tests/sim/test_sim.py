@@ -12,27 +12,28 @@ import pytest
 
 from tests.sim import options, simulation
 from tests.sim.simulation import run_seed
+from tests.support.sweeps import thinned
 
 EVENTS = 4_000
 REGRESSIONS = (60, 272, 512, 1090, 3022, 3551, 20244, 51998, 100302)
 """Seeds that found a bug once, here or in the checker."""
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("block", range(10))
 def test_sim_random_seeds_keep_every_promise(block: int) -> None:
     """Raft's safety properties hold after every event, and a healed group makes progress within 10 s."""
-    for seed in range(options.NEW_WORLDS + block * 12, options.NEW_WORLDS + block * 12 + 12):
+    for seed in thinned(range(options.NEW_WORLDS + block * 12, options.NEW_WORLDS + block * 12 + 12), 11):
         result = run_seed(seed, EVENTS)
 
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("block", range(4))
 def test_sim_what_real_clients_say_of_their_entries_is_so(block: int) -> None:
     """Their windows, numbering and retries, whatever becomes of streams and members."""
-    for seed in range(options.SENDER_WORLDS + block * 12, options.SENDER_WORLDS + block * 12 + 12):
+    for seed in thinned(range(options.SENDER_WORLDS + block * 12, options.SENDER_WORLDS + block * 12 + 12), 11):
         result = run_seed(seed, EVENTS)
 
         assert result.failure is None, "\n".join((f"seed {seed}: {result.failure}", *result.tail))

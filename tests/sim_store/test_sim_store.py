@@ -30,9 +30,14 @@ WITH_TRANSACTIONS = [(f"{world}-transactions", seed) for world in ("plain", "gro
 
 
 REPLICATION = [("replication", seed) for seed in (3, 5, 8)]
+MORE = [*USUAL, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS]
+FEW = [("plain", 1), ("group", 1), ("replication", 3), ("plain-transactions", 1), ("group-transactions", 1)]
+"""One of each kind, in every run."""
 
 
-@pytest.mark.parametrize(("world", "seed"), [*USUAL, *REPLICATION, *WITH_TRANSACTIONS, *REGRESSIONS])
+@pytest.mark.parametrize(
+    ("world", "seed"), [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE if one not in FEW)]
+)
 def test_brokers_keep_every_promise(world: str, seed: int) -> None:
     """Whatever their disks and links do, and however their threads take turns: see ``checks``."""
     run(world, seed)
@@ -47,6 +52,7 @@ def test_many_brokers_keep_every_promise(block: int, world: str) -> None:
         run(world, seed)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     """The hash takes in every change of the disk, who made it and when; string hashes differ per process."""
     program = (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import is_hypothesis_test
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
@@ -78,7 +79,17 @@ def belongs(item: pytest.Item, tier: str) -> bool:
         return True
     if tier == QUICK:
         return is_quick(item)
-    return not is_quick(item) or bool(item.get_closest_marker("sweep"))
+    return not is_quick(item) or _is_thinned(item)
+
+
+def _is_thinned(item: pytest.Item) -> bool:
+    """Whether ``make test`` runs less of the test itself."""
+    test = getattr(item, "obj", None)
+    return bool(item.get_closest_marker("sweep")) or is_hypothesis_test(test) or _is_state_machine(test)
+
+
+def _is_state_machine(test: object) -> bool:
+    return getattr(test, "__name__", "") == "runTest"
 
 
 def durations() -> Mapping[str, float]:

@@ -23,6 +23,7 @@ from dledger_spark.options import ReadOptions
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
 from tests.support.log_bytes import DiskLog, write_disk_log
+from tests.support.sweeps import fewer
 from tests.unit.rocketstore.bench import fill, running, small_config
 from tests.unit.rocketstore.store.test_message_store_replicated import master
 
@@ -63,7 +64,7 @@ def disk_log(tmp_path_factory: pytest.TempPathFactory) -> DiskLog:
     return write_disk_log(tmp_path_factory.mktemp("node"), some_messages(600), noop_every=64)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=fewer(20, 4))
 @given(
     split_bytes=st.integers(1024, 1 << 20),
     max_records=st.integers(0, 50),
@@ -344,7 +345,7 @@ def test_a_segment_that_is_gone_when_a_task_reads_it_is_told(tmp_path: Path) -> 
         list(read_split(splits[0], named_columns(("index",), context), context))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=fewer(20, 4))
 @given(run_bytes=st.integers(1, 1 << 16), window_bytes=st.integers(1, 1 << 17), indexed=st.booleans())
 def test_runs_are_no_longer_than_asked_for(
     disk_log: DiskLog, run_bytes: int, window_bytes: int, *, indexed: bool

@@ -10,6 +10,7 @@ from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.sending.batch import OutgoingBatch, is_unknown
 from dledger.sending.numbering import ProducerNumbering
 from dledger.sending.window import WindowOptions
+from tests.support.sweeps import thinned
 from tests.unit.dledger.sending.world import REFUSED, World
 
 ITEMS = 60
@@ -51,8 +52,9 @@ def bad_day(seed: int, *, numbered: bool) -> tuple[World, Told]:
     return world, told
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("numbered", [True, False])
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", thinned(range(120)))
 def test_everybody_is_told_the_truth(seed: int, *, numbered: bool) -> None:
     """A place is where the item is, what was certainly refused is nowhere, and numbered items are there once."""
     world, told = bad_day(seed, numbered=numbered)

@@ -13,6 +13,7 @@ from dledger.store.inspect import problems
 from dledger.types import Boundary, LogIndex, Magic, Position, Term
 from tests.support.memory_disk import new_directory
 from tests.support.memory_store import MemoryStore
+from tests.support.sweeps import fewer
 from tests.unit.dledger.store.support import FakeClock, abandon, copy_log, open_store, same, small_config
 
 _SIZES = st.one_of(st.integers(0, 200), st.sampled_from([407, 408, 450, 455, 456]))
@@ -162,5 +163,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=fewer(40, 4), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

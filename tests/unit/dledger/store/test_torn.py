@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from dledger.store.format import HEADER, Follow, ScanWindow, StopKind, encode_record, scan_records
 from dledger.store.torn import SECTOR_BYTES, _is_one_bit, is_torn
+from tests.support.sweeps import thinned
 
 BASE = 1 << 20
 SEGMENT_BYTES = 64 * SECTOR_BYTES
@@ -68,7 +69,8 @@ def _body(dice: random.Random) -> bytes:
     return bytes(body)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", thinned(range(40)))
 def test_sectors_of_unflushed_writes_lost_in_any_order_are_no_reason_for_doubt(seed: int) -> None:
     """Each is as some write since the last flush left it: that of a group that is cut off is no damage."""
     dice = random.Random(seed)

@@ -16,6 +16,7 @@ from dledger_spark.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, s
 from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.replica import common_end, open_replicas
 from dledger_spark.decode import walk
+from tests.support.sweeps import fewer
 from tests.unit.dledger.store.support import SEGMENT_BYTES
 from tests.unit.dledger_spark.audit.members import (
     ENTRIES,
@@ -69,7 +70,7 @@ def test_a_flipped_bit_is_named_by_entry_and_field(nodes: list[Path], offset: in
     assert found.values["n0"] != found.values["n1"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=fewer(60, 4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     byte=st.integers(0, 3 * SEGMENT_BYTES - 1), bit=st.integers(0, 7), block=st.sampled_from([128, 500, 4096, 1 << 20])
 )

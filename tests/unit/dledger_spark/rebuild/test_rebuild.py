@@ -18,6 +18,7 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.consume_queue.units import UNIT
 from rocketstore.message.record import PHYSICAL_OFFSET_AT
+from tests.support.sweeps import fewer
 from tests.unit.dledger_spark.rebuild.stores import index_files, put_all, queue_files, rebuild_here
 from tests.unit.rocketstore.bench import UnsyncedFs, running, small_config
 from tests.unit.rocketstore.heads import head
@@ -70,7 +71,7 @@ def test_a_broken_record_stops_a_rebuild_as_it_stops_dispatch(config: MessageSto
         rebuild_here(replace(config, store_path_root_dir=root), tmp_path)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=fewer(50, 4), deadline=None)
 @given(
     steps=st.lists(st.integers(-3, 60), min_size=1, max_size=40),
     start=st.integers(0, 100),

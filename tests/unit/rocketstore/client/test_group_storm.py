@@ -146,7 +146,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("seed", [6, 7])
+@pytest.mark.parametrize("seed", [6, pytest.param(7, marks=pytest.mark.slow)])
 def test_nothing_is_missed_in_a_storm(known: Known, seed: int, ordered: bool) -> None:
     """In the end each queue has one owner, every message was handled, and all is committed at its broker."""
     storm = Storm(known, seed, ordered=ordered)

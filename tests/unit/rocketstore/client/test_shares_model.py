@@ -17,6 +17,7 @@ from rocketstore.client.fetcher import Chunk
 from rocketstore.client.shares import GroupDelivery, QueueName, Share, Shares
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
+from tests.support.sweeps import fewer
 
 PENDING_MAX = 3
 _TAGS = st.sampled_from(["A", "B"])
@@ -167,7 +168,7 @@ class Members(RuleBasedStateMachine):
 
 
 TestMembers = Members.TestCase
-TestMembers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMembers.settings = settings(max_examples=fewer(100, 4), stateful_step_count=40, deadline=None)
 
 
 def test_after_a_reset_nothing_is_handed_out_that_was_pulled_before() -> None:

@@ -15,6 +15,7 @@ from rocketstore.index.rebuilding import NotYetReadableError, rebuild
 from rocketstore.index.service import IndexDamagedError, IndexService
 from rocketstore.types import RecordHead, ScannedRecords
 from tests.support.damage import turn
+from tests.support.sweeps import fewer
 from tests.unit.rocketstore.heads import STORE_MS, keyed
 from tests.unit.rocketstore.index.test_service import EVER, FixedClock
 
@@ -97,7 +98,7 @@ def mended(service: IndexService, log: ListedLog) -> None:
 DAMAGE = st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 20), st.integers(1, 255))
 
 
-@settings(deadline=None, max_examples=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(deadline=None, max_examples=fewer(25, 4), phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(damage=st.lists(DAMAGE, min_size=1, max_size=3), entries=st.sampled_from([40, 300, 700]), running=st.booleans())
 def test_whatever_byte_is_turned_no_query_is_short(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int, int]], entries: int, *, running: bool

@@ -28,6 +28,7 @@ from rocketstore.message.record import (
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records
 from rocketstore.message.tags import java_hash
 from rocketstore.types import SCHEDULE_TOPIC, TERM_START_TOPIC, RecordHead
+from tests.support.sweeps import thinned
 from tests.unit.rocketstore.message.samples import (
     BODY_AT,
     ENTRY_BYTES,
@@ -215,7 +216,8 @@ def test_a_scan_stops_before_a_blank_and_says_how_long_it_is() -> None:
     assert scan_records(RECORD + blank[:7], 1024, check_crc=True).end == "more"
 
 
-@pytest.mark.parametrize("cut", range(RECORD_BYTES))
+@pytest.mark.sweep
+@pytest.mark.parametrize("cut", thinned(range(RECORD_BYTES)))
 def test_a_cut_off_record_is_asked_for_again(cut: int) -> None:
     """At every byte; its length is known from the eighth on."""
     log = log_of([golden_message(), golden_message()], base=0)
@@ -226,7 +228,8 @@ def test_a_cut_off_record_is_asked_for_again(cut: int) -> None:
     assert outcome.needed == (RECORD_BYTES if cut >= 8 else 0)
 
 
-@pytest.mark.parametrize("cut", range(RECORD_BYTES + 48))
+@pytest.mark.sweep
+@pytest.mark.parametrize("cut", thinned(range(RECORD_BYTES + 48)))
 def test_a_cut_off_entry_is_asked_for_again(cut: int) -> None:
     """At every byte of it."""
     log = entries_of([golden_message(), golden_message()], base=0)

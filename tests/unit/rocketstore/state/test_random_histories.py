@@ -14,6 +14,7 @@ from rocketstore.state.snapshot import SNAPSHOT_FILE
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeLog
+from tests.support.sweeps import thinned
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.state.conftest import Member
 
@@ -109,7 +110,8 @@ class Group:
             assert applier.tables.begins == self.answered.begins
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", thinned(range(40)))
 def test_members_agree_and_know_what_was_answered(tmp_path: Path, seed: int) -> None:
     group = Group(seed, tmp_path)
 

@@ -27,6 +27,7 @@ from rocketstore.message.tags import tags_code
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, ScannedRecords
 from tests.support.damage import turn
+from tests.support.sweeps import thinned
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, UnsyncedFs, small_config
 from tests.unit.rocketstore.commit_log.replicas import members_of, node_config
@@ -159,8 +160,9 @@ def config_of(root: Path, scrub_bytes_per_s: int = 0) -> MessageStoreConfig:
     return small_config(root, max_index_num=150, max_hash_slot_num=1100, derived_scrub_bytes_per_s=scrub_bytes_per_s)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("replicated", [False, True])
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", thinned(range(18), 6))
 def test_a_turned_byte_makes_no_answer_wrong(tmp_path: Path, seed: int, *, replicated: bool) -> None:
     """While stopped, after a crash, or while running; then all is mended, and goes on."""
     random, offsets = Random(seed), list[int]()
@@ -239,7 +241,8 @@ def test_searches_by_time_and_place_believe_no_unit(tmp_path: Path, size: int) -
         healed(bench)
 
 
-@pytest.mark.parametrize("number", range(0, 40, 3))
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", thinned(range(0, 40, 3), 4))
 def test_a_turned_unit_does_not_make_a_queue_begin_too_late(tmp_path: Path, number: int) -> None:
     """It says that its record has expired, as others do whose records have."""
     config, offsets = config_of(tmp_path / "store"), list[int]()

@@ -15,6 +15,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType, GetMessageStatus
 from tests.support.memory_disk import new_directory
+from tests.support.sweeps import fewer
 from tests.unit.rocketstore.bench import FOREVER_MS, WAIT_S, make_store, small_config
 
 TOPICS = ("A", "B")
@@ -156,5 +157,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreModel = StoreMachine.TestCase
 TestStoreModel.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=fewer(40, 4), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

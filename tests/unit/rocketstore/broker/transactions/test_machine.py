@@ -19,6 +19,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import LOOPBACK
 from rocketstore.message.record import decode_record
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole
+from tests.support.sweeps import fewer
 from tests.support.waiting import ManualClock
 from tests.unit.rocketstore.broker.transactions.bench import GROUP, half
 from tests.unit.rocketstore.broker.transactions.fakes import Log, State, Store
@@ -193,4 +194,4 @@ class Transactions(RuleBasedStateMachine):
 
 
 TestTransactions = Transactions.TestCase
-TestTransactions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTransactions.settings = settings(max_examples=fewer(100, 4), stateful_step_count=40, deadline=None)
