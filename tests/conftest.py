@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell without job control starts what runs in the background with SIGINT ignored, and its children inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.option.tier == tiers.QUICK:
+    if config.option.tier in (tiers.QUICK, tiers.MACHINE):
         os.environ[sweeps.THIN] = "thin"
     # How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
     # whoever looks for new ones sets FUZZ.

@@ -1,7 +1,8 @@
 """Which tests a command runs, and on which lane of pytest-xdist, the longest first.
 
 ``--tier=test`` is ``make test``: what needs little time and nothing but Python. ``--tier=rest`` is the rest of ``make
-test-all``. Neither includes what is marked ``soak`` or ``interop`` (``make nightly``).
+test-all``, and ``--tier=machine`` that part of ``make test`` which starts programs. None includes what is marked
+``soak`` or ``interop`` (``make nightly``).
 
 Tests that start groups of processes take each other's time, so they run on lanes: one test at a time on each. A module
 stays on one lane. ``tests/durations.json`` says how long each module took; ``make durations`` measures anew.
@@ -22,10 +23,12 @@ from xdist.scheduler import LoadGroupScheduling
 
 TESTS: Final = Path(__file__).parents[1]
 DURATIONS: Final = TESTS / "durations.json"
-ALL, QUICK, REST = TIERS = ("all", "test", "rest")
+ALL, QUICK, REST, MACHINE = TIERS = ("all", "test", "rest", "machine")
 QUICK_DIRECTORIES: Final = frozenset(
     {"contract", "crash", "docs", "fuzz", "paper", "scenarios", "sim", "sim_store", "unit"}
 )
+PROGRAMS: Final = frozenset({"subprocess", "program", "lacks", "need_root", "LocalGroup", "LocalBrokers"})
+"""Names in modules whose tests start programs."""
 LANES: Final[Mapping[str, int]] = {"processes": 2, "faults": 2}
 """Groups of tests that are dealt out to so many lanes; all others are on one."""
 GROUPS: Final[Mapping[str, str]] = {
@@ -79,7 +82,15 @@ def belongs(item: pytest.Item, tier: str) -> bool:
         return True
     if tier == QUICK:
         return is_quick(item)
+    if tier == MACHINE:
+        return is_quick(item) and _looks_at_the_machine(item)
     return not is_quick(item) or _is_thinned(item)
+
+
+def _looks_at_the_machine(item: pytest.Item) -> bool:
+    """Whether it starts programs, or may be skipped for want of something."""
+    names = vars(getattr(item, "module", item))
+    return bool(item.get_closest_marker("smoke")) or not PROGRAMS.isdisjoint(names)
 
 
 def _is_thinned(item: pytest.Item) -> bool:
