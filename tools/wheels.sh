@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Builds the wheel, and installs it in clean environments: alone and with each extra, for every Python from 3.11 to 3.14
+# that this machine has; starts the demo from each. The last line but pytest's kind of summary says which were tried.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+unset PYTHONPATH
+pip() { "$1" -m pip --quiet --disable-pip-version-check "${@:2}"; }
+
+git clone --quiet . "$place/clone"
+python3 -m venv "$place/build"
+pip "$place/build/bin/python" wheel --no-deps --wheel-dir "$place" "$place/clone"
+wheel=$(echo "$place"/*.whl)
+
+# What proves that an extra has what it is for.
+declare -A works=(
+    [bench]='import pysyncobj'
+    [console]='import uvicorn; from cluster.console.server import ConsoleServer'
+    [drill]='import docker; from cluster.containers.engine import engine'
+    [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'
+    [spark-connect]='import grpc_status, pandas; from pyspark.sql.connect.session import SparkSession'
+)
+passed=0 failed=0
+check() { # what it is called, and a command
+    local name=$1
+    shift
+    if (cd "$place" && "$@") >"$place/log" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok: $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $name"
+        tail -40 "$place/log"
+    fi
+}
+
+find_python() { # the newest of a version that can make environments; pyenv's are not on the PATH
+    local one
+    for one in "python$1" "$HOME/.pyenv/versions/$1".*/bin/python; do
+        if "$one" -c "import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+            "$one" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    return 1
+}
+
+extras=$("$place/build/bin/python" - <<'END'
+import tomllib
+print(*sorted(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].keys() - {"dev"}))
+END
+)
+tried=() not_here=()
+for version in 3.11 3.12 3.13 3.14; do
+    if ! python=$(find_python "$version"); then
+        not_here+=("$version")
+        continue
+    fi
+    tried+=("$version")
+    venv=$place/venv-$version
+    check "$version: environment" "$python" -m venv "$venv"
+    check "$version: wheel" pip "$venv/bin/python" install "$wheel"
+    check "$version: no conflicts" pip "$venv/bin/python" check
+    check "$version: demo" "$venv/bin/dledger" demo
+    check "$version: commands" "$venv/bin/dledger" --version
+    for extra in $extras; do
+        # Spark is 500 MB, and its own matter: one version shows that the extra names what it needs.
+        case $extra in spark*) [ "${#tried[@]}" = 1 ] || continue ;; esac
+        check "$version: [$extra]" pip "$venv/bin/python" install "$wheel[$extra]"
+        check "$version: [$extra] works" "$venv/bin/python" -W error::DeprecationWarning:__main__ -c "${works[$extra]}"
+    done
+    rm -rf "$venv"
+done
+echo "Python tried: ${tried[*]}; not on this machine: ${not_here[*]:-none}"
+echo "=== $passed passed, $failed failed in ${SECONDS}.0s ==="
+[ "$failed" = 0 ]
