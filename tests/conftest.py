@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell without job control starts what runs in the background with SIGINT ignored, and its children inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.dont_write_bytecode = False  # else every worker compiles all tests anew, which takes longer than many of them
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if config.option.tier in (tiers.QUICK, tiers.MACHINE):
         os.environ[sweeps.THIN] = "thin"
     # How long an example takes says how busy the machine is. A change is judged by the examples of the change before;
