@@ -108,6 +108,7 @@ def test_rocketmqs_protocol_sends_and_pulls_over_a_kill(tmp_path: Path) -> None:
                 answer = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T"))
                 return [message.body for message in messages_in(answer.body)]
 
+            assert client.subscribe("g", "T").code == 0
             wait_until(lambda: pulled() == bodies, "all are in the queue")
 
 

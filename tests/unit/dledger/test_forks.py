@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,7 +71,6 @@ def run(program: str, address: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("name", ["producer", "sender", "consumer", "group"])
 def test_clients_of_brokers(brokers: FakeBrokers, name: str) -> None:
     """Their locks may be held by threads that are not in the child, and gRPC's are not there, either."""
@@ -81,7 +79,6 @@ def test_clients_of_brokers(brokers: FakeBrokers, name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("name", ["appender", "log"])
 def test_clients_of_the_log(name: str) -> None:
     """The same."""
@@ -91,7 +88,6 @@ def test_clients_of_the_log(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_what_is_pending_at_the_fork_fails_in_the_child_and_is_sent_by_the_parent(brokers: FakeBrokers) -> None:
     """Callbacks of the application run in the parent alone, and once."""
     program = """
