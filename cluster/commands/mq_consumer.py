@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 Examples:
   dledger consumer progress
   dledger consumer progress -g billing
-  dledger consumer reset-offset -g billing -t orders --to 2h""",
+  dledger consumer reset-offset -g billing -t orders --to 2h --dry-run""",
 )
 def consumer() -> None:
     """Manage consumer groups."""
@@ -101,10 +103,11 @@ def _queue_row(row: QueueProgress) -> tuple[str, ...]:
     "reset-offset",
     epilog="""\b
 Examples:
-  dledger consumer reset-offset -g billing -t orders --to first
+  dledger consumer reset-offset -g billing -t orders --to first --dry-run
   dledger consumer reset-offset -g billing -t orders --to 2026-01-31T12:00
   dledger consumer reset-offset -g billing -t orders --to 30m              half an hour back
   dledger consumer reset-offset -g billing -t orders --queue 3 --offset 1200
+  dledger consumer reset-offset -g audit -t orders --to last --create      before the group's first member starts
 
 Running consumers continue from there after their next commit, within 5 seconds by default. Clients other than this
 project's may not: stop them first.""",
@@ -114,16 +117,20 @@ project's may not: stop them first.""",
 @click.option("--to", "moment", type=Moment(ends=True), metavar="first|last|TIME", help="New position.")
 @click.option("--queue", type=flag_values.Whole(min=0), help="Only this queue.")
 @click.option("--offset", type=flag_values.Whole(min=0), help="With --queue: continue at this offset.")
+@click.option("--dry-run", is_flag=True, help="Show the present and the new offsets, and change nothing.")
+@click.option("--create", is_flag=True, help="Set the first offsets of a group that does not exist yet.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object: the offset of each queue, by broker if there are several."
 )
 @broker_options
-def reset_offset(
+def reset_offset(  # noqa: PLR0913  # one parameter per option
     group: str,
     topic: str,
     moment: str | int | None,
     queue: int | None,
     offset: int | None,
+    dry_run: bool,
+    create: bool,
     as_json: bool,
     target: BrokerTarget,
 ) -> None:
@@ -132,24 +139,74 @@ def reset_offset(
         raise click.UsageError("give either --to or --offset")
     if offset is not None and queue is None:
         raise click.UsageError("--offset needs --queue")
-    places: list[tuple[str, dict[int, int]]] = []
     with target.groups() as groups:
-        if offset is not None and queue is not None:
-            admin = groups.only_one_with(topic)
-            admin.topic(topic)
-            admin.set_offsets(group, topic, {queue: offset})
-            places.append(("", {queue: offset}))
-        else:
+        if queue is None:
             start = start_of(moment if moment is not None else "first")
-            for broker, admin in groups.with_topic(topic) if queue is None else [("", groups.only_one_with(topic))]:
-                chosen = None if queue is None else [queue]
-                places.append((broker, admin.reset_offsets(group, topic, start, chosen)))
+            plans = [
+                (
+                    broker,
+                    admin,
+                    {one: admin.offset_at(topic, one, start) for one in range(admin.topic(topic).read_queues)},
+                )
+                for broker, admin in groups.with_topic(topic)
+            ]
+        else:
+            plans = [("", *_place_of_one(groups.only_one_with(topic), topic, queue, moment, offset))]
+        if not create:
+            _check_known(group, [admin for _, admin, _ in plans])
+        before = [admin.offsets(group, topic) for _, admin, _ in plans] if dry_run else []
+        if not dry_run:
+            for _, admin, places in plans:
+                admin.set_offsets(group, topic, places)
     if as_json:
-        found = {broker: {str(queue_id): place for queue_id, place in one.items()} for broker, one in places}
+        found = {broker: {str(one): place for one, place in places.items()} for broker, _, places in plans}
         terminal.print_json(found if len(found) > 1 else next(iter(found.values())))
-        return
-    rows = [(broker, list(one.items())) for broker, one in places]
-    by_broker.print_table(("queue", "offset"), rows, lambda row: (str(row[0]), str(row[1])))
+    elif dry_run:
+        changes = [
+            (broker, [(one, old.get((topic, one), -1), place) for one, place in places.items()])
+            for (broker, _, places), old in zip(plans, before, strict=True)
+        ]
+        by_broker.print_table(("queue", "from", "to"), changes, _change_row)
+    else:
+        rows = [(broker, list(places.items())) for broker, _, places in plans]
+        by_broker.print_table(("queue", "offset"), rows, lambda row: (str(row[0]), str(row[1])))
+
+
+def _place_of_one(
+    admin: Admin, topic: str, queue: int, moment: str | int | None, offset: int | None
+) -> tuple[Admin, dict[int, int]]:
+    """Raises ``NotFoundError`` for a queue that the topic does not have, ``UsageError`` for an offset outside of it."""
+    from rocketstore.client.errors import NotFoundError
+
+    queues = admin.topic(topic).read_queues
+    if queue >= queues:
+        raise NotFoundError(f"topic {topic} has {queues} read queues, numbered from 0: there is no queue {queue}")
+    if offset is None:
+        return admin, {queue: admin.offset_at(topic, queue, start_of(moment if moment is not None else "first"))}
+    found = admin.queue_range(topic, queue)
+    low = max(found.min_offset, 0)
+    if not low <= offset <= found.max_offset:
+        raise click.UsageError(f"queue {queue} of {topic} has offsets {low} to {found.max_offset}, not {offset}")
+    return admin, {queue: offset}
+
+
+def _check_known(group: str, admins: Sequence[Admin]) -> None:
+    """Raises ``NotFoundError`` for a group that no broker knows: probably its name is mistyped."""
+    from rocketstore.client.errors import NotFoundError
+
+    known = sorted({name for admin in admins for name in admin.groups()})
+    if group not in known:
+        near = difflib.get_close_matches(group, known, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise NotFoundError(
+            f"group {group} does not exist{meant}: nothing was changed. dledger consumer progress lists the groups; "
+            "pass --create to set the first offsets of a new one"
+        )
+
+
+def _change_row(row: tuple[int, int, int]) -> tuple[str, ...]:
+    queue, before, after = row
+    return str(queue), str(before) if before >= 0 else "", str(after)
 
 
 @consumer.command(

@@ -55,6 +55,7 @@ def test_a_plan_resets_only_the_topic_it_is_of(page: Page, broker: BrokerServer)
         page.click("tr[data-row=audit] .expander")
         page.click("[aria-label='Reset the offsets of audit']")
         page.js(HOLD, "/api/reset-plan")
+        page.js("document.getElementById('form-to').value = 'last'")
         assert page.js("return document.getElementById('form-topic').value") == "bills"
         page.click("#form-content button[type=submit]")
         page.wait(lambda: page.js(HELD) == 1, "the plan is asked for")

@@ -134,8 +134,10 @@ async function remove(what, name, close, tab) {
 
 // --- offsets of groups -----------------------------------------------------------------------------------------------
 
+const isRetry = (topic) => topic.startsWith("%RETRY%");
+
 function resetOffsets(group, topics) {
-  const names = [...new Set(topics)];
+  const names = [...new Set(topics)].sort((one, other) => isRetry(one) - isRetry(other)); // retries are seldom meant
   let plan = null;
   let chosen = "";
   const shown = h("div", { class: "plan", "aria-live": "polite" });
@@ -154,7 +156,7 @@ function resetOffsets(group, topics) {
       names.length
         ? { name: "topic", label: "Topic", kind: "select", options: names.map((one) => [one, one]), value: names[0], size: "half" }
         : { name: "topic", label: "Topic", list: "topic-names", maxlength: 127, size: "half" },
-      { name: "to", label: "Continue", kind: "select", options: [["last", "after the last message (skip all)"], ["first", "at the first message"], ["time", "at a time"]], value: "last", size: "half" },
+      { name: "to", label: "Continue", kind: "select", options: [["first", "at the first message (repeat all)"], ["time", "at a time"], ["last", "after the last message (skip all)"]], value: "first", size: "half" },
       { name: "time", label: "Time, as this browser has it", kind: "time", step: 1, when: (values) => values.to === "time" },
     ],
     submit: "Show what it does",

@@ -577,3 +577,36 @@ def test_consumer_reset_offset(run: Run, brokers: FakeBrokers) -> None:
     assert [json.loads(one)["0"] for one in places] == [0, 5, 2, 1]
     assert brokers.offsets["billing", "orders", 0] == 1
     assert lines_of(run(*words, "--to", "first", "--queue", "0")) == [["queue", "offset"], ["0", "0"]]
+
+
+def test_a_dry_run_shows_what_a_reset_would_do(run: Run, brokers: FakeBrokers) -> None:
+    """From where to where, and nothing is moved."""
+    put(brokers, 5)
+    brokers.offsets["billing", "orders", 0] = 3
+    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders", "--dry-run")
+
+    shown = lines_of(run(*words, "--to", "last", "--queue", "0"))
+
+    assert shown == [["queue", "from", "to"], ["0", "3", "5"]]
+    assert json.loads(run(*words, "--to", "first", "--json").stdout)["0"] == 0
+    assert brokers.offsets["billing", "orders", 0] == 3
+
+
+def test_a_reset_of_a_mistyped_name_or_place_changes_nothing(run: Run, brokers: FakeBrokers) -> None:
+    """A group that nobody has is made only when that is asked for."""
+    put(brokers, 5)
+    brokers.offsets["billing", "orders", 0] = 5
+    words = ("consumer", "reset-offset", "-t", "orders")
+    before = dict(brokers.offsets)
+
+    mistyped = run(*words, "-g", "biling", "--to", "last")
+    no_queue = run(*words, "-g", "billing", "--to", "last", "--queue", "99")
+    beyond = run(*words, "-g", "billing", "--queue", "0", "--offset", "99")
+
+    assert mistyped.exit_code == 1
+    assert "group biling does not exist (did you mean billing?): nothing was changed" in mistyped.stderr
+    assert (no_queue.exit_code, "there is no queue 99" in no_queue.stderr) == (1, True)
+    assert (beyond.exit_code, "has offsets 0 to 5, not 99" in beyond.stderr) == (2, True)
+    assert brokers.offsets == before
+    assert run(*words, "-g", "audit", "--to", "last", "--create").exit_code == 0
+    assert brokers.offsets["audit", "orders", 0] == 5

@@ -145,7 +145,9 @@ def test_progress_is_that_of_all_groups(known: Known) -> None:
         for _ in range(3):
             brokers.put(Message("orders", b"x", 0))
 
-    moved = known.run("consumer", "reset-offset", "-g", "billing", "-t", "orders", "--to", "first", "--json")
+    moved = known.run(
+        "consumer", "reset-offset", "-g", "billing", "-t", "orders", "--to", "first", "--create", "--json"
+    )
 
     assert json.loads(moved.stdout) == {"a": {"0": 0, "1": 0}, "b": {"0": 0}}
     assert known.rows("consumer", "progress") == [["billing", "1", "6"]]
