@@ -119,7 +119,8 @@ class _Commands(ErrorReportingGroup):
 def main(context: click.Context, chosen: str | None) -> None:
     """A Raft-replicated commit log: an ordered, durable log on several nodes that survives losing some of them.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the outcome of a write is unknown, 130 Ctrl-C, 141 closed
+    pipe.
     """
     context.meta[CHOSEN] = chosen
     # Otherwise gRPC's C core prints a message for every connection closed by a stopped node.

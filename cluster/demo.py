@@ -30,6 +30,7 @@ from rich.text import Text
 from cluster import terminal
 from cluster.console import CONSOLE_PACKAGES
 from cluster.local.group import LocalGroup, LocalGroupError
+from cluster.reporting import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED
 from dledger import extras
 from dledger.client import DLedgerClient, ReadMode
 from dledger.errors import DLedgerError
@@ -43,8 +44,6 @@ GENERATED_LINES: Final = 12_000
 BATCH_LINES: Final = 50
 READ_PAGE: Final = 1000
 GIVE_UP_S: Final = 60.0
-INTERRUPTED: Final = 130
-"""The exit code after Ctrl-C, as shells have it."""
 SEGMENTS: Final = {"segment_bytes": "256k", "index_segment_bytes": "64k"}
 """Small, so that the text fills several files."""
 
@@ -107,9 +106,9 @@ def run_brokers() -> int:
 def _ended_early(out: Console, end: KeyboardInterrupt | SystemExit) -> int:
     """The exit code after Ctrl-C, or after nobody reads what is printed (``| head``), for which rich exits."""
     if isinstance(end, SystemExit):
-        return 1
+        return EXIT_CLOSED_PIPE
     out.print("\nInterrupted; nothing is left running.")
-    return INTERRUPTED
+    return EXIT_INTERRUPTED
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 _SERVERS: Final = frozenset({"broker", "console", "serve"})
 _OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
-"""Write errors without a name in this module; click handles broken pipes."""
+"""Write errors without a name in this module."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -29,6 +29,8 @@ def main() -> None:
             run(prog_name="dledger")
         finally:
             sys.stdout.flush()
+    except BrokenPipeError:  # only what was left in the buffer
+        os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise

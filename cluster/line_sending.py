@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, Protocol, TypeVar
 
 import click
 
-from cluster.reporting import EXIT_FAILED, EXIT_UNKNOWN_OUTCOME
+from cluster.reporting import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNKNOWN_OUTCOME
 from dledger.errors import DLedgerError
 
 PIPELINE_MAX: Final = 10_000
@@ -145,7 +145,9 @@ class LineTally:
             f"{self.unknown} with unknown outcome; later lines were not sent",
             err=True,
         )
-        raise SystemExit(EXIT_UNKNOWN_OUTCOME if self.unknown else EXIT_FAILED)
+        if self.unknown:
+            raise SystemExit(EXIT_UNKNOWN_OUTCOME)
+        raise SystemExit(EXIT_FAILED if self.first_error is not None else EXIT_INTERRUPTED)
 
 
 def send_lines(

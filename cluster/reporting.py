@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import click
 from click.exceptions import NoArgsIsHelpError
 
@@ -12,6 +14,10 @@ from dledger.escapes import escaped_lines
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNKNOWN_OUTCOME = 3
+EXIT_INTERRUPTED = 130
+"""After Ctrl-C, as shells have it; a server stops gracefully instead, with 0."""
+EXIT_CLOSED_PIPE = 141
+"""When nobody reads the output any more (``| head``): as if SIGPIPE had ended the command."""
 _CLICKS_OWN = ("Got unexpected ", "Invalid value", "Missing ", "No such ", "Option ")
 """How click's own messages begin, which it writes as sentences."""
 
@@ -33,6 +39,8 @@ class ErrorReportingGroup(click.Group):
         except click.UsageError as error:
             _say(error)
             context.exit(error.exit_code)
+        except BrokenPipeError:
+            context.exit(EXIT_CLOSED_PIPE)
 
     def invoke(self, context: click.Context) -> object:
         """Run the command."""
@@ -53,7 +61,16 @@ class ErrorReportingGroup(click.Group):
             if unknown:
                 click.echo("The outcome is unknown: it may or may not have happened. Check before you retry.", err=True)
             context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)
+        except click.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # at a question
+                click.echo(err=True)
+                context.exit(EXIT_INTERRUPTED)
+            raise
+        except KeyboardInterrupt:
+            context.exit(EXIT_INTERRUPTED)
         except OSError as error:
+            if error.errno == errno.EPIPE and error.filename is None:
+                context.exit(EXIT_CLOSED_PIPE)
             if error.filename is None:
                 raise
             _tell(f"{error.filename}: {error.strerror}")

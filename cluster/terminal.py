@@ -36,7 +36,7 @@ def on_terminal() -> bool:
 
 @contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once with exit code 0, for commands that only display data.
+    """Let Ctrl-C end the process at once with exit code 130, for commands that only display data.
 
     ``KeyboardInterrupt`` may be raised in a callback of gRPC, where it is lost.
     """
@@ -44,7 +44,7 @@ def ending_at_interrupt() -> Iterator[None]:
     def end(_number: int, _frame: FrameType | None) -> None:
         with suppress(OSError, RuntimeError):  # a closed pipe, or an interrupted print
             sys.stdout.flush()
-        os._exit(0)
+        os._exit(128 + signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, end)
     try:

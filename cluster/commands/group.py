@@ -53,10 +53,7 @@ def status(
             if not _show(ask_members(client), as_json):
                 raise click.ClickException("no leader: appends wait until a majority elects one")
             return
-        try:
-            _watch(client, interval, as_json)
-        except KeyboardInterrupt:
-            return
+        _watch(client, interval, as_json)
 
 
 def _watch(client: Calls, interval: float, as_json: bool) -> None:

@@ -232,27 +232,24 @@ def tail(
         begin = max(status.begin_index, 0)
         last = 10 if lines is None else lines
         left = lines if first_index is not None else None
-        try:
-            if first_index is not None:
-                start = first_index
-            elif show_all:
-                start = max(end - last, begin)
-            else:
-                start = _start_of_last(read, begin, end, last)
-            if follow:
-                with terminal.ending_at_interrupt():
-                    for entry in client.follow(LogIndex(start)):
-                        _print_entries(_wanted([entry], show_all), as_json)
-                        sys.stdout.flush()
-            else:
-                for entries in _pages(read, start, end):
-                    wanted = _wanted(entries, show_all)[:left]
-                    _print_entries(wanted, as_json)
-                    left = None if left is None else left - len(wanted)
-                    if left == 0:
-                        break
-        except KeyboardInterrupt:
-            return
+        if first_index is not None:
+            start = first_index
+        elif show_all:
+            start = max(end - last, begin)
+        else:
+            start = _start_of_last(read, begin, end, last)
+        if follow:
+            with terminal.ending_at_interrupt():
+                for entry in client.follow(LogIndex(start)):
+                    _print_entries(_wanted([entry], show_all), as_json)
+                    sys.stdout.flush()
+        else:
+            for entries in _pages(read, start, end):
+                wanted = _wanted(entries, show_all)[:left]
+                _print_entries(wanted, as_json)
+                left = None if left is None else left - len(wanted)
+                if left == 0:
+                    break
 
 
 def _start_of_last(read: Callable[..., list[Entry]], begin: int, end: int, lines: int) -> int:

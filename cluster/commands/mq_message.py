@@ -256,25 +256,22 @@ def consume(  # noqa: PLR0913  # one parameter per option
     def show(one: ReceivedMessage) -> None:
         print_message(one, as_json)
 
-    try:
-        if group and not queues and not alone:
-            shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
-            with target.member(group, shared) as member:
-                member.subscribe(topic, tags)
-                member.start()
-                _print_share(member, count, follow, target.timeout_s, show)
-            return
-        options = ConsumerOptions(
-            start=start_of(begin),
-            tags=tags,
-            queues=queues or None,
-            timeout_s=target.timeout_s,
-            pull_wait_ms=pull_wait_ms,
-        )
-        with target.consumer(group, topic, options) as source:
-            _print_from(source, count, follow, target.timeout_s, show)
-    except KeyboardInterrupt:
+    if group and not queues and not alone:
+        shared = GroupOptions(start=start_of(begin), timeout_s=target.timeout_s, pull_wait_ms=pull_wait_ms)
+        with target.member(group, shared) as member:
+            member.subscribe(topic, tags)
+            member.start()
+            _print_share(member, count, follow, target.timeout_s, show)
         return
+    options = ConsumerOptions(
+        start=start_of(begin),
+        tags=tags,
+        queues=queues or None,
+        timeout_s=target.timeout_s,
+        pull_wait_ms=pull_wait_ms,
+    )
+    with target.consumer(group, topic, options) as source:
+        _print_from(source, count, follow, target.timeout_s, show)
 
 
 def _print_share(

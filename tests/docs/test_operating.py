@@ -52,6 +52,7 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
     }
 
     assert codes >= {reporting.EXIT_FAILED, reporting.EXIT_USAGE, reporting.EXIT_UNKNOWN_OUTCOME, EXIT_FATAL}
+    assert codes >= {reporting.EXIT_INTERRUPTED, reporting.EXIT_CLOSED_PIPE}
     assert ends_with_3 == writing
 
 

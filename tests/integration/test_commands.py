@@ -127,7 +127,7 @@ def test_nobody_there_is_an_error_in_bounded_time() -> None:
 
 
 def test_follow_shows_what_comes(group: LocalGroup) -> None:
-    """``tail -f`` in a process of its own, ended by Ctrl-C with exit code 0."""
+    """``tail -f`` in a process of its own, ended by Ctrl-C with exit code 130."""
     words = [sys.executable, "-m", "cluster.cli", "tail", "-f", "-n", "0", "-b", ",".join(group.addresses)]
     marker = "followed"
     with subprocess.Popen(words, stdout=subprocess.PIPE) as tail:
@@ -146,7 +146,7 @@ def test_follow_shows_what_comes(group: LocalGroup) -> None:
                 feeding.communicate()
             tail.send_signal(signal.SIGINT)
             tail.stdout.read()
-            assert tail.wait(DEADLINE_S) == 0
+            assert tail.wait(DEADLINE_S) == 130
         finally:
             tail.kill()
 

@@ -149,3 +149,16 @@ def test_asking_for_the_status_loads_no_server_no_broker_and_nothing_that_append
         if one.startswith(heavy)
         or one in {"dledger.config", "dledger.core.messages", "dledger.client.aio", "dledger.server"}
     ]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["context", "list", "--json"], ["inspect", "--help"]])
+def test_a_reader_that_has_gone_ends_a_command_like_sigpipe(words: list[str]) -> None:
+    """Exit code 141 without a traceback, whether the output fits into the pipe or not."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [*ENTRY, *words], stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+
+    assert (done.returncode, done.stderr) == (141, "")

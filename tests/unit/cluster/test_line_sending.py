@@ -121,7 +121,7 @@ def test_lines_before_a_refused_one_are_accounted_for(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as ended:
         log.tally.end()
 
-    assert ended.value.code == 1
+    assert ended.value.code == 130
     assert log.told == [1, 2]
     assert "2 stored, 1 not stored, 0 with unknown outcome" in capsys.readouterr().err
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from typing import NoReturn
+
+import click
 import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
+from cluster.reporting import ErrorReportingGroup
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,48 @@ def test_a_group_of_commands_alone_shows_its_help(words: list[str]) -> None:
     assert result.exit_code == 2
     assert "Commands:" in result.output
     assert "error:" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(KeyboardInterrupt(), 130), (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141)],
+)
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["status"], "dledger.client.calls.Calls.members_status"),
+        (["status", "--watch", "--json"], "dledger.client.calls.Calls.members_status"),
+        (["topic", "list"], "rocketstore.client.admin.Admin.topics"),
+        (["consumer", "progress"], "rocketstore.client.admin.Admin.groups"),
+        (["transfer-leader"], "dledger.client.calls.Calls.transfer_leadership"),
+    ],
+)
+def test_ctrl_c_and_a_closed_pipe_have_one_code_in_every_command(
+    words: list[str], asked: str, raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sentence, for nothing went wrong."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise raised
+
+    monkeypatch.setattr(asked, fail)
+    result = CliRunner().invoke(main, words, prog_name="dledger")
+
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "")
+
+
+def test_ctrl_c_at_a_question_has_the_same_code() -> None:
+    """And "no" is an ordinary failure."""
+    said_no = CliRunner().invoke(main, ["consumer", "delete", "billing"], input="n\n")
+
+    @click.group(cls=ErrorReportingGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def ask() -> None:
+        error = click.Abort()
+        error.__context__ = KeyboardInterrupt()  # as click's prompts leave it
+        raise error
+
+    assert said_no.exit_code == 1
+    assert CliRunner().invoke(group, ["ask"]).exit_code == 130
