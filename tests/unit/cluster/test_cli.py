@@ -466,10 +466,10 @@ def test_get_beyond_the_end_fails_and_says_where_the_end_is(filled: FakeClient, 
 def test_tail_prints_the_end(
     filled: FakeClient, run: Callable[..., Result], words: tuple[str, ...], expected: bytes
 ) -> None:
-    """From the end or from an index; ``-f`` goes on until Ctrl-C, which is no error."""
+    """From the end or from an index; ``-f`` goes on until Ctrl-C."""
     shown = run("tail", *words)
 
-    assert (shown.exit_code, shown.stdout_bytes) == (0, expected)
+    assert (shown.exit_code, shown.stdout_bytes) == (130 if "-f" in words else 0, expected)
 
 
 def test_tail_refuses_a_number_of_entries_where_there_is_no_end(filled: FakeClient, run: Callable[..., Result]) -> None:
@@ -709,7 +709,7 @@ def test_watching_repeats_until_ctrl_c(
 
     shown = run("status", "--watch", "--interval", "0.1", *words)
 
-    assert shown.exit_code == 0
+    assert shown.exit_code == 130
     assert "FOLLOWER" in shown.output
     assert client.closed
 
