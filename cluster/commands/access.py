@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from cluster import terminal
+
 SECRET_BYTES = 24
 
 
@@ -28,12 +30,28 @@ Examples:
   dledger access check /etc/dledger/plain_acl.yml""",
 )
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, without secret keys.")
+def check(file: Path, as_json: bool) -> None:
     """Read FILE as a server would, and print what it allows or everything that is wrong with it."""
     from dledger.access.permissions import permission_text
     from dledger.access.rules_file import load_rules
 
     rules = load_rules(file)
+    if as_json:
+        accounts = [
+            {
+                "access_key": one.access_key,
+                "admin": one.admin,
+                "topics": {name: permission_text(may) for name, may in one.topics.items()},
+                "other_topics": permission_text(one.default_topic),
+                "groups": {name: permission_text(may) for name, may in one.groups.items()},
+                "other_groups": permission_text(one.default_group),
+                "unsigned_from": [address.text for address in one.addresses],
+            }
+            for one in rules.accounts.values()
+        ]
+        terminal.print_json({"accounts": accounts, "trusted": [address.text for address in rules.trusted]})
+        return
     for account in rules.accounts.values():
         words = ["an administrator"] if account.admin else []
         if not account.admin:

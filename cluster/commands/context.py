@@ -116,12 +116,16 @@ Examples:
   dledger context show prod""",
 )
 @click.argument("name", required=False, shell_complete=contexts.complete_name)
-def show(name: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def show(name: str | None, as_json: bool) -> None:
     """Show a context (default: the one in use) with all of its options."""
     found = contexts.load(contexts.contexts_path())
     chosen = name or found.current
     if not chosen:
         raise click.UsageError("no context is used: give a NAME")
+    if as_json:
+        terminal.print_json({"name": chosen, **found.named(chosen)})
+        return
     for setting, text in found.named(chosen).items():
         option = f"--{setting.replace('_', '-')}"
         click.echo(option if setting in contexts.FLAGS else f"{option} {shlex.quote(text)}")

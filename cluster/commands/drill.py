@@ -10,25 +10,34 @@ from cluster import terminal
 from dledger import flag_values
 
 
-def _list(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """``list`` excludes other arguments; other names must exist."""
+def _known(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """``list`` may stand beside others; other names must exist."""
     from cluster.drill.drills import DRILLS
 
-    if "list" in names:
-        rows = [(one.name, one.summary) for one in DRILLS.values()]
-        terminal.print_table(("drill", "what happens"), [*rows, ("all", "one at a time; isolation in both directions")])
-        context.exit()
-    unknown = [name for name in names if name not in DRILLS and name != "all"]
+    unknown = [name for name in names if name not in DRILLS and name not in ("all", "list")]
     if unknown:
         raise click.BadParameter(f"unknown drill {unknown[0]!r}: choose from {', '.join(DRILLS)}, all, list")
     return names
+
+
+def _list(as_json: bool) -> None:
+    from cluster.drill.drills import DRILLS
+
+    rows = [
+        *((one.name, one.summary) for one in DRILLS.values()),
+        ("all", "one at a time; isolation in both directions"),
+    ]
+    if as_json:
+        terminal.print_json([{"drill": name, "summary": summary} for name, summary in rows])
+    else:
+        terminal.print_table(("drill", "what happens"), rows)
 
 
 @click.command(
     short_help="Break a group on purpose and check what happened to its messages.",
     epilog="""\b
 Examples:
-  dledger drill list
+  dledger drill list                                what there is
   dledger drill kill-leader
   dledger drill kill-leader --nodes 5 --rounds 3 --html report.html
   dledger drill isolate-leader --direction in
@@ -39,7 +48,7 @@ Examples:
 Containers need Docker, or root and Debian's docker.io; otherwise the drills run on processes, with a note.
 Exit code 0: nothing acknowledged was lost, doubled or moved, and the group recovered each time. 1: anything else.""",
 )
-@click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_list)
+@click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_known)
 @click.option("--nodes", type=click.Choice(["3", "5"]), default="3", show_default=True, help="How many brokers.")
 @click.option(
     "--rounds", type=flag_values.Whole(1, 100), default=1, show_default=True, help="How many times to inject the fault."
@@ -97,6 +106,9 @@ def drill(  # noqa: PLR0913
     Each drill reports a timeline, the time without service, and a verdict: acknowledged, lost, duplicated, out of
     order.
     """
+    if "list" in names:
+        _list(as_json)
+        return
     from cluster.drill.main import DrillPlace, Reporting, run
     from cluster.drill.stage import DrillOptions
     from cluster.drill.target import Direction, NotPossibleError

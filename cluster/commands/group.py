@@ -183,9 +183,13 @@ Examples:
   dledger transfer-leader n2""",
 )
 @click.argument("node", required=False, metavar="[TARGET]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @group_options
-def transfer_leader(node: str | None, target: GroupTarget) -> None:
+def transfer_leader(node: str | None, as_json: bool, target: GroupTarget) -> None:
     """Transfer leadership to TARGET without losing an acknowledged append."""
     with closing(target.connect_to_ask()) as client:
         leader = client.transfer_leadership(NodeId(node) if node else None)
-    click.echo(f"{leader.node_id} leads now")
+    if as_json:
+        terminal.print_json({"leader": leader.node_id, "address": leader.address})
+    else:
+        click.echo(f"{leader.node_id} leads now")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from cluster import terminal
 from cluster.security_options import CommandSecurity, security_options
 from dledger import flag_values
 from dledger.contexts import ContextOption
@@ -79,13 +80,15 @@ Exit codes: 0 serving, 1 not serving or no answer, 2 wrong usage or settings."""
     metavar="SECONDS",
     help="How long to wait for the answer.",
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per server.")
 @security_options
-def health(
+def health(  # one parameter per option
     addresses: tuple[str, ...] | None,
     bootstrap: tuple[str, ...] | None,
     service: str,
     nameserver: bool,
     timeout_s: float,
+    as_json: bool,
     security: CommandSecurity,
 ) -> None:
     """Check with gRPC's health protocol whether servers are serving; without an address, the one in this container."""
@@ -103,7 +106,10 @@ def health(
         else:
             asked, problem = _check_server(address, service, timeout_s, security)
         problems += bool(problem)
-        click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
+        if as_json:
+            terminal.print_json({"address": asked, "serving": not problem, "problem": problem})
+        else:
+            click.echo(f"error: {asked}: {problem}" if problem else f"{asked}: serving", err=bool(problem))
     if problems and not addresses and (group := os.environ.get("DLEDGER_BOOTSTRAP")):
         click.echo(
             f"This was the server of this environment's settings. For the group: dledger health -b {group}", err=True

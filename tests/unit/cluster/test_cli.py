@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -742,3 +743,28 @@ def test_demo_passes_its_exit_code_on(monkeypatch: pytest.MonkeyPatch, run: Call
 
     assert run("demo", "--keep").exit_code == 5
     assert seen == [(None, True, False)]
+
+
+def test_every_command_that_lists_speaks_json_too() -> None:
+    """A command without ``--json`` runs something, changes something, or prints what is meant to be copied."""
+    without = {
+        path
+        for command, path in _leaves(cli.main, "")
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+
+    servers = {"broker start", "console", "demo", "nameserver", "serve"}
+    changes = {"consumer delete", "ha promote", "restore-vote", "topic create", "topic delete"}
+    own_files = {"access new", "certs client", "certs init", "certs node", "certs renew", "completion"}
+    assert without == servers | changes | own_files | {f"context {one}" for one in ("add", "remove", "use")}
+
+
+def _leaves(command: click.Command, path: str) -> Iterator[tuple[click.Command, str]]:
+    if not isinstance(command, click.Group):
+        yield command, path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from _leaves(inner, f"{path} {name}".strip())

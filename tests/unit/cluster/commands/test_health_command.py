@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,19 @@ def test_access_keys_do_no_harm() -> None:
         result = CliRunner().invoke(main, ["health", group.addresses[0]], env=keys)
 
     assert (result.exit_code, result.output) == (0, f"{group.addresses[0]}: serving\n")
+
+
+def test_the_answer_of_each_server_is_also_json() -> None:
+    """One object per line, on standard output whatever it says."""
+    gone = f"127.0.0.1:{free_ports(1)[0]}"
+    with fake_group(1) as group:
+        result = CliRunner().invoke(main, ["health", f"{gone},{group.addresses[0]}", "--json"])
+
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"address": gone, "serving": False, "problem": "connection refused"},
+        {"address": group.addresses[0], "serving": True, "problem": ""},
+    ]
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 def test_nobody_is_not_healthy() -> None:
