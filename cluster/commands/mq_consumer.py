@@ -210,6 +210,7 @@ def _change_row(row: tuple[int, int, int]) -> tuple[str, ...]:
 
 
 @consumer.command(
+    short_help="Delete a group, its offsets, retries and dead letters.",
     epilog="""\b
 Examples:
   dledger consumer delete billing --yes
@@ -222,12 +223,12 @@ Stop the group's consumers first, or their next commit creates it again."""
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @broker_options
 def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget) -> None:
-    """Delete a group with its offsets, what it has to try again, and its dead letters."""
+    """Delete a group with its offsets, the messages it would retry, and its dead letters."""
     if (name is None) == (group is None):
         raise click.UsageError("name the group to delete once: as the argument, or with -g")
     name = name or group or ""
     if not yes:
-        click.confirm(f"Delete group {name}, its offsets, what it has to try again and its dead letters?", abort=True)
+        click.confirm(f"Delete group {name}, its offsets, the messages it would retry and its dead letters?", abort=True)
     with target.groups() as groups:
         groups.only_one().delete_group(name)
     click.echo(f"deleted group {name}")
