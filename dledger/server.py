@@ -443,8 +443,7 @@ class DLedgerServer:
         """Set the conditions that follow from the node's state; others expire, or are cleared."""
         conditions = self.conditions
         if self.log.disk_full:
-            used = f"appends are refused: the disk is full ({max(0.0, room.ratio):.0%} used)"
-            conditions.set(ConditionKind.DISK_FULL, used)
+            conditions.set(ConditionKind.DISK_FULL, room.refusal(self._config.store))
         else:
             conditions.clear(ConditionKind.DISK_FULL)
         if (removed := self.log.last_forced) is not None and removed is not self._told_of_removed:

@@ -115,8 +115,8 @@ class ReadOptions:
     topic_pattern: str = ""
     starting: int | None = None
     """A log index, ``EARLIEST`` or ``LATEST``; None: the default of a batch (earliest) or a stream (latest)."""
-    ending: int = LATEST
-    """A log index (exclusive), or ``LATEST``."""
+    ending: int | None = None
+    """A log index (exclusive), or ``LATEST``; None: not given, which means the same in a batch."""
     starting_ms: int | None = None
     ending_ms: int | None = None
     max_rows_per_trigger: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 
@@ -73,20 +74,34 @@ def check(file: Path, as_json: bool) -> None:
 Examples:
   dledger access new billing --topic orders=SUB --group billing=SUB >> plain_acl.yml
   dledger access new ops --admin >> plain_acl.yml
-  (umask 077; dledger access new ops --admin --file > plain_acl.yml)""",
+  (umask 077; dledger access new ops --admin --secret-file ops.secret --file > plain_acl.yml)""",
 )
 @click.argument("name")
 @click.option("--admin", is_flag=True, help="Allow everything, including creating and deleting topics.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME=PUB|SUB", help="Permission on a topic (repeatable).")
 @click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group (repeatable).")
 @click.option("--file", "whole_file", is_flag=True, help="Include the first line of a rules file.")
-def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...], whole_file: bool) -> None:
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the secret key to this new file, for clients (DLEDGER_SECRET_KEY_FILE).",
+)
+def new(
+    name: str,
+    admin: bool,
+    topics: tuple[str, ...],
+    groups: tuple[str, ...],
+    whole_file: bool,
+    secret_file: Path | None,
+) -> None:
     """Print an account named NAME-… with a random secret key, to add under `accounts:` of a rules file."""
     from dledger.access.rules import parse_rules
 
+    secret = secrets.token_urlsafe(SECRET_BYTES)
     lines = [
         f"- accessKey: {name}-{secrets.token_hex(4)}",
-        f"  secretKey: {secrets.token_urlsafe(SECRET_BYTES)}",
+        f"  secretKey: {secret}",
         f"  admin: {str(admin).lower()}",
         "  defaultTopicPerm: DENY",
         "  defaultGroupPerm: DENY",
@@ -95,4 +110,7 @@ def new(name: str, admin: bool, topics: tuple[str, ...], groups: tuple[str, ...]
         if permissions:
             lines += [f"  {key}:", *(f'  - "{one}"' for one in permissions)]
     parse_rules("\n".join(("accounts:", *lines)))  # raises for an invalid name or permission
+    if secret_file is not None:
+        with open(secret_file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(f"{secret}\n")
     click.echo("\n".join((*(["accounts:"] if whole_file else []), *lines)))

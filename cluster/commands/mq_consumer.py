@@ -216,7 +216,7 @@ Examples:
   dledger consumer delete billing --yes
   dledger consumer delete -g billing --yes           the same
 
-Stop the group's consumers first, or their next commit creates it again."""
+Stop the group's consumers first, or their next commit creates it again.""",
 )
 @click.argument("name", required=False)
 @click.option("-g", "--group", metavar="NAME", help="The group, instead of the argument.")
@@ -228,7 +228,9 @@ def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget)
         raise click.UsageError("name the group to delete once: as the argument, or with -g")
     name = name or group or ""
     if not yes:
-        click.confirm(f"Delete group {name}, its offsets, the messages it would retry and its dead letters?", abort=True)
+        click.confirm(
+            f"Delete group {name}, its offsets, the messages it would retry and its dead letters?", abort=True
+        )
     with target.groups() as groups:
         groups.only_one().delete_group(name)
     click.echo(f"deleted group {name}")

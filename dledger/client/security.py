@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -30,6 +31,9 @@ _PROBE_TIMEOUT_S: Final = 0.5
 _PATIENCE_S: Final = 0.05
 """How long to wait for a server that closes the connection before receiving anything."""
 _HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_REMOTING_HEADER: Final = b'{"code":106,"language":"OTHER","version":0,"opaque":1,"flag":0}'
+_REMOTING_REQUEST: Final = struct.pack(">II", 4 + len(_REMOTING_HEADER), len(_REMOTING_HEADER)) + _REMOTING_HEADER
+"""RocketMQ's request for the list of brokers, which any server of its protocol answers, if only with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +180,15 @@ class ChannelMaker:
             answer = b""
         if answer and answer[0] != tls.ALERT_RECORD:
             return None
+        if not answer and _speaks_remoting(address):
+            return TlsError(
+                f"{address} is a name server, or one of RocketMQ's own brokers, which do not speak gRPC: give a name "
+                "server with --namesrv (topic, message, consumer, cluster list, console; in Python name_servers=…), "
+                "and here the address of a node or broker of this project"
+            )
         return TlsError(
             f"{address} closed the plaintext connection, probably because it requires TLS: give the CA of its "
-            "certificate (--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…))). Brokers of RocketMQ's "
-            "own close it, too: only its clients can speak to them"
+            "certificate (--tls-ca, DLEDGER_TLS_CA; in Python ClientSecurity(tls=TlsFiles(…)))"
         )
 
     def _probe_tls(self, link: socket.socket, address: str) -> TlsError | None:
@@ -220,3 +229,14 @@ def _hangs_up_by_itself(link: socket.socket) -> bool:
         return True
     finally:
         link.settimeout(_PROBE_TIMEOUT_S)
+
+
+def _speaks_remoting(address: str) -> bool:
+    """Whether the server answers a request of RocketMQ's protocol."""
+    try:
+        with socket.create_connection(parse_address(address), _PROBE_TIMEOUT_S) as link:
+            link.settimeout(_PROBE_TIMEOUT_S)
+            link.sendall(_REMOTING_REQUEST)
+            return b"{" in link.recv(64)[8:]  # after both lengths, a header in JSON
+    except (OSError, ValueError):
+        return False

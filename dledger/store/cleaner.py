@@ -20,6 +20,7 @@ from pathlib import Path
 from dledger.config import StoreConfig
 from dledger.store.fs import DiskUsage, FileSystem
 from dledger.types import LogIndex
+from dledger.values import MIB
 
 _MS_PER_HOUR = 3_600_000
 _log = logging.getLogger("dledger")
@@ -122,6 +123,21 @@ class Room:
 
     ratio: float
     available_bytes: int
+
+    def refusal(self, config: StoreConfig) -> str:
+        """Why appends are refused: the disk is full, or a segment, which is reserved in full length, does not fit."""
+        if self.ratio > config.disk_full_ratio:
+            return f"appends are refused: the disk is full ({self.ratio:.0%} used)"
+        free, wanted = (max(0, one) // MIB for one in (self.available_bytes, segment_room(config)))
+        return (
+            f"appends are refused: the next segment needs {wanted:,} MiB and the disk has {free:,} MiB left "
+            f"({max(0.0, self.ratio):.0%} used): free space, or lower segment_bytes"
+        )
+
+
+def segment_room(config: StoreConfig) -> int:
+    """The bytes that the next segment and its index file reserve."""
+    return config.segment_bytes + config.index_segment_bytes
 
 
 def measure(fs: FileSystem, data: Iterable[Path], directory: Path) -> Room:

@@ -560,7 +560,7 @@ class FileStore(LogReader):
             usage_ratio=room.ratio,
             available_bytes=room.available_bytes,
             ran_out_of_space=self._ran_out_of_space,
-            bytes_wanted=self._config.segment_bytes + self._config.index_segment_bytes,
+            bytes_wanted=cleaner.segment_room(self._config),
         )
 
     def _removable(self) -> Iterator[cleaner.SegmentFacts]:

@@ -31,7 +31,7 @@ def range_of(log: LogDirectory, options: ReadOptions) -> tuple[int, int]:
         begin = _position_of(log, options.starting, options)
     elif options.starting_ms is not None:
         begin = _position_at(log, options.starting_ms)
-    if options.ending != LATEST:
+    if options.ending is not None and options.ending != LATEST:
         end = _position_of(log, options.ending, options)
     elif options.ending_ms is not None:
         end = _position_at(log, options.ending_ms)

@@ -17,14 +17,14 @@ from typing import Final, Generic, TypeVar
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.shared import is_retried_read
-from dledger.errors import DLedgerError, IdentityError, IndexBeforeBeginError
+from dledger.errors import AccessDeniedError, DLedgerError, IdentityError, IndexBeforeBeginError
 from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.ports import NodeStatus
 from dledger.types import LogChunk, Role
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, SecurityOptions
 from dledger_spark.source.group_log import CommittedRange, TrimmedError
-from rocketstore.client import Admin
+from rocketstore.client import Admin, NotFoundError
 
 _CLIENTS_MAX: Final = 8
 
@@ -78,6 +78,17 @@ def status_of(servers: tuple[str, ...], group: str, security: SecurityOptions, t
         return shared_client(servers, group, security).metadata(timeout_s=timeout_s)
     except IdentityError as error:
         raise OptionError(f"option group: {error}") from error
+
+
+def _is_hidden(admin: Admin, topic: str) -> bool:
+    """Whether this account may not see the topic; reading the log needs another permission."""
+    try:
+        admin.topic(topic)
+    except NotFoundError:
+        return False
+    except AccessDeniedError:
+        return True
+    return True  # made meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,23 @@ class ClientLog:
             if not topics:  # no names would mean all
                 return
         admin.commit_position(consumer_group, index=index, topics=topics)
+
+    def check_topics(self) -> None:
+        """Raises ``OptionError`` for a subscribed topic that does not exist, as Kafka's source does.
+
+        With ``failOnDataLoss=false`` such a topic has no rows: the messages of a deleted one can be read so.
+        """
+        options = self.options
+        if not options.topics or not options.fail_on_data_loss:
+            return
+        admin = shared_admin(options.servers, options.security)
+        known = {one.name for one in admin.topics()}
+        unknown = [name for name in options.topics if name not in known and not _is_hidden(admin, name)]
+        if unknown:
+            raise OptionError(
+                f"option subscribe: there is no topic {' or '.join(unknown)}: create it first, or set "
+                "failOnDataLoss=false to read the messages of a deleted one"
+            )
 
     @property
     def _client(self) -> DLedgerClient:

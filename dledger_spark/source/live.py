@@ -42,7 +42,7 @@ def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReade
 def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -> IndexRange:
     """The range that a batch reads, never beyond the commit index. Raises ``OptionError``, ``DataLossError``."""
     first = state.begin_index if options.starting in (None, EARLIEST) else int(options.starting or 0)
-    end = state.end_index if options.ending == LATEST else options.ending
+    end = state.end_index if options.ending is None or options.ending == LATEST else options.ending
     if options.starting_ms is not None:  # excludes what has been committed since
         first = min(log.index_at(options.starting_ms), state.end_index)
     if options.ending_ms is not None:
@@ -91,6 +91,7 @@ class LiveReader(DataSourceReader):
         log = ClientLog(self._options)
         state = log.committed()
         content = content_of(self._options, state)
+        log.check_topics()
         wanted = planned_range(self._options, log, state)
         return [LogPartition(one, content) for one in cut_kept(log, wanted, state, self._options)]
 

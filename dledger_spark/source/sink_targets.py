@@ -62,12 +62,18 @@ def check_target(options: WriteOptions, form: RowFormat) -> None:
                 raise OptionError(
                     f"option partitioner: create topic {options.topic} first: keys choose among its queues"
                 )
-            # Messages do not require a group name. If one is given and differs, these are the wrong brokers.
-            if options.group != GROUP_DEFAULT and admin.status().replicated:
-                status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
+            _check_group(options, admin)
         return
     if status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S).is_broker:
         raise OptionError("the servers are brokers: name the topic of the rows with option topic or a column topic")
+
+
+def _check_group(options: WriteOptions, admin: Admin) -> None:
+    """As for reads: another name means other brokers. Plain brokers are in no group."""
+    if admin.status().replicated:
+        status_of(options.servers, options.group, options.security, _CHECK_TIMEOUT_S)
+    elif options.group != GROUP_DEFAULT:
+        raise OptionError(f"option group: these brokers are in no replication group {options.group!r}: leave it out")
 
 
 class EntryTarget:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 
 from dledger.errors import DLedgerError
 from dledger_spark.errors import OptionError
-from dledger_spark.options import LATEST, ReadOptions
+from dledger_spark.options import ReadOptions
 from dledger_spark.schema import Projection
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.filters import topic_filters
@@ -38,7 +38,7 @@ def stream_reader(options: ReadOptions, projection: Projection) -> DataSourceStr
     problems = []
     if not options.is_live:
         problems.append("a stream follows a running group (bootstrap.servers), not a directory")
-    if options.ending_ms is not None or options.ending != LATEST:
+    if options.ending_ms is not None or options.ending is not None:
         problems.append("a stream has no end: leave endingOffsets and endingTimestamp out, or read a batch")
     if problems:
         raise OptionError("; ".join(problems))
@@ -60,6 +60,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, str | int]:  # noqa: N802 - Spark's name, as those below
         """Where a new stream starts."""
+        self._log.check_topics()
         return self._progress.initial().to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

@@ -84,6 +84,14 @@ def test_messages_are_recognised_and_chosen_by_topic(spark: SparkSession, broker
     assert {row.topic for row in frame.select("topic").collect()} == {"b"}
 
 
+def test_a_topic_that_does_not_exist_is_an_error(spark: SparkSession, broker: BrokerNode) -> None:
+    """As in Kafka's source, and named; without failOnDataLoss it has no rows."""
+    with pytest.raises(PySparkException, match="option subscribe: there is no topic c: create it first"):
+        read(spark, broker, subscribe="a,c").count()
+
+    assert read(spark, broker, subscribe="c", failOnDataLoss="false").count() == 0
+
+
 def test_times_bound_a_batch_of_messages(spark: SparkSession, broker: BrokerNode) -> None:
     """By the time of storing, found in the log."""
     times = [

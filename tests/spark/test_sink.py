@@ -217,6 +217,9 @@ def test_mistakes_are_told_before_a_row_is_written(spark: SparkSession, broker: 
         write(numbers(spark).selectExpr("body", "body AS keyz"), broker, topic="t")
     with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'other'"):
         write(numbers(spark), broker, topic="t", group="other")
+    unnamed = {name: text for name, text in broker.options.items() if name != "group"}
+    with pytest.raises(PySparkException, match="option group: this node serves group 'G', not 'default'"):
+        numbers(spark).write.format("dledger").mode("append").options(**unnamed, topic="t").save()
     with pytest.raises(PySparkException, match="create topic nowhere first"):
         write(numbers(spark), broker, topic="nowhere", partitioner="keys")
     with pytest.raises(PySparkException, match="cannot be overwritten"):

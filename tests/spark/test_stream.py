@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from rocketstore.client import Admin
 from tests.support.spark_nodes import EntryNode, broker_node, entry_node
@@ -177,6 +177,24 @@ def test_checkpoint_of_another_group_is_refused(stream: Stream, node: EntryNode,
         other.append(0, 50)
         with pytest.raises(StreamingQueryException, match="belongs to group 'default' of cluster 'c1'"):
             stream.run(other.options)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"endingOffsets": "latest"}, "a stream has no end: leave endingOffsets"),
+        ({"endingOffsets": '{"index": 9}'}, "a stream has no end: leave endingOffsets"),
+        ({"subscribe": "t,nowhere"}, "there is no topic nowhere"),
+    ],
+)
+def test_options_that_would_be_ignored_in_a_stream_are_errors(
+    stream: Stream, tmp_path: Path, option: dict[str, str], words: str
+) -> None:
+    """As in Kafka's source."""
+    with broker_node(tmp_path / "broker") as broker:
+        broker.send("t", 0, 5)
+        with pytest.raises(PySparkException, match=words):
+            stream.run({**broker.options, **option})
 
 
 def test_progress_is_published_as_a_consumer_groups(stream: Stream, tmp_path: Path) -> None:

@@ -146,3 +146,14 @@ def test_half_a_key_is_a_usage_error(words: tuple[str, ...], environment: dict[s
     assert result.exit_code == 2
     assert problem in result.stderr
     assert "DLEDGER_SECRET_KEY" not in os.environ
+
+
+def test_a_secret_is_also_written_for_clients_to_a_new_private_file(tmp_path: Path) -> None:
+    """The one in the printed account; an existing file is kept, and then nothing is printed."""
+    file = tmp_path / "ops.secret"
+    made = run("access", "new", "ops", "--admin", "--secret-file", str(file))
+    again = run("access", "new", "ops", "--admin", "--secret-file", str(file))
+
+    assert f"secretKey: {file.read_text().strip()}\n" in made.stdout
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (again.exit_code, again.stdout, "File exists" in again.stderr) == (1, "", True)

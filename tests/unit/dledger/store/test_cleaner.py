@@ -10,9 +10,10 @@ import pytest
 
 from dledger.config import StoreConfig
 from dledger.errors import DiskFullError, IndexBeforeBeginError
-from dledger.store.cleaner import CleanFacts, SegmentFacts, local_hour, plan, protected
+from dledger.store.cleaner import CleanFacts, Room, SegmentFacts, local_hour, plan, protected
 from dledger.store.fs import DiskUsage
 from dledger.types import LogIndex
+from dledger.values import MIB
 from tests.crash.crash_fs import FailingFs
 from tests.unit.dledger.store.support import FakeClock, UnsyncedFs, abandon, bodies_of, fill, open_store, small_config
 
@@ -300,3 +301,14 @@ class _Removals(UnsyncedFs):
     def usage(self, path: Path) -> DiskUsage:
         self.calls.append("usage")
         return super().usage(path)
+
+
+def test_a_segment_that_does_not_fit_is_not_called_a_full_disk() -> None:
+    """A small disk is hardly used when the next segment, reserved in full length, has no room on it."""
+    config = StoreConfig(segment_bytes=1024 * MIB, index_segment_bytes=160 * MIB)
+
+    assert Room(0.004, 96 * MIB).refusal(config) == (
+        "appends are refused: the next segment needs 1,184 MiB and the disk has 96 MiB left (0% used): free space, or "
+        "lower segment_bytes"
+    )
+    assert Room(0.95, 4096 * MIB).refusal(config) == "appends are refused: the disk is full (95% used)"
