@@ -32,6 +32,12 @@ Examples:
   dledger broker -c broker-n0.conf --set flushDiskType=ASYNC_FLUSH --set fileReservedTime=24
   dledger broker -s /data --port 10911 --set brokerIP1=10.0.0.7
                                                         reachable from other machines as 10.0.0.7
+  dledger broker -s /tmp/try --set mappedFileSizeCommitLog=64m
+                                                        a first try on a small disk
+
+\b
+Files are reserved in full length, so that a full disk is an error and not a crash: with the default of 1 GiB, a broker
+takes about 2 GiB after its first message. Choose the size before the first start, and keep it.
 
 \b
 A conf file with enableDLegerCommitLog=true makes a replicated broker: start one process per member of dLegerPeers.

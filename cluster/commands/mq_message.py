@@ -149,7 +149,7 @@ def send(  # noqa: PLR0913  # one parameter per option
         else:
             for text in texts:
                 receipt = producer.send(letter.message(os.fsencode(text)), key=key, queue_id=queue)
-                _print_sent(receipt, as_json)
+                _print_sent(receipt, as_json, delayed=bool(delay_level))
 
 
 def _assigned(assignments: Iterable[str]) -> dict[str, str]:
@@ -164,7 +164,8 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
+def _print_sent(receipt: SendReceipt, as_json: bool, *, delayed: bool) -> None:
+    """A delayed message has no place in its topic yet: the receipt's is where it waits."""
     if as_json:
         fields = (
             "status",
@@ -176,10 +177,12 @@ def _print_sent(receipt: SendReceipt, as_json: bool) -> None:
             "offset",
             "store_timestamp",
         )
-        terminal.print_json({name: getattr(receipt, name) for name in fields})
+        found = {name: getattr(receipt, name) for name in fields}
+        terminal.print_json(found | {"queue_offset": None, "delayed": True} if delayed else found)
     elif terminal.on_terminal():
         soft = "" if receipt.status == "PUT_OK" else f" ({receipt.status})"
-        click.echo(f"sent to queue {receipt.queue_id} at offset {receipt.queue_offset}, id {receipt.message_id}{soft}")
+        place = "to be delivered later," if delayed else f"at offset {receipt.queue_offset},"
+        click.echo(f"sent to queue {receipt.queue_id} {place} id {receipt.message_id}{soft}")
     else:
         click.echo(receipt.message_id)
 
@@ -198,7 +201,7 @@ def _send_stream(
 
         def tell(receipt: SendReceipt) -> None:
             if as_json:
-                _print_sent(receipt, as_json)
+                _print_sent(receipt, as_json, delayed=bool(letter.delay_level))
             advance(1)
 
         send_lines(stream, tally, submit, sender.flush, tell)

@@ -24,6 +24,11 @@ Examples:
   dledger serve -c broker-n0.conf                        as RocketMQ's DLedger brokers are configured
   dledger serve -i n1 -s /data -p 'n0-a:20911;n1-b:20911;n2-c:20911'
   dledger serve -c n0.conf --set segment_bytes=256m --set retention_hours=24
+  dledger serve -s /tmp/try --set segment_bytes=64m --set index_segment_bytes=5m       a first try on a small disk
+
+\b
+Segments are reserved in full length, so that a full disk is an error and not a crash: with the default of 1 GiB, an
+empty node takes 1.2 GiB.
 
 Every setting is also read from the environment, as DLEDGER_<NAME> (DLEDGER_MEMBERS, DLEDGER_NODE_ID, …).
 Flags win over the environment, which wins over the file.""",

@@ -12,6 +12,9 @@ class SendReceipt:
 
     ``status`` other than ``PUT_OK``: stored, but a flush or a copy was not confirmed in time. An empty ``message_id``
     and numbers of -1: an earlier request had stored the message, and the broker no longer remembers where.
+
+    For a delayed message or one of an open transaction, ``queue_offset`` and ``message_id`` name the place where it
+    waits, not one in its topic, where it is stored once more when it is delivered or committed.
     """
 
     topic: str

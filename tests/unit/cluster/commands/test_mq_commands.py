@@ -337,6 +337,19 @@ def test_send_speaks_json_and_to_people(run: Run, monkeypatch: pytest.MonkeyPatc
     assert sentence.startswith("sent to queue 0 at offset 1, id 7F000001")
 
 
+def test_the_receipt_of_a_delayed_message_names_no_place_in_its_topic(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has none before it is delivered: another message may get the place where it waits meanwhile."""
+    words = ("message", "send", "-t", "orders", "later", "--delay-level", "3")
+    fields = json.loads(run(*words, "--json").stdout)
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    sentence = run(*words).stdout
+
+    assert (fields["topic"], fields["queue_offset"], fields["delayed"]) == ("orders", None, True)
+    assert re.match(r"sent to queue \d to be delivered later, id 7F000001", sentence)
+
+
 def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
     """Of standard input or of a file; with a key all go to one queue, in order."""
     file = tmp_path / "lines"
