@@ -63,6 +63,7 @@ class HaService:
         self._supersede = supersede
         self._successor = ""
         self._config = config
+        self.log: Final = log
         self._log = log
         self._conditions = conditions
         self._clock = clock
@@ -114,7 +115,7 @@ class HaService:
             self._waits,
             self._conditions,
             tls=None if self._tls is None else self._tls.accepting,
-            outdated=self._suspected,
+            outdated=self.suspected,
         )
         self._log.listen(self._master.advanced)
 
@@ -198,8 +199,8 @@ class HaService:
         self._supersede(successor)
         self._conditions.set(ConditionKind.SUPERSEDED, successor)
 
-    def _suspected(self, told: str) -> None:
-        """A slave says that there is a later master; anybody may say so, hence nothing is done about it here."""
+    def suspected(self, told: str) -> None:
+        """Somebody says that there is a later master; anybody may say so, hence nothing is done about it here."""
         self._conditions.set(ConditionKind.SUPERSEDED, told, subject=_LACKS_SLAVES, for_ms=REFUSED_MS)
 
     def facts(self) -> HaFacts:
@@ -215,6 +216,7 @@ class HaService:
                 followers=tuple(self._followers()),
                 copies=1 if self._waits is None else self._waits.in_sync + 1,
                 copies_wanted=1 if self._waits is None else self._config.store.in_sync_replicas,
+                begin=self._epoch.begin_offset,
             )
         now_ms, end = self._clock.monotonic_ms(), self._log.end_offset
         lag_bytes = max(0, view.master_end - end)

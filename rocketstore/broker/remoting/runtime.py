@@ -16,6 +16,8 @@ from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.status import broker_id
+from rocketstore.commit_log.plain import PlainCommitLog
+from rocketstore.ha import proof
 from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
@@ -81,11 +83,14 @@ class RunningBroker:
         }
         # Nothing waits in a queue of its own for a thread: what waits is counted above, but not for how long.
         here |= dict.fromkeys([f"{kind}ThreadPoolQueueHeadWaitTimeMills" for kind in ("send", "pull", "query")], "0")
-        return frame.answer(body=await self._admin.read(self._info, here))
+        return frame.answer(body=await self._admin.read(self._info, here, frame.fields.get(proof.PROVE, "")))
 
-    def _info(self, here: dict[str, str]) -> bytes:
+    def _info(self, here: dict[str, str], prove: str) -> bytes:
         """Waits for the file system and for the node's lock: on a read thread."""
         parts = self._parts
+        log = parts.store.log
+        if prove and isinstance(log, PlainCommitLog) and not parts.config.access.acl_enable:
+            here[proof.PROOF] = proof.answer(log, prove)
         told = parts.store.runtime_info() | parts.state.runtime_info() | parts.transactions.runtime_info()
         view, conditions = parts.view(), [one.kind for one in parts.conditions.now()]
         own = own_table(self._release, parts.config.node_id, view.role, view.term, view.members, conditions)

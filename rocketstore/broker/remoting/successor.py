@@ -2,20 +2,25 @@
 
 The name servers say who is registered as master of its name, and that broker says how often the log has changed its
 master. RocketMQ's old master takes the route over by registering, and what is sent to it from then on is in no other
-log. One that cannot find out serves: a master must start without its name servers.
+log. One that cannot find out serves: a master must start without its name servers. So does one that hears of a
+successor which does not prove that it has this log (``rocketstore.ha.proof``): anybody may register under its name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable
 from typing import Final
 
+from dledger.errors import CorruptLogError, DiskError
 from dledger.rpc.bridge import Report, supervise
 from rocketstore.broker.remoting.registration import FAILURES, MASTER_ID
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.remoting.bodies.routes import ClusterInfo
+from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty
+from rocketstore.remoting.bodies.ha import HaFacts
+from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import RequestCode
@@ -30,16 +35,23 @@ INTERVAL_S: Final = 30.0
 class SuccessorWatch:
     """On the loop of the broker's clients, until ``close``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter per neighbour
         self,
         config: BrokerConfig,
         address: Callable[[], str],
         epoch: Callable[[], int],
         superseded: Callable[[str], None],
+        suspected: Callable[[str], None],
+        log: ReadableLog,
         to_brokers: RemotingClient,
         to_name_servers: RemotingClient,
     ) -> None:
-        """``address``: this broker's. ``superseded`` is told of a later master. The clients are closed with it."""
+        """``address``: this broker's. ``superseded`` is told of a later master, ``suspected`` of one without a proof.
+
+        The clients are closed with it.
+        """
+        self._suspected = suspected
+        self._log = log
         self._config = config
         self._address = address
         self._epoch = epoch
@@ -47,6 +59,7 @@ class SuccessorWatch:
         self._to_brokers = to_brokers
         self._to_name_servers = to_name_servers
         self._task: asyncio.Task[None] | None = None
+        self._told = ""
         self.found = False
         """Whether there is one. It stays so: what this broker has taken before is not in its log."""
 
@@ -85,13 +98,34 @@ class SuccessorWatch:
             asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0)
             answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
             facts = None if answer.code else RuntimeInfo.decode(answer.body).ha
-        except (*FAILURES, FrameError) as error:
+            epoch = self._epoch()
+            if facts is None or facts.is_slave or facts.epoch <= epoch:
+                return
+            proves = await self._proves(master, facts)
+        except (*FAILURES, FrameError, CorruptLogError, DiskError) as error:
             _LOG.info("cannot find out by %s whether there is a later master: %s", name_server, error)
             return
-        epoch = self._epoch()
-        if facts is not None and not facts.is_slave and facts.epoch > epoch:
+        says = f"{master} has been promoted meanwhile (epoch {facts.epoch}, here {epoch})"
+        if proves:
             self.found = True
             self._superseded(
-                f"{master} has been promoted meanwhile (epoch {facts.epoch}, here {epoch}). Stop this broker, look at "
-                f"what only it holds, and start it as slave (brokerRole=SLAVE)"
+                f"{says}. Stop this broker, look at what only it holds, and start it as slave (brokerRole=SLAVE)"
             )
+        else:
+            told = f"{says}, as it says, but does not prove that it has this broker's log: find out who registered it"
+            if told != self._told:
+                self._told = told
+                _LOG.warning("%s", told)
+            self._suspected(told)
+
+    async def _proves(self, master: str, facts: HaFacts) -> bool:
+        """Whether that broker has a block of this log from before it took over. An empty log has nothing to lose."""
+        if is_empty(self._log):
+            return True
+        wanted = await asyncio.to_thread(challenge, self._log, facts.begin)
+        if wanted is None:
+            return False
+        asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0, {PROVE: wanted.text})
+        answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
+        said = "" if answer.code else KVTable.decode(answer.body).table.get(PROOF, "")
+        return hmac.compare_digest(said.encode(), wanted.digest.encode())

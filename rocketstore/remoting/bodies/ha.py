@@ -52,6 +52,8 @@ class HaFacts:
     """How many brokers have what it answers PUT_OK for, itself included, as things are now."""
     copies_wanted: int = 1
     """How many of them there should be."""
+    begin: int = NEVER
+    """Where it took over as a slave that became master; ``NEVER`` if it did not."""
     # a slave's
     master: str = ""
     """Its master's address for slaves; empty if that is not known."""
@@ -93,6 +95,7 @@ class HaFacts:
                 "haSlaves": told,
                 "haCopies": str(self.copies),
                 "haCopiesWanted": str(self.copies_wanted),
+                "haBeginOffset": str(self.begin),
             }
         return found | {
             "haMaster": self.master,
@@ -118,6 +121,7 @@ class HaFacts:
             tuple(_followers(table.get("haSlaves", ""))),
             _number(table, "haCopies"),
             _number(table, "haCopiesWanted", 1),
+            _number(table, "haBeginOffset", NEVER),
             table.get("haMaster", "")[:TEXT_MAX],
             table.get("haConnected") == _word(True),
             _number(table, "haMasterEndOffset"),

@@ -17,10 +17,11 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
+from tests.support.runtime_broker import runtime_broker
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.test_master_and_slave import broker, has_all, port_for_slaves
 from tests.unit.rocketstore.broker.test_server import pull, send
-from tests.unit.rocketstore.nameserver.wire import config_in
+from tests.unit.rocketstore.nameserver.wire import calling, config_in
 from tests.unit.rocketstore.nameserver.wire import running as name_server_running
 
 
@@ -232,3 +233,20 @@ def test_only_a_slave_is_promoted(tmp_path: Path) -> None:
     refused = run("ha", "promote", "-s", str(tmp_path), "--yes")
     assert refused.exit_code == 2
     assert "not the settings of a slave" in refused.output
+
+
+def test_a_stranger_under_a_masters_name_ends_it_not(stack: ExitStack, tmp_path: Path) -> None:
+    """Whatever epoch it claims: it lacks the log. The master says so, and takes messages, also after a restart."""
+    name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
+    says = {"haRole": "master", "haEpoch": "99", "haBeginOffset": "9999", "haEndOffset": "9999", "haProof": "0" * 64}
+    stranger = stack.enter_context(runtime_broker(says))
+    caller = stack.enter_context(calling(name_server))
+    master = stack.enter_context(broker(tmp_path / "m"))
+    send(master, b"one", b"two")
+    master.stop()
+    caller.register(0, stranger.address, name=master.config.name)
+    with broker(tmp_path / "m", namesrvAddr=name_server.address) as again:
+        assert stranger.fields  # it was asked for the proof
+        assert again.conditions.holds(ConditionKind.SUPERSEDED)
+        assert again.store.refusal is None
+        assert [one.status for one in send(again, b"three")] == ["PUT_OK"]

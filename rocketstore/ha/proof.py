@@ -1,0 +1,93 @@
+"""How a broker shows that it continues a log, without showing the log: the digest of a block that the other side chose.
+
+An old master that comes back hears of its successor from name servers, where anybody may register, and from that broker
+itself. It stops only for one that knows its log: a block at a place that nobody could foresee, hashed with a number
+that was never used before. Blocks have fixed places and much in them, so that nobody can ask for bytes one by one; and
+they are answered only where access control is off, and who asks could as well read the messages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import sha256
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+BLOCK_BYTES: Final = 4096
+LEAST_BYTES: Final = 100
+"""A block that has fewer bytes that are not zero proves nothing: anybody could guess it."""
+RECENT_BYTES: Final = 64 * 1024 * 1024
+"""From how much of the end of the common log a block is chosen: older files may have expired at one side."""
+TRIES_MAX: Final = 16
+_NONCE_BYTES: Final = 16
+PROVE: Final = "haProve"
+"""The field of GET_BROKER_RUNTIME_INFO that asks, and"""
+PROOF: Final = "haProof"
+"""the value of the answer that is the digest."""
+
+
+class ReadableLog(Protocol):
+    """As much of a plain commit log as is needed."""
+
+    @property
+    def min_offset(self) -> int:
+        """The begin of the first file."""
+
+    @property
+    def max_offset(self) -> int:
+        """The end of what may be read."""
+
+    def stretch(self, offset: int, bytes_max: int) -> bytes:
+        """See ``PlainCommitLog.stretch``."""
+
+
+class Challenge(NamedTuple):
+    """Which block, and the digest that proves it."""
+
+    text: str
+    digest: str
+
+
+def challenge(log: ReadableLog, end: int, random: Random | None = None) -> Challenge | None:
+    """Choose a block before ``end``; None if there is none that proves anything. Raises what ``stretch`` raises."""
+    draw = random or secrets.SystemRandom()
+    end = min(end, log.max_offset)
+    first = max(log.min_offset, end - RECENT_BYTES) // BLOCK_BYTES
+    blocks = range(max(first, -(-log.min_offset // BLOCK_BYTES)), -(-end // BLOCK_BYTES))
+    for _ in range(TRIES_MAX if blocks else 0):
+        begin = draw.choice(blocks) * BLOCK_BYTES
+        length = min(BLOCK_BYTES, end - begin)
+        data = _block(log, begin, length)
+        if len(data) == length and length - data.count(0) >= LEAST_BYTES:
+            nonce = secrets.token_hex(_NONCE_BYTES)
+            return Challenge(f"{begin},{length},{nonce}", _digest(nonce, data))
+    return None
+
+
+def is_empty(log: ReadableLog) -> bool:
+    """Whether it has too little to recognize it by."""
+    return log.max_offset - log.min_offset < LEAST_BYTES
+
+
+def answer(log: ReadableLog, asked: str) -> str:
+    """The digest that a challenge asks for; empty if it is malformed, or the block is not all there."""
+    parts = asked.split(",")
+    if len(asked) > 128 or len(parts) != 3 or not all(one.isascii() and one.isdigit() for one in parts[:2]):
+        return ""
+    begin, length, nonce = int(parts[0]), int(parts[1]), parts[2]
+    if begin % BLOCK_BYTES or not LEAST_BYTES <= length <= BLOCK_BYTES or len(nonce) != 2 * _NONCE_BYTES:
+        return ""
+    data = _block(log, begin, length)
+    return _digest(nonce, data) if len(data) == length else ""
+
+
+def _block(log: ReadableLog, begin: int, length: int) -> bytes:
+    """Perhaps in two files; shorter if it is not all there."""
+    data = b""
+    while len(data) < length and (more := log.stretch(begin + len(data), length - len(data))):
+        data += more
+    return data
+
+
+def _digest(nonce: str, data: bytes) -> str:
+    return sha256(nonce.encode() + data).hexdigest()
