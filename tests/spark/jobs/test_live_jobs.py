@@ -143,7 +143,7 @@ def test_follow_counts_every_message_once_over_restarts(spark: SparkSession, tmp
 
 
 def test_follow_never_takes_batches_of_another_stream_for_its_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Batches without their checkpoint, or with an older copy of it: what comes now is not dropped in silence."""
+    """Without its checkpoint, with an older copy or with another one, nothing that comes is dropped in silence."""
     out = tmp_path / "out"
     checkpoint = out / "_state" / "checkpoint"
     with broker_node(tmp_path / "store") as node:
@@ -167,6 +167,12 @@ def test_follow_never_takes_batches_of_another_stream_for_its_own(spark: SparkSe
         shutil.rmtree(checkpoint)
         shutil.copytree(tmp_path / "newest", checkpoint)
         follow.run(spark, options)
+        another = replace(options, out=tmp_path / "another")
+        follow.run(spark, another)
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / "another" / "_state" / "checkpoint", checkpoint)
+        with pytest.raises(JobError, match="Restore it"):
+            follow.run(spark, options)
 
     assert _counted(out) == {"orders": 30}
 

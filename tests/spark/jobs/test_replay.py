@@ -101,6 +101,25 @@ def test_filters_choose_rows_and_make_another_replay(spark: SparkSession, log: D
     assert report.fact("writer") != replay.writer_of(options, {})
 
 
+def test_times_choose_rows_of_a_log_and_of_its_export(
+    spark: SparkSession, log: DiskLog, broker: BrokerNode, tmp_path: Path
+) -> None:
+    """The first time belongs to the range, the last one does not."""
+    options = _options(log, broker, "timed")
+    stored = [(int(str(row["storeTimestamp"])) // 1000, row["body"]) for row in log.rows if row["topic"] == "orders"]
+    begin_ms, end_ms = stored[len(stored) // 4][0], stored[len(stored) // 2][0]
+    times = LogSource(path=str(log.directory), topics=("orders",), from_time_ms=begin_ms, to_time_ms=end_ms)
+    export.run(spark, ExportOptions(LogSource(path=str(log.directory), topics=("orders",)), tmp_path / "out"))
+
+    replay.run(spark, replace(options, source=times))
+    exported = ParquetSource(tmp_path / "out", from_time_ms=begin_ms, to_time_ms=end_ms)
+    replay.run(spark, replace(options, source=exported, target=replace(options.target, topic="exported")))
+
+    expected = Counter(body for at_ms, body in stored if begin_ms <= at_ms < end_ms)
+    for topic in ("timed", "exported"):
+        assert Counter(row["body"] for row in _found(spark, broker, topic)) == expected
+
+
 def test_what_was_exported_is_replayed(
     spark: SparkSession, log: DiskLog, broker: BrokerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,19 @@ def test_a_stream_that_a_node_breaks_off_is_taken_up_again(group: FakeGroup, cli
     assert indexes(client.fetch_log(0, chunk_bytes=300, address=group.addresses[1])) == list(range(ALL))
 
 
+@pytest.mark.parametrize("max_bytes", [250, 300, 750])
+def test_the_limit_of_a_read_is_not_that_of_each_stream(
+    group: FakeGroup, client: DLedgerClient, max_bytes: int
+) -> None:
+    """However often it is taken up again, no more comes than without a break."""
+    whole = indexes(client.fetch_log(0, max_bytes=max_bytes, chunk_bytes=100))
+    group.nodes[0].bulk.fail_reads = [None, ShutdownError("stopping"), None, ShutdownError("again")]
+
+    assert indexes(client.fetch_log(0, max_bytes=max_bytes, chunk_bytes=100)) == whole
+    group.nodes[0].bulk.fail_reads = [None, ShutdownError("stopping")]
+    assert sum(len(one.data) for one in client.fetch_log(0, max_bytes=750, chunk_bytes=300)) == 800
+
+
 @pytest.mark.parametrize(("first", "end"), [(0, 30), (25, 30), (25, None)])
 def test_a_follower_that_is_behind_is_waited_for(
     group: FakeGroup, client: DLedgerClient, first: int, end: int | None

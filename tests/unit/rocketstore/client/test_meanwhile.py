@@ -1,10 +1,12 @@
-"""What happens to a member while something else is under way: a commit, a handler, a change of members."""
+"""What happens to a consumer while something else is under way: a commit, a handler, a change of members."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from rocketstore.client import GroupDelivery, fetcher
+from rocketstore.client import Consumer, GroupDelivery, fetcher
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 from tests.unit.rocketstore.client.test_group_consumer import broker, committed, member, put, queues_of
@@ -64,3 +66,26 @@ def test_a_queue_that_loses_its_end_during_a_commit_moves_the_groups_offset_back
         wait_until(lambda: committed(broker)[0] == 5, "the group's offset goes back, too")
         one.ack(new)
         wait_until(lambda: committed(broker)[0] == 6, "and on from there")
+
+
+def test_a_seek_during_a_commit_moves_the_groups_offset_back(broker: RemotingHarness) -> None:
+    """What the commit said is older than the seek: the next one may go back."""
+    put(broker, 40)
+    with (
+        Consumer([broker.address], group="g", topic="T", start="first", queues=[0], auto_commit_s=None) as one,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        taken = 0
+        while taken < 10:
+            taken += len(one.poll(10 - taken, 1.0))
+        broker.state.held = []
+        committing = pool.submit(one.commit)
+        wait_until(lambda: bool(broker.state.held), "a commit is under way")
+        one.seek(0, 3)
+        held, broker.state.held = broker.state.held, None
+        for release in held:
+            release()
+        committing.result()
+        assert committed(broker) == {0: 10}
+        one.commit()
+        assert committed(broker) == {0: 3}
