@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketstore.broker.transactions import run
-from rocketstore.broker.transactions.halves import Half, half_of
+from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
 from rocketstore.broker.transactions.messages import committed
 from rocketstore.broker.transactions.rounds import Rounds, decode_rounds, due_at, times_checked
 from rocketstore.message.message import Message
@@ -128,6 +128,18 @@ def test_rounds_wait_for_those_who_ask_but_not_for_ever(log: Log, clock: ManualC
     assert len(master.after(INTERVAL_MS)) == 300
 
 
+def test_a_round_that_takes_longer_than_the_interval_is_the_only_one(log: Log, clock: ManualClock) -> None:
+    """Everybody is asked once in it, also if those who ask are slow: else its first ones are given up too early."""
+    master = Master(log, clock)
+    for _ in range(600):
+        master.prepare()
+    master.held = []
+    asked = [master.after(one) for one in (INTERVAL_MS, 30_000, 30_000)]
+    assert [(len(one), set(one)) for one in asked] == [(256, {1}), (256, {1}), (88, {1})]
+    assert len(master.messages(TRANSACTION_CHECKS_TOPIC)) == 1
+    assert set(master.after(30_000)) == {2}
+
+
 def test_rounds_never_say_to_look_for_commits_behind_one_without_an_op(log: Log, clock: ManualClock) -> None:
     first = Master(log, clock)
     place = first.prepare()
@@ -200,11 +212,30 @@ def test_rounds_that_cannot_be_read_are_none(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "due_ms"), [("", 1006), ("3", 4000), ("x", 1006), ("-1", 1006), ("9999999999", 1006), ("0", 1000)]
+    ("text", "due_ms"),
+    [
+        ("", 1006),
+        ("3", 4000),
+        ("x", 1006),
+        ("-1", 1006),
+        ("9999999999", 1006),
+        ("0", 1000),
+        ("999999999", 1000 + 30 * 24 * 3_600_000),
+    ],
 )
 def test_when_a_check_is_due(text: str, due_ms: int) -> None:
+    """Whatever a message asks for: at the latest after a month, for nobody can end it while its producer is gone."""
     found = half_of(0, 0, 1000, f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{text}\x02PGROUP\x01{GROUP}".encode())
     assert (due_at(found, 6), found.group) == (due_ms, GROUP)
+
+
+def test_the_first_of_two_commits_is_the_one_whose_op_is_missing() -> None:
+    """A second one comes if a master could not know of the first: what is noted stays before both."""
+    halves = OpenHalves()
+    halves.add(Half(0, 50, 10, GROUP, None, 0))
+    halves.committed(50, 100, 1000)
+    halves.committed(50, 200, 2000)
+    assert (halves.oldest_commit, [one.op_due_ms for one in halves.unfinished]) == (100, [1000])
 
 
 def test_what_rocketmq_has_counted_counts() -> None:
