@@ -275,6 +275,21 @@ def test_a_message_that_was_sent_back_comes_again_and_is_dead_in_the_end(
     assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": 1}).code == AnswerCode.SYSTEM_ERROR
 
 
+def test_a_message_that_is_sent_back_again_and_again_says_where_it_was_first(
+    broker: RemotingHarness, client: RemotingSocket
+) -> None:
+    """Its own topic and id, not those of the retry before: those are what its consumer knows it by."""
+    first = client.send(properties="TAGS\x01A").fields["msgId"]
+    offset = parse_offset_message_id(first)[1]
+    for times in range(1, 5):
+        back = {"offset": offset, "group": "g", "delayLevel": 0}
+        assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+        offset = broker.store.log.records[-1].head.offset
+        again = decode_record(broker.store.log.records[-1].record)
+        assert (again.properties["RETRY_TOPIC"], again.properties["ORIGIN_MESSAGE_ID"]) == ("T", first)
+        assert (again.topic, again.properties["DELAY"], again.reconsume_times) == ("%RETRY%g", str(2 + times), times)
+
+
 def stored_for(broker: RemotingHarness, message: Message) -> dict[str, object]:
     """The request to send back this message, which the store has."""
     assert broker.store.put(message).ok
