@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from itertools import count
+from string import hexdigits
 from struct import Struct, error
 from typing import Final
 
@@ -25,6 +26,7 @@ _I32_MASK: Final = 0xFFFF_FFFF
 _COUNT_MASK: Final = 0xFFFF
 _SKEW_MAX_MS: Final = 1_000_000
 _IP_BYTES: Final = (4, 16)
+_PROCESS_DIGITS_MAX: Final = 19
 
 
 def offset_message_id(store_host: HostAddress, offset: int) -> str:
@@ -92,6 +94,20 @@ class UniqueIds:
         if -_SKEW_MAX_MS < passed_ms < 0:
             passed_ms = 0
         return f"{self._prefix}{passed_ms & _I32_MASK:08X}"
+
+
+def process_of(unique_key: str) -> int:
+    """The process number in a producer's unique id, of which it holds 16 bits; -1 if it is no such id."""
+    at = {32: 8, 56: 32}.get(len(unique_key), -1)
+    text = unique_key[at : at + 4] if at >= 0 else ""
+    return int(text, 16) if len(text) == 4 and all(one in hexdigits for one in text) else -1
+
+
+def is_of_process(client_id: str, process: int) -> bool:
+    """Whether a client's id, which is HOST@PROCESS and perhaps more, names this process (-1: none)."""
+    text = client_id.partition("@")[2].partition("#")[0]
+    known = text.isascii() and text.isdigit() and len(text) <= _PROCESS_DIGITS_MAX
+    return known and int(text) & _COUNT_MASK == process
 
 
 def unique_id() -> str:

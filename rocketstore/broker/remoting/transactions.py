@@ -7,21 +7,22 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from ipaddress import ip_address
 from itertools import count, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.broker.remoting.clients import ClientLink, ClientTables
-from rocketstore.broker.transactions.checks import Check
+from rocketstore.broker.remoting.clients import Client, ClientLink, ClientTables
+from rocketstore.broker.transactions.checks import AskedDone, Check
 from rocketstore.broker.transactions.messages import check_record, resumed
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
-from rocketstore.message.ids import offset_message_id, parse_offset_message_id
+from rocketstore.message.ids import is_of_process, offset_message_id, parse_offset_message_id, process_of
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.connection import Place, RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import (
@@ -42,6 +43,15 @@ TRIES: Final = 8
 """How many producers of a group to try, if the first does not take what it has been sent."""
 
 _LOG: Final = logging.getLogger("rocketstore")
+
+
+class _Request(NamedTuple):
+    """CHECK_TRANSACTION_STATE, the real topic, and where the message was sent from."""
+
+    frame: Frame
+    topic: str
+    born: Place
+    unique_key: str
 
 
 class RemotingTransactions:
@@ -135,17 +145,19 @@ class RemotingTransactions:
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _ask_soon(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+    def _ask_soon(self, checks: Sequence[Check], done: AskedDone) -> None:
         """On the thread of transactions."""
         self._parts.bridge.post(partial(self._begin_asking, checks, done))
 
-    def _begin_asking(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask(checks))
+    def _begin_asking(self, checks: Sequence[Check], done: AskedDone) -> None:
+        asked: list[int] = []
+        task = asyncio.get_running_loop().create_task(self._ask(checks, asked))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _task: done())
+        task.add_done_callback(lambda _task: done(asked))
 
-    async def _ask(self, checks: Sequence[Check]) -> None:
+    async def _ask(self, checks: Sequence[Check], asked: list[int]) -> None:
+        """Adds to ``asked`` the queue offsets of those that a producer was sent."""
         for check in checks:
             if not any(True for _ in self._clients.producers(check.group)):
                 continue
@@ -154,25 +166,36 @@ class RemotingTransactions:
             except (CorruptLogError, InvalidRequestError, ShutdownError) as error:
                 _LOG.error("transactions: half message %d cannot be read: %s", check.queue_offset, error)
                 continue
-            if request is not None:
-                self._tell_one(check.group, *request)
+            if request is not None and self._tell_one(check.group, request):
+                asked.append(check.queue_offset)
 
-    def _tell_one(self, group: str, request: Frame, topic: str) -> bool:
-        """Producers of a group get their turns; one that is slow is passed over, and one that may not send there."""
-        producers = self._clients.producers(group)
-        connections = [one.connection for one in producers if self._may_send(one.connection, topic)]
-        first = next(self._turns) % max(len(connections), 1)
-        return any(one.tell(request) for one in islice(connections[first:] + connections[:first], TRIES))
+    def _tell_one(self, group: str, request: _Request) -> bool:
+        """Who prepared the message is asked first: the producer with its connection, or after a reconnection that of its
+        process, or one on its machine. Then the group's other producers get their turns. One that is slow is passed
+        over, and one that may not send there.
+        """
+        producers = [one for one in self._clients.producers(group) if self._may_send(one.connection, request.topic)]
+        first = next(self._turns) % max(len(producers), 1)
+        born, process = request.born, process_of(request.unique_key)
 
-    def _request(self, check: Check) -> tuple[Frame, str] | None:
-        """On a read thread: CHECK_TRANSACTION_STATE, and the topic; None if there is nothing to ask any more."""
+        def strangeness(one: Client) -> tuple[bool, bool, bool]:
+            place = one.connection.place
+            return place != born, not is_of_process(one.client_id, process), place.host != born.host
+
+        nearest = sorted(producers[first:] + producers[:first], key=strangeness)
+        return any(one.connection.tell(request.frame) for one in islice(nearest, TRIES))
+
+    def _request(self, check: Check) -> _Request | None:
+        """On a read thread; None if there is nothing to ask any more."""
         parts = self._parts
         record = parts.store.read_record(check.offset) if parts.transactions.is_open(check) else None
         if record is None:
             return None
         body = check_record(record, check.times)
-        properties = decode_record(record).properties
+        half = decode_record(record)
+        properties = half.properties
         unique, topic = properties.get(PROPERTY_UNIQUE_KEY, ""), properties.get(PROPERTY_REAL_TOPIC, "")
         offset_id = offset_message_id(parts.store_host, check.offset)
         header = CheckTransactionHeader(check.queue_offset, check.offset, unique, unique, offset_id)
-        return Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, write_header(header), body), topic
+        frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, 0, write_header(header), body)
+        return _Request(frame, topic, Place(str(ip_address(half.born_host.ip)), half.born_host.port), unique)

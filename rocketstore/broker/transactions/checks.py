@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -37,7 +37,9 @@ class Check(NamedTuple):
     times: int
 
 
-Asker = Callable[[Sequence[Check], Callable[[], None]], None]
+AskedDone = Callable[[Collection[int]], None]
+"""Gets the queue offsets of the half messages about which a producer was asked."""
+Asker = Callable[[Sequence[Check], AskedDone], None]
 """Asks producers, as far as there are any, in its own time, and then calls the function once, from any thread."""
 
 
@@ -68,6 +70,24 @@ class OpenTransactions(Protocol):
         """Step soon."""
 
 
+class _Round:
+    """One that is under way."""
+
+    def __init__(self, time_ms: int, scanned: int, due: Sequence[Half]) -> None:
+        self.time_ms = time_ms
+        self.scanned = scanned
+        self.unasked = {one.queue_offset: one for one in due}
+        self.asked: set[str] = set()
+        """The groups of which anybody was asked."""
+
+    def take(self, queue_offset: int) -> None:
+        """Somebody was asked about this half message."""
+        half = self.unasked.pop(queue_offset, None)
+        if half is not None:
+            half.asked += 1
+            self.asked.add(half.group)
+
+
 class Checks:
     """Owned by the thread of transactions."""
 
@@ -86,7 +106,10 @@ class Checks:
         self._state = state
         self._clock = clock
         self._askers = askers
+        self._inherited = Rounds()
         self._rounds = Rounds()
+        self._round: _Round | None = None
+        self._answers: deque[Collection[int]] = deque()
         self._due_ms = 0
         self._left: deque[tuple[Half, int]] = deque()  # of this round, with how often each was asked before
         self._asking = 0
@@ -95,27 +118,30 @@ class Checks:
 
     def begin(self, rounds: Rounds) -> None:
         """Go on from what the last master has stored; the first round is in an interval, as in RocketMQ."""
-        self._rounds = rounds
+        self._inherited = self._rounds = rounds
         self._due_ms = self._clock.monotonic_ms() + self._config.transaction_check_interval
 
     def step(self, now_ms: int, scanned: int) -> int:
         """Ask on; returns when (monotonic ms) to do so again. ``scanned``: see ``Rounds``."""
+        self._take_answers()
         if self._asking and now_ms < self._asked_until_ms:
             return self._asked_until_ms
         self._asking = 0
+        if self._round is not None and not self._left:
+            self._end_round(self._round)
         if not self._left and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._config.transaction_check_interval
             self._begin_round(scanned)
         if self._left:
             self._ask(now_ms)
             return now_ms if not self._asking else self._asked_until_ms
-        return self._due_ms
+        return self._due_ms if self._round is None else now_ms
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _begin_round(self, scanned: int) -> None:
         config, wall_ms = self._config, self._clock.wall_ms()
-        before, time_out_ms = self._rounds.until(wall_ms).times, config.transaction_time_out
+        before, time_out_ms = self._inherited.until(wall_ms), config.transaction_time_out
 
         def is_due(half: Half) -> bool:
             half.stored_ms = min(half.stored_ms, wall_ms)  # it may be from a master whose clock is ahead of ours
@@ -125,9 +151,23 @@ class Checks:
         if not due:
             return
         self._left.extend((one, times_checked(one, before, time_out_ms)) for one in due)
-        self._rounds = Rounds(before, scanned).then(wall_ms, config.transaction_check_max)
-        message = Message(TRANSACTION_CHECKS_TOPIC, self._rounds.encode(), born_timestamp=wall_ms)
-        self._store.submit([message], lambda _results: None, own=True)  # if it is not stored, one more check is made
+        self._round = _Round(wall_ms, scanned, due)
+
+    def _take_answers(self) -> None:
+        while self._answers:
+            asked = self._answers.popleft()
+            for queue_offset in asked if self._round is not None else ():
+                self._round.take(queue_offset)
+
+    def _end_round(self, ended: _Round) -> None:
+        self._round = None
+        incomplete = {half.group for half in ended.unasked.values() if self._opened.is_open(half.queue_offset)}
+        before = self._rounds.until(self._clock.wall_ms())
+        most = self._config.transaction_check_max
+        self._rounds = before.then(ended.time_ms, ended.asked - incomplete, ended.scanned, most)
+        if self._rounds != before:
+            message = Message(TRANSACTION_CHECKS_TOPIC, self._rounds.encode(), born_timestamp=ended.time_ms)
+            self._store.submit([message], lambda _results: None, own=True)  # else one more check is made
 
     def _ask(self, now_ms: int) -> None:
         checks: list[Check] = []
@@ -147,8 +187,9 @@ class Checks:
             for asker in askers:
                 asker(checks, partial(self._asked, asked, len(askers)))
 
-    def _asked(self, asked: deque[None], wanted: int) -> None:
+    def _asked(self, asked: deque[None], wanted: int, about: Collection[int]) -> None:
         """On any thread."""
+        self._answers.append(about)
         asked.append(None)
         if len(asked) == wanted:
             self._asked_until_ms = 0

@@ -33,7 +33,7 @@ class Half:
     """One open transaction."""
 
     __slots__ = (
-        "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase", "queue_offset",
+        "asked", "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase", "queue_offset",
         "stored_ms",
     )  # fmt: skip
 
@@ -55,6 +55,8 @@ class Half:
         """For how long its producer wants not to be asked; None: the broker's setting."""
         self.checked_before = checked_before
         """How often RocketMQ's broker had its producer asked, before it stored it again."""
+        self.asked = 0
+        """How often this master had its producer asked."""
         self.phase = Phase.OPEN
         self.commit_offset = 0
         """Where its commit is, if it is committed."""

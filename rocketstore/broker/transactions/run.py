@@ -43,6 +43,7 @@ OP_RETRY_MS: Final = 5000
 OPS_AT_ONCE: Final = 256
 MARKS_MAX: Final = 1024
 ARRIVED_AT_ONCE: Final = 1024
+NOT_READY: Final = "this broker does not know yet which transactions are open"
 _IDLE_MS: Final = 10_000
 
 _log = logging.getLogger("rocketstore")
@@ -164,6 +165,8 @@ class Run:
 
     def end(self, queue_offset: int, offset: int, group: str, *, commit: bool, done: EndDone) -> None:
         """See ``TransactionService.end``."""
+        if not self.is_ready:
+            raise NotReadyError(NOT_READY)
         half = self._mark(queue_offset, offset, group)
         gone = ""
         try:

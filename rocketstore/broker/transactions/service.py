@@ -15,7 +15,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.runtime.supervisor import Supervisor
 from rocketstore.broker.transactions.checks import Asker, Askers, Check
-from rocketstore.broker.transactions.run import EndDone, NotReadyError, Run
+from rocketstore.broker.transactions.run import NOT_READY, EndDone, NotReadyError, Run
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import LOOPBACK
 from rocketstore.state.broker_state import BrokerState
@@ -124,8 +124,8 @@ class TransactionService:
         Raises ``EndRefusedError`` and ``NotReadyError``: then nothing was done.
         """
         run = self._run
-        if run is None or not run.is_ready:
-            raise NotReadyError("this broker does not know yet which transactions are open")
+        if run is None:
+            raise NotReadyError(NOT_READY)
         run.end(queue_offset, offset, group, commit=commit, done=done)
 
     def ask_with(self, asker: Asker) -> None:

@@ -231,13 +231,39 @@ def test_a_checks_record_says_what_rocketmqs_does() -> None:
 
 
 def test_each_producer_gets_its_turn_and_a_group_without_one_holds_up_nobody() -> None:
-    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second:
+    """When who prepared the message is not there."""
+    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second, broker.dial() as other:
         beat(first, "producers")
         beat(second, "producers", client_id="p2")
-        first.send(properties=PREPARED.replace("producers", "gone"))
-        first.send(properties=PREPARED)
+        other.send(properties=PREPARED.replace("producers", "gone"))
+        other.send(properties=PREPARED)
         for client in (first, second):
             assert client.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "1"
+
+
+def test_who_prepared_a_message_is_asked_about_it_as_long_as_it_is_there() -> None:
+    """Two programs that share a group by mistake know nothing of each other's transactions. Others are asked when it
+    has gone."""
+    with RemotingHarness(SOON) as broker, broker.dial() as first:
+        with broker.dial() as second:
+            beat(first, "producers")
+            beat(second, "producers", client_id="p2")
+            second.send(properties=PREPARED)
+            for _ in range(4):
+                assert second.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+            assert first.others == []
+        assert first.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+
+
+def test_who_prepared_a_message_is_known_by_its_process_after_a_reconnection() -> None:
+    """By the message's unique id and the client's own, as RocketMQ's clients and ours make them."""
+    with RemotingHarness(SOON) as broker, broker.dial() as first, broker.dial() as second, broker.dial() as before:
+        beat(first, "producers", client_id="10.0.0.1@4711#1")
+        beat(second, "producers", client_id="10.0.0.1@70000")
+        before.send(properties=f"{PREPARED}\x02UNIQ_KEY\x010A000001{70_000 & 0xFFFF:04X}{7:020X}")
+        for _ in range(4):
+            assert second.request(RequestCode.CHECK_TRANSACTION_STATE).fields["tranStateTableOffset"] == "0"
+        assert first.others == []
 
 
 def test_what_nobody_answers_for_is_given_up_and_may_be_resumed() -> None:

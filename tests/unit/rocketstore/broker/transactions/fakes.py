@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from dledger.types import ProducerBatch
-from rocketstore.broker.transactions.checks import Askers, Check
+from rocketstore.broker.transactions.checks import AskedDone, Askers, Check
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError, Run
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.port import PutDone
@@ -135,18 +135,20 @@ class Master:
         self.state = state or State()
         self.asked: list[Check] = []
         self.held: list[Callable[[], None]] | None = None
+        self.is_anybody_there: Callable[[Check], bool] = lambda _check: True
         askers = Askers()
         askers.add(self._ask)
         self.run = Run(BrokerConfig(**settings), self.store, self.state, clock, lambda: LOOPBACK, askers)  # type: ignore[arg-type]
         self.store.add_arrival_listener(self.run.on_arrival)
         self.run.step()
 
-    def _ask(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+    def _ask(self, checks: Sequence[Check], done: AskedDone) -> None:
         self.asked += checks
+        about = [one.queue_offset for one in checks if self.is_anybody_there(one)]
         if self.held is None:
-            done()
+            done(about)
         else:
-            self.held.append(done)
+            self.held.append(partial(done, about))
 
     def prepare(self, body: bytes = b"x", **properties: str) -> StoredPlace:
         """Where the half message is."""

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rocketstore.broker.transactions.checks import Askers, Check
+from rocketstore.broker.transactions.checks import AskedDone, Askers, Check
 from rocketstore.broker.transactions.messages import op_target
 from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError, Run
 from rocketstore.broker_config import BrokerConfig
@@ -54,9 +54,9 @@ class Transactions(RuleBasedStateMachine):
         )
         return Run(config, self.master, self.state, self.clock, lambda: LOOPBACK, askers)
 
-    def _asked(self, checks: Sequence[Check], done: Callable[[], None]) -> None:
+    def _asked(self, checks: Sequence[Check], done: AskedDone) -> None:
         self.checks += checks
-        done()
+        done([one.queue_offset for one in checks])
 
     @property
     def master(self) -> Store:

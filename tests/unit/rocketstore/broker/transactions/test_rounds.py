@@ -7,7 +7,7 @@ import pytest
 from rocketstore.broker.transactions import run
 from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
 from rocketstore.broker.transactions.messages import committed
-from rocketstore.broker.transactions.rounds import Rounds, decode_rounds, due_at, times_checked
+from rocketstore.broker.transactions.rounds import Round, Rounds, decode_rounds, due_at, times_checked
 from rocketstore.message.message import Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.state.publisher import StateDone
@@ -47,6 +47,48 @@ def test_rounds_by_a_clock_that_was_ahead_do_not_count(log: Log, clock: ManualCl
     second.prepare()
     assert [sorted(second.after(INTERVAL_MS)) for _ in range(2)] == [[1], [1, 2]]
     assert second.messages(CHECKED_TOO_OFTEN_TOPIC) == []
+
+
+def test_rounds_in_which_nobody_could_be_asked_do_not_count(log: Log, clock: ManualClock) -> None:
+    """The only producer is down for long: it is asked when it is back, and by the next master, too."""
+    master = Master(log, clock, transaction_check_max=2)
+    place = master.prepare()
+    master.is_anybody_there = lambda _check: False
+    assert [master.after(INTERVAL_MS) for _ in range(5)] == [[1]] * 5
+    assert master.messages(TRANSACTION_CHECKS_TOPIC)[1:] == [], "no round to be told to the next master"
+    master.run.stop()
+    master = Master(log, clock, transaction_check_max=2)
+    master.is_anybody_there = lambda _check: False
+    assert [master.after(INTERVAL_MS) for _ in range(5)] == [[1]] * 5
+    master.is_anybody_there = lambda _check: True
+    assert master.after(INTERVAL_MS) == [1]
+    assert master.end(place)
+    assert master.messages(CHECKED_TOO_OFTEN_TOPIC) == []
+
+
+def test_of_a_group_that_could_not_be_asked_about_all_each_counts_by_itself(log: Log, clock: ManualClock) -> None:
+    """Its members take so many checks at a time. The next master asks about those again that had been asked."""
+    master = Master(log, clock, transaction_check_max=2)
+    master.prepare()
+    unlucky = master.prepare()
+    master.is_anybody_there = lambda check: check.queue_offset != unlucky.queue_offset
+    assert [sorted(master.after(INTERVAL_MS)) for _ in range(2)] == [[1, 1], [1, 2]]
+    master.run.stop()
+    second = Master(log, clock, transaction_check_max=2)
+    assert [sorted(second.after(INTERVAL_MS)) for _ in range(3)] == [[1, 1], [2, 2], []]
+    assert len(second.messages(CHECKED_TOO_OFTEN_TOPIC)) == 2
+
+
+def test_what_an_answer_that_comes_late_says_counts(log: Log, clock: ManualClock) -> None:
+    """One that asks slowly has asked all the same."""
+    master = Master(log, clock, transaction_check_max=2)
+    master.prepare()
+    master.held = []
+    assert master.after(INTERVAL_MS) == [1]
+    (done,) = master.held
+    master.held = None
+    done()
+    assert [master.after(INTERVAL_MS) for _ in range(2)] == [[2], []]
 
 
 def test_the_topic_of_what_is_given_up_is_made_sometime(
@@ -172,6 +214,7 @@ def test_rounds_never_say_to_look_behind_what_has_not_been_taken_in(
     first.store.put(committed(first.store.read_record(place.offset) or b""))
     first.store.put(Message("T", b"later"))
     first.run.step()
+    first.run.step()  # the round ends when all were asked
     first.run.stop()
     (stored,) = [decode_rounds(one.body) for one in first.messages(TRANSACTION_CHECKS_TOPIC)]
     assert stored.scanned <= place.offset
@@ -195,16 +238,33 @@ def test_a_damaged_op_hides_no_commit(log: Log, clock: ManualClock) -> None:
 
 
 def test_rounds_are_read_as_written() -> None:
-    rounds = Rounds((1, 2, 3), 77)
+    a, b = frozenset("a"), frozenset("ab")
+    rounds = Rounds((Round(1, a), Round(2, b), Round(3, a)), 77)
     assert decode_rounds(rounds.encode()) == rounds
-    assert rounds.then(9, 3) == Rounds((2, 3, 9), 77)
+    assert rounds.then(9, ["b", "x" * 256], 78, 3) == Rounds((Round(2, b), Round(3, a), Round(9, frozenset("b"))), 78)
+    assert rounds.then(9, [], 78, 3) == Rounds(rounds.rounds, 78)
+
+
+def test_rounds_of_an_earlier_version_do_not_count() -> None:
+    """They do not say whether anybody was asked."""
+    assert decode_rounds(b'{"version":1,"rounds":[1,2],"scanned":5}') == Rounds((), 5)
+
+
+def test_rounds_name_so_many_groups_at_most() -> None:
+    """Those of the others are asked more often."""
+    rounds = Rounds((Round(1, frozenset(f"g{number:06}" for number in range(20_000))),))
+    assert len(rounds.encode()) < 400_000
+    (kept,) = decode_rounds(rounds.encode()).rounds
+    assert len(kept.groups) == 10_000
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"[]", b"7", b'{"version":2,"rounds":[1],"scanned":5}', b'{"version":1,"rounds":5,"scanned":5}',
-     b'{"version":1,"rounds":[-1],"scanned":5}', b'{"version":1,"rounds":["1"],"scanned":5}', b"\xff",
-     b'{"version":1,"rounds":[true],"scanned":5}'],
+    [b"", b"{}", b"[]", b"7", b"\xff", b'{"version":3,"rounds":[],"groups":[],"scanned":5}',
+     b'{"version":2,"rounds":5,"groups":[],"scanned":5}', b'{"version":2,"rounds":[[1,[0]]],"groups":[],"scanned":5}',
+     b'{"version":2,"rounds":[[-1,[]]],"groups":[],"scanned":5}', b'{"version":2,"rounds":[],"groups":[7],"scanned":5}',
+     b'{"version":2,"rounds":[["1",[]]],"groups":[],"scanned":5}', b'{"version":1,"rounds":[1],"scanned":-5}',
+     b'{"version":2,"rounds":[[1,[true]]],"groups":["a","b"],"scanned":5}'],
 )  # fmt: skip
 def test_rounds_that_cannot_be_read_are_none(body: bytes) -> None:
     """Then the producer is asked more often, and more of the log is read."""
@@ -239,5 +299,6 @@ def test_the_first_of_two_commits_is_the_one_whose_op_is_missing() -> None:
 
 
 def test_what_rocketmq_has_counted_counts() -> None:
-    assert times_checked(Half(0, 0, 10, GROUP, None, 3), (5, 20, 30), 5) == 5
+    rounds = Rounds(tuple(Round(time_ms, frozenset((GROUP,))) for time_ms in (5, 20, 30)))
+    assert times_checked(Half(0, 0, 10, GROUP, None, 3), rounds, 5) == 5
     assert half_of(0, 0, 0, b"TRANSACTION_CHECK_TIMES\x014").checked_before == 4
