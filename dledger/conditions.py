@@ -59,6 +59,12 @@ class ConditionKind(StrEnum):
     subject is the other side."""
     SUPERSEDED = "superseded"
     """A plain master that came back: another broker has become master of its log meanwhile. It takes no messages."""
+    DIFFERENT_SUBSCRIPTIONS = "different_subscriptions"
+    """Consumers of one group, which is the subject, select different messages of a topic, so each misses those in the
+    queues of the others. Holds for 90 s after the last heartbeat that showed it."""
+    SHARED_CLIENT_ID = "shared_client_id"
+    """Two consumers of one group, which is the subject, have the same client id, so they read some queues twice and
+    others not at all. Holds as long."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

@@ -13,6 +13,8 @@ from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands import by_broker
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
+from dledger.conditions import Condition, ConditionKind
+from dledger.errors import DLedgerError
 
 if TYPE_CHECKING:
     from rocketstore.client import Admin, QueueProgress
@@ -49,9 +51,11 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
     from rocketstore.client.errors import NotFoundError  # here, so that --help does not load gRPC
 
     found: list[tuple[str, dict[str, list[QueueProgress]]]] = []
+    troubles: list[tuple[str, Condition]] = []
     with target.groups() as groups:
         for broker, admin in groups.with_topic(topic) if topic else groups.every():
             found.append((broker, _progress_at(admin, group, topic)))
+            troubles += [(broker, one) for one in _troubles_at(admin, group)] if group is not None else []
     if group is None:
         _print_totals([rows for _, rows in found], as_json)
         return
@@ -64,6 +68,19 @@ def progress(group: str | None, topic: str, as_json: bool, target: BrokerTarget)
         return
     columns = ("topic", "queue", "committed", "min offset", "max offset", "lag")
     by_broker.print_table(columns, queues, _queue_row)
+    for broker, one in troubles:
+        click.echo(f"{broker}: {terminal.condition_text(one)}" if broker else terminal.condition_text(one), err=True)
+
+
+_OF_GROUPS = (ConditionKind.DIFFERENT_SUBSCRIPTIONS, ConditionKind.SHARED_CLIENT_ID)
+
+
+def _troubles_at(admin: Admin, group: str | None) -> list[Condition]:
+    """What is wrong with a group's consumers, as far as its broker says."""
+    try:
+        return [one for one in admin.status().conditions if one.kind in _OF_GROUPS and one.subject == group]
+    except DLedgerError:  # it only adds to what was asked
+        return []
 
 
 def _progress_at(admin: Admin, group: str | None, topic: str) -> dict[str, list[QueueProgress]]:

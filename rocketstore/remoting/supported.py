@@ -90,7 +90,8 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.END_TRANSACTION: _by_broker(f"{_AT_MASTER}; ends a transaction once ([transactions.md](transactions.md))"),
     Code.GET_CONSUMER_LIST_BY_GROUP: _by_broker(),
     Code.CHECK_TRANSACTION_STATE: _to_client(
-        "to who prepared the message, else one producer of the group, in turn ([transactions.md](transactions.md#checks))"
+        "to who prepared the message, else one producer of the group, in turn "
+        "([transactions.md](transactions.md#checks))"
     ),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _to_client(),
     Code.LOCK_BATCH_MQ: _by_broker(_AT_MASTER),

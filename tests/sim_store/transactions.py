@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
 from dledger.errors import DLedgerError
-from rocketstore.broker.transactions.checks import Check
+from rocketstore.broker.transactions.checks import AskedDone, Check
 from rocketstore.broker.transactions.messages import make_half
 from rocketstore.broker.transactions.run import GROUP, EndRefusedError, NotReadyError
 from rocketstore.broker.transactions.service import TransactionService
@@ -101,7 +101,7 @@ class Producers:
             self.hits["end refused"] += 1
 
     def _answer(
-        self, store: MessageStore, service: TransactionService, checks: Sequence[Check], done: Callable[[], None]
+        self, store: MessageStore, service: TransactionService, checks: Sequence[Check], done: AskedDone
     ) -> None:
         """On the thread that asks."""
         for check in checks:
@@ -115,7 +115,7 @@ class Producers:
                     self._end(service, self.transactions[decode_record(record).body], place)
             except DLedgerError:
                 self.hits["check failed"] += 1
-        done()
+        done([one.queue_offset for one in checks])
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """The connected clients: producers and consumers by group, from their heartbeats. In memory, per node.
 
-Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. The subscriptions of a
-group are those of its last heartbeat, as in RocketMQ: clients of one group must have the same subscriptions.
+Clients send heartbeats to all brokers, so every node has its own tables and none are replicated. Clients of one group
+must have the same subscriptions. If they have not, which is told (``Trouble``), those of a group are what was new last,
+in the order in which this broker heard of it: RocketMQ goes by the versions, which are times of the clients' clocks, so
+a slow one could not change anything.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
 
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
@@ -39,6 +42,11 @@ CLIENT_ID_CHARS_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 255
 """RocketMQ's, for the name of a group."""
 _SUBSCRIPTION_BYTES: Final = 512
+_SAID_BYTES: Final = 128
+MEETINGS: Final = 3
+MET_MAX: Final = 1024
+MEETINGS_S: Final = 120.0
+"""So many connections of one client id within this time, each while another is there, are of two clients."""
 """About what one takes, and one tag with its hash, besides their texts."""
 _TAG_BYTES: Final = 128
 
@@ -89,10 +97,24 @@ class StreamLink:
         self.news.set()
 
 
+class Trouble(Enum):
+    """What is wrong with the members of a consumer group."""
+
+    SUBSCRIPTIONS = "subscriptions"
+    CLIENT_ID = "client id"
+
+
+class Said(NamedTuple):
+    """What a client said about a topic: its version of that, and a digest of the rest."""
+
+    version: int
+    digest: int
+
+
 class Client:
     """One member of a group."""
 
-    __slots__ = ("client_id", "connection", "heard_at", "language", "version")
+    __slots__ = ("client_id", "connection", "heard_at", "language", "said", "version")
 
     def __init__(self, client_id: str, connection: ClientLink, language: int, version: int, now: float) -> None:
         self.client_id = client_id
@@ -101,13 +123,19 @@ class Client:
         self.version = version
         self.heard_at = now
         """In the loop's time."""
+        self.said: dict[str, Said] = {}
+        """As a consumer, by topic."""
 
 
 class ConsumerGroup:
     """The consumers of one group, and its subscriptions."""
 
     __slots__ = (
+        "_digests",
         "_encoded_ids",
+        "_ids",
+        "_met",
+        "_said",
         "clients",
         "consume_from_where",
         "consume_type",
@@ -119,6 +147,10 @@ class ConsumerGroup:
 
     def __init__(self) -> None:
         self._encoded_ids = b""
+        self._ids: Counter[str] = Counter()
+        self._met: dict[str, tuple[int, float]] = {}  # how often one connected while another of its id was there, since
+        self._said = 0  # how much, of all clients
+        self._digests: dict[str, Counter[int]] = {}  # of what clients say, by topic
         self.owner = ""
         """Whose share the subscriptions take up."""
         self.subscription_bytes = 0
@@ -133,6 +165,10 @@ class ConsumerGroup:
         """Add or refresh a client; returns whether it is a new one."""
         known = self.clients.get(client.connection)
         self.clients[client.connection] = client
+        self._ids[client.client_id] += 1
+        if known is not None:
+            client.said = known.said
+            _take(self._ids, known.client_id, 1)
         if known is not None and known.client_id == client.client_id:
             return False
         self._encoded_ids = b""
@@ -141,7 +177,58 @@ class ConsumerGroup:
     def remove(self, connection: ClientLink) -> bool:
         """Remove a client; returns whether it was here."""
         self._encoded_ids = b""
-        return self.clients.pop(connection, None) is not None
+        known = self.clients.pop(connection, None)
+        if known is None:
+            return False
+        _take(self._ids, known.client_id, 1)
+        if not self.clients:
+            self._met.clear()
+        self._forget(known)
+        return True
+
+    def namesake(self, client: Client, before: float | None) -> Client | None:
+        """Another client of the same id that has been heard since ``before``, the last heartbeat of this one (None: it
+        is new).
+
+        One that has connected again is heard at its old connection no more; two that connect again and again, because
+        they get the same queues, do so while the other is there.
+        """
+        name = client.client_id
+        if self._ids[name] < 2:  # itself
+            return None
+        if before is None:
+            count, since = self._met.get(name, (0, client.heard_at))
+            count, since = (0, client.heard_at) if client.heard_at - since > MEETINGS_S else (count, since)
+            if len(self._met) >= MET_MAX:
+                self._met.clear()
+            self._met[name] = count + 1, since
+            if count + 1 < MEETINGS:
+                return None
+        others = (one for one in self.clients.values() if one.client_id == name and one is not client)
+        return next((one for one in others if before is None or one.heard_at >= before), None)
+
+    def differing(self, client: Client) -> tuple[str, Client] | None:
+        """A topic to which another client subscribes differently, and that client."""
+        if self.message_model is MessageModel.BROADCASTING:
+            return None
+        for topic, said in client.said.items():
+            if len(self._digests[topic]) > 1:
+                others = (one for one in self.clients.values() if topic in one.said)
+                found = next((one for one in others if one.said[topic].digest != said.digest), None)
+                if found is not None:
+                    return topic, found
+        return None
+
+    def _forget(self, client: Client) -> None:
+        for topic, said in client.said.items():
+            counts = self._digests[topic]
+            counts[said.digest] -= 1
+            if not counts[said.digest]:
+                del counts[said.digest]
+            if not counts:
+                del self._digests[topic]
+        self._said -= len(client.said)
+        client.said = {}
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -156,34 +243,62 @@ class ConsumerGroup:
             self._encoded_ids = ConsumerIdList(self.ids).encode()
         return self._encoded_ids
 
-    def newest(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """What the group subscribes to after a heartbeat, by topic."""
+    def newest(self, connection: ClientLink, data: ConsumerData) -> dict[str, SubscriptionData]:
+        """What the group subscribes to after a client's heartbeat, by topic: what it has not said before counts."""
+        client = self.clients.get(connection)
+        said = {} if client is None else client.said
         found: dict[str, SubscriptionData] = {}
         for one in data.subscription_data_set:
-            known = self.subscriptions.get(one.topic)
-            found[one.topic] = known if known is not None and known.sub_version > one.sub_version else one
+            known, before = self.subscriptions.get(one.topic), said.get(one.topic)
+            is_old = known is not None and before is not None and before.digest == _digest(one)
+            found[one.topic] = known if known is not None and is_old else one
         return found
 
-    def subscribe(self, data: ConsumerData) -> bool:
-        """Apply a heartbeat; returns whether a topic was added or removed."""
+    def bytes_after(self, connection: ClientLink, data: ConsumerData) -> int:
+        """``subscription_bytes`` after a client's heartbeat."""
+        client = self.clients.get(connection)
+        said = self._said - (0 if client is None else len(client.said)) + len(data.subscription_data_set)
+        return _bytes_of(self.newest(connection, data).values()) + _SAID_BYTES * said
+
+    def version_of(self, connection: ClientLink, topic: str) -> int:
+        """The newest version of its subscription that a client, or the group, is known to have."""
+        client, known = self.clients.get(connection), self.subscriptions.get(topic)
+        said = None if client is None else client.said.get(topic)
+        return max(-1 if said is None else said.version, -1 if known is None else known.sub_version)
+
+    def subscribe(self, client: Client, data: ConsumerData) -> bool:
+        """Apply a client's heartbeat; returns whether a topic was added or removed."""
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
-        wanted = self.newest(data)
+        wanted = self.newest(client.connection, data)
+        self._forget(client)
+        client.said = {one.topic: Said(one.sub_version, _digest(one)) for one in data.subscription_data_set}
+        for topic, said in client.said.items():
+            self._digests.setdefault(topic, Counter())[said.digest] += 1
         changed = wanted.keys() != self.subscriptions.keys()
         self.subscriptions = wanted
-        self.subscription_bytes = _bytes_of(wanted.values())
+        self._said += len(client.said)
+        self.subscription_bytes = _bytes_of(wanted.values()) + _SAID_BYTES * self._said
         return changed
 
 
 class ClientTables:
     """On the loop. ``changed`` is called for a consumer group whose clients or topics have changed.
 
-    ``share_percent``: of the limits, what the clients of one owner may use, an account or an address.
+    ``share_percent``: of the limits, what the clients of one owner may use, an account or an address. ``tell`` gets
+    what is wrong with a group's members, at each heartbeat that shows it.
     """
 
-    def __init__(self, now: Callable[[], float], changed: Callable[[str], None], share_percent: int = 100) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        changed: Callable[[str], None],
+        share_percent: int = 100,
+        tell: Callable[[Trouble, str, str], None] = lambda _trouble, _group, _message: None,
+    ) -> None:
         self._now = now
+        self._tell = tell
         self._changed = changed
         self._share_percent = share_percent
         self._owners: dict[ClientLink, str] = {}
@@ -220,7 +335,7 @@ class ClientTables:
         self._check_room("groups", self._members, owner, new, new, MEMBERS_MAX)
         groups = {data.group_name: data for data in beat.consumer_data_set}
         known = {name: self._consumers.get(name) or ConsumerGroup() for name in groups}
-        total = sum(_bytes_of(known[name].newest(data).values()) for name, data in groups.items())
+        total = sum(known[name].bytes_after(connection, data) for name, data in groups.items())
         more = total - sum(one.subscription_bytes for one in known.values())
         of_owner = total - sum(one.subscription_bytes for one in known.values() if one.owner == owner)
         self._check_room("subscriptions", self._subscription_bytes, owner, more, of_owner, SUBSCRIPTION_BYTES_MAX)
@@ -250,12 +365,36 @@ class ClientTables:
     def _consumer_beat(self, client: Client, data: ConsumerData, owner: str) -> None:
         group = self._consumers.setdefault(data.group_name, ConsumerGroup())
         _take(self._subscription_bytes, group.owner, group.subscription_bytes)
+        known = group.clients.get(client.connection)
         is_new = group.put(client)
-        is_changed = group.subscribe(data)
+        is_changed = group.subscribe(client, data)
+        self._look(data.group_name, group, client, None if known is None else known.heard_at)
         group.owner = owner
         self._subscription_bytes[owner] += group.subscription_bytes
         if is_new or is_changed:
             self._changed(data.group_name)
+
+    def _look(self, name: str, group: ConsumerGroup, client: Client, heard_at: float | None) -> None:
+        """Tell what is wrong with a group that a client belongs to, last heard at ``heard_at``."""
+        namesake = group.namesake(client, heard_at)
+        if namesake is not None:
+            self._tell(
+                Trouble.CLIENT_ID,
+                name,
+                f"two consumers of group {name} have the client id {client.client_id}, at {client.connection.place} "
+                f"and {namesake.connection.place}: some queues are read twice and others by nobody. Give each an "
+                "id of its own (instanceName in Java)",
+            )
+        differing = group.differing(client)
+        if differing is not None:
+            topic, other = differing
+            self._tell(
+                Trouble.SUBSCRIPTIONS,
+                name,
+                f"consumers of group {name} subscribe to topic {topic} with different tags ({client.client_id} and "
+                f"{other.client_id}): each misses the messages in the other's queues. Give each subscription a group "
+                "of its own",
+            )
 
     def unregister(self, connection: ClientLink, producer_group: str, consumer_group: str) -> None:
         """Remove a client from these groups; an empty name means none."""
@@ -353,6 +492,12 @@ def _take(counts: Counter[str], owner: str, number: int) -> None:
     counts[owner] -= number
     if not counts[owner]:
         del counts[owner]
+
+
+def _digest(one: SubscriptionData) -> int:
+    """Of what is selected, however it is written."""
+    selected = frozenset(one.tags_set) if one.tags_set else one.sub_string
+    return hash((selected, one.expression_type, one.class_filter_mode))
 
 
 def _bytes_of(subscriptions: Iterable[SubscriptionData]) -> int:

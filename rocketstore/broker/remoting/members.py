@@ -7,9 +7,10 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from dledger.conditions import ConditionKind
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import QuotaOf
-from rocketstore.broker.remoting.clients import ClientLink, ClientTables
+from rocketstore.broker.remoting.clients import ClientLink, ClientTables, Trouble
 from rocketstore.broker.remoting.decoding import BodyDecoder
 from rocketstore.broker.remoting.locks import QueueLocks
 from rocketstore.broker.remoting.notices import Notices
@@ -32,6 +33,14 @@ from rocketstore.types import BrokerRole
 _LOG: Final = logging.getLogger("rocketstore")
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 """A thousand subscriptions take a fifth of it, a thousand with five tags each a third."""
+TROUBLES_MAX: Final = 16
+"""Groups with troubles that are conditions at a time: anybody may make groups, and a node has room for few."""
+TROUBLE_S: Final = 90.0
+"""RocketMQ's clients send a heartbeat every 30 s."""
+_KINDS: Final = {
+    Trouble.SUBSCRIPTIONS: ConditionKind.DIFFERENT_SUBSCRIPTIONS,
+    Trouble.CLIENT_ID: ConditionKind.SHARED_CLIENT_ID,
+}
 COMPLAINTS_MAX: Final = 64
 """The limit of groups named in logs because they have no retry topic: every heartbeat may name thousands."""
 
@@ -46,9 +55,10 @@ class Members:
         now = asyncio.get_running_loop().time
         self._parts = parts
         self._notices = Notices(self._links_to_tell)
-        self.clients = ClientTables(now, self._notices.changed, parts.config.access.account_share_percent)
+        self.clients = ClientTables(now, self._notices.changed, parts.config.access.account_share_percent, self._told)
         self._locks = QueueLocks(now, parts.config.access.account_share_percent)
         self._complaints: set[str] = set()
+        self._troubles: dict[tuple[Trouble, str], float] = {}  # until when, in the loop's time
 
     async def heartbeat(self, connection: RemotingConnection, frame: Frame) -> Frame:
         """HEART_BEAT."""
@@ -133,6 +143,15 @@ class Members:
     def close(self) -> None:
         """Tell nobody about others any more."""
         self._notices.close()
+
+    def _told(self, trouble: Trouble, group: str, message: str) -> None:
+        """A heartbeat shows what is wrong with a group's members: it holds until no heartbeat has shown it for long."""
+        now = asyncio.get_running_loop().time()
+        key = (trouble, group)
+        self._troubles = {one: until for one, until in self._troubles.items() if until > now}
+        if key in self._troubles or len(self._troubles) < TROUBLES_MAX:
+            self._troubles[key] = now + TROUBLE_S
+            self._parts.conditions.set(_KINDS[trouble], message, subject=group, for_ms=round(TROUBLE_S * 1000))
 
     def _links_to_tell(self, name: str) -> tuple[ClientLink, ...]:
         group = self.clients.consumers(name)

@@ -108,7 +108,7 @@ class RemotingPulls:
         if not group.consume_enable:
             reason = f"subscription group no permission, {group.name}: it is not allowed to consume (consumeEnable)"
             raise RequestError(reason, AnswerCode.NO_PERMISSION)
-        expression = self._expression(header, group)
+        expression = self._expression(connection, header, group)
         pull = Pull(
             header.consumer_group,
             header.topic,
@@ -169,7 +169,7 @@ class RemotingPulls:
             if not waiting:
                 self._waiting.pop(connection, None)
 
-    def _expression(self, header: PullHeader, settings: GroupConfig) -> str:
+    def _expression(self, connection: RemotingConnection, header: PullHeader, settings: GroupConfig) -> str:
         """The tag expression to use. Raises ``RequestError`` with the code that tells clients how to react."""
         if header.sys_flag & SUBSCRIPTION:
             if header.expression_type not in ("", TAG):
@@ -188,7 +188,7 @@ class RemotingPulls:
         if found is None:
             reason = f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
             raise RequestError(reason, AnswerCode.SUBSCRIPTION_NOT_EXIST)
-        if found.sub_version < header.sub_version:
+        if group.version_of(connection, header.topic) < header.sub_version:
             raise RequestError("the consumer's subscription not latest", AnswerCode.SUBSCRIPTION_NOT_LATEST)
         if found.expression_type not in ("", TAG):
             raise RequestError(f"filters of type {found.expression_type} are not supported: use tags")

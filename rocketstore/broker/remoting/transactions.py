@@ -170,8 +170,8 @@ class RemotingTransactions:
                 asked.append(check.queue_offset)
 
     def _tell_one(self, group: str, request: _Request) -> bool:
-        """Who prepared the message is asked first: the producer with its connection, or after a reconnection that of its
-        process, or one on its machine. Then the group's other producers get their turns. One that is slow is passed
+        """Who prepared the message is asked first: the producer with its connection, or after a reconnection that of
+        its process, or one on its machine. Then the group's other producers get their turns. One that is slow is passed
         over, and one that may not send there.
         """
         producers = [one for one in self._clients.producers(group) if self._may_send(one.connection, request.topic)]

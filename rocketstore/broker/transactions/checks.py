@@ -156,8 +156,9 @@ class Checks:
     def _take_answers(self) -> None:
         while self._answers:
             asked = self._answers.popleft()
-            for queue_offset in asked if self._round is not None else ():
-                self._round.take(queue_offset)
+            if self._round is not None:
+                for queue_offset in asked:
+                    self._round.take(queue_offset)
 
     def _end_round(self, ended: _Round) -> None:
         self._round = None

@@ -33,8 +33,8 @@ class Half:
     """One open transaction."""
 
     __slots__ = (
-        "asked", "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase", "queue_offset",
-        "stored_ms",
+        "asked", "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase",
+        "queue_offset", "stored_ms",
     )  # fmt: skip
 
     def __init__(  # what a record says

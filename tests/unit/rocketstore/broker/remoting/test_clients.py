@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 
 from rocketstore.broker.remoting import clients as module
-from rocketstore.broker.remoting.clients import ClientTables
+from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup, Trouble
 from rocketstore.remoting.bodies.clients import (
     ConsumerData,
     ConsumerIdList,
@@ -17,6 +17,12 @@ from rocketstore.remoting.bodies.clients import (
 )
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
+
+
+class _Place(NamedTuple):
+    """A connection."""
+
+    place: str
 
 
 class _Tables:
@@ -83,10 +89,8 @@ def test_subscriptions_take_no_more_memory_than_they_may(monkeypatch: pytest.Mon
     assert tables._subscription_bytes == {}
 
 
-def test_a_group_named_twice_or_with_older_subscriptions_counts_with_what_it_keeps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A group keeps the newest subscription of each topic, and of one heartbeat the last that names it."""
+def test_a_group_counts_with_the_subscriptions_of_its_last_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of one heartbeat with the last that names it."""
     monkeypatch.setattr(module, "SUBSCRIPTION_BYTES_MAX", 10_000)
     tables = _Tables().tables
     connection = cast("RemotingConnection", "first")
@@ -99,9 +103,9 @@ def test_a_group_named_twice_or_with_older_subscriptions_counts_with_what_it_kee
         tables.heartbeat(connection, 0, 0, HeartbeatData("id", (), groups))
 
     beat(group("a", ("T0", 3000, 9)))
-    beat(group("a", ("T0", 1, 1), ("T1", 3000, 9)))
+    beat(group("a", ("T0", 3000, 1), ("T1", 3000, 9)))
     with pytest.raises(RequestError, match="too many subscriptions"):
-        beat(group("a", ("T0", 1, 1), ("T1", 1, 1), ("T2", 3000, 9)))
+        beat(group("a", ("T0", 3000, 1), ("T1", 3000, 1), ("T2", 3000, 9)))
     with pytest.raises(RequestError, match="too many subscriptions"):
         beat(group("b", ("T", 3000, 1)))
     with pytest.raises(RequestError, match="too many subscriptions"):
@@ -119,7 +123,8 @@ def test_one_owner_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> No
     def beat(connection: str, group: str, size: int = 0, owner: str = "") -> None:
         data = (SubscriptionData("T", "x" * size),) if size else ()
         consumer = ConsumerData(group, subscription_data_set=data)
-        tables.heartbeat(cast("RemotingConnection", connection), 0, 0, HeartbeatData("id", (), (consumer,)), owner)
+        place = cast("RemotingConnection", _Place(connection))
+        tables.heartbeat(place, 0, 0, HeartbeatData("id", (), (consumer,)), owner)
 
     for number in range(4):
         beat(f"bad{number}", f"g{number}", owner="bad")
@@ -131,7 +136,7 @@ def test_one_owner_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> No
     beat("bad0", "g0", 4000, owner="bad")
     beat("good", "h", 1000, owner="good")
     for one in ("bad0", "bad1", "bad2", "bad3", "bad4", "good"):
-        tables.closed(cast("RemotingConnection", one))
+        tables.closed(cast("RemotingConnection", _Place(one)))
     assert (tables._members, tables._subscription_bytes, tables._owners) == ({}, {}, {})
 
 
@@ -167,3 +172,102 @@ def test_names_have_a_length(beat: HeartbeatData) -> None:
     """They are kept in tables."""
     with pytest.raises(RequestError, match="characters"):
         _Tables().tables.heartbeat(cast("RemotingConnection", "first"), 0, 0, beat)
+
+
+class _Consumers:
+    """Of group g, each at a connection of its own; time stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[tuple[Trouble, str]] = []
+        self.tables = ClientTables(
+            lambda: self.now,
+            lambda _name: None,
+            tell=lambda trouble, group, _message: self.told.append((trouble, group)),
+        )
+
+    def beat(self, place: str, tags: str = "*", *, client_id: str = "", version: int = 0) -> None:
+        """One second after the last."""
+        self.now += 1
+        tag_set = () if tags == "*" else tuple(tags.split("||"))
+        data = SubscriptionData("T", tags, tag_set, sub_version=version)
+        beat = HeartbeatData(client_id or place, consumer_data_set=(ConsumerData("g", subscription_data_set=(data,)),))
+        self.tables.heartbeat(cast("RemotingConnection", _Place(place)), 0, 0, beat)
+
+    def version(self, place: str) -> int:
+        return self.group.version_of(cast("RemotingConnection", _Place(place)), "T")
+
+    def close(self, place: str) -> None:
+        self.tables.closed(cast("RemotingConnection", _Place(place)))
+
+    @property
+    def group(self) -> ConsumerGroup:
+        found = self.tables.consumers("g")
+        assert found is not None
+        return found
+
+    @property
+    def tags(self) -> str:
+        return self.group.subscriptions["T"].sub_string
+
+
+def test_what_a_consumer_says_anew_counts_whatever_its_clock_says() -> None:
+    """Versions are times of clients' clocks: one that is behind may change its tags all the same."""
+    consumers = _Consumers()
+    consumers.beat("one", "a", version=1000)
+    consumers.beat("two", "b", version=10)
+    assert consumers.tags == "b"
+    consumers.beat("one", "a", version=1000)
+    assert consumers.tags == "b", "it says nothing new"
+    consumers.beat("one", "c", version=1001)
+    assert consumers.tags == "c"
+    consumers.beat("two", "d", version=5)
+    assert consumers.tags == "d"
+    assert (consumers.version("one"), consumers.version("two"), consumers.version("three")) == (1001, 5, 5)
+
+
+def test_consumers_with_different_tags_are_told_until_one_is_left() -> None:
+    """Each misses what is in the other's queues. The order of tags makes no difference."""
+    consumers = _Consumers()
+    consumers.beat("one", "a||b")
+    consumers.beat("two", "b||a")
+    assert consumers.told == []
+    consumers.beat("two", "a")
+    consumers.beat("one", "a||b")
+    assert consumers.told == [(Trouble.SUBSCRIPTIONS, "g")] * 2
+    consumers.close("two")
+    consumers.beat("one", "a||b")
+    assert len(consumers.told) == 2
+
+
+def test_two_consumers_with_one_client_id_are_told_but_not_one_that_has_connected_again() -> None:
+    """The old connection of one that has connected again says nothing more, also if it has not been closed yet."""
+    consumers = _Consumers()
+    for place in ("old", "old", "new", "new", "new"):
+        consumers.beat(place, client_id="me")
+    assert consumers.told == []
+    consumers.close("old")
+    consumers.beat("other", client_id="me")
+    consumers.beat("new", client_id="me")
+    assert consumers.told == [(Trouble.CLIENT_ID, "g")]
+    consumers.close("other")
+    consumers.beat("new", client_id="me")
+    assert len(consumers.told) == 1
+
+
+def test_two_consumers_with_one_client_id_that_connect_again_and_again_are_told() -> None:
+    """They do so while the other is there. One whose old connection hangs for once is no such case."""
+    once = _Consumers()
+    for place in ("old", "new", "new"):
+        once.beat(place, client_id="me")
+    once.close("old")
+    once.beat("newer", client_id="me")
+    assert once.told == []
+    consumers = _Consumers()
+    consumers.beat("a0", client_id="me")
+    for number in range(4):
+        consumers.beat(f"b{number}", client_id="me")
+        consumers.close(f"a{number}")
+        consumers.beat(f"a{number + 1}", client_id="me")
+        consumers.close(f"b{number}")
+    assert consumers.told
