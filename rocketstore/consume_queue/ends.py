@@ -1,4 +1,4 @@
-"""Records where every queue ended at a clean stop, so that a start need not read ten thousand queue files.
+"""Records where every queue ended at a clean stop, so that a start need read but the last unit of ten thousand queues.
 
 The file is written after the checkpoint and names it. It is valid only after a clean stop, with that checkpoint, and
 for queues whose files still have the same names, sizes and times. All other queues are read as usual.

@@ -159,6 +159,8 @@ class ConsumeQueue:
         self._unsynced_parents = False
         self.is_adopted = False
         """Whether it was opened without reading its files."""
+        self._foreign: int | None = None
+        """The last unit, if ``recover`` found that the log has no such message."""
 
     # Bounds
 
@@ -211,7 +213,8 @@ class ConsumeQueue:
     def adopt(self, end: QueueEnd) -> bool:
         """Used instead of ``load``: take over the queue as a clean stop left it; False if its files have changed.
 
-        The files are not read: readers of a unit check it against its record. Raises ``DiskError``.
+        The files are not read: ``recover`` looks at the last unit, and readers check each one against its record.
+        Raises ``DiskError``.
         """
         expected = {segment_name(base): (self._files.file_bytes, changed_ns) for base, changed_ns in end.files}
         if self._stat_files() != expected:
@@ -257,7 +260,7 @@ class ConsumeQueue:
         when there is nothing to do unless the limit requires it. Raises ``DiskError``.
         """
         if self.is_adopted:
-            if whole and self._max_physical_offset <= limit:
+            if whole and self._max_physical_offset <= limit and self._ends_as_left():
                 return QueueRecovery(self._max_physical_offset, None, ())
             self.is_adopted = False
             self.load()
@@ -276,6 +279,8 @@ class ConsumeQueue:
         if end and not self._files.files():
             self._files.last_file(end)  # an existing queue keeps one file, so that offsets are not assigned again
         self._max_physical_offset = self._end_of_last(physical, limit)
+        if self._foreign is not None:
+            return self._start_over(self._foreign)
         self._begin = self._first_real(self._files.min_offset // UNIT_BYTES if self._files.files() else 0)
         self._begin_for, self._looked = _UNKNOWN, (0, 0)
         return QueueRecovery(physical, physical if repairs else None, tuple(repairs))
@@ -283,7 +288,8 @@ class ConsumeQueue:
     def _end_of_last(self, physical: int, limit: int) -> int:
         """The end of the last unit's record, according to the log: units of earlier records are not appended any more.
 
-        A unit without a record in the log is skipped, but kept: its offset was assigned.
+        If that is not the message of this place, nothing in these files can be relied on, the end least of all: they
+        may be another queue's.
         """
         low, high, begin = self._files.min_offset // UNIT_BYTES, self.stored_end, self._surroundings.log_begin()
         while physical >= 0 and (at := self._last_real(low, high)) >= 0:
@@ -293,10 +299,30 @@ class ConsumeQueue:
             true = self._surroundings.believe(self, at, unit)
             if true is not None and true.offset + true.size <= limit:
                 return true.offset + true.size
-            if true is not None:
-                self._files.truncate(at * UNIT_BYTES, durable=False)
+            if true is None:
+                self._foreign = at
+                break
+            self._files.truncate(at * UNIT_BYTES, durable=False)
             high = at
         return min(physical, begin)
+
+    def _ends_as_left(self) -> bool:
+        """Whether the last unit of an adopted queue still is the one that its stop recorded: one read, not of the log.
+
+        Not asked if its messages have expired: nothing can be read from it any more.
+        """
+        if self._max_physical_offset <= self._surroundings.log_begin():
+            return True
+        at = self._last_real(self._files.min_offset // UNIT_BYTES, self.stored_end)
+        unit = next(iter(self._read(at, 1)), BROKEN) if at >= 0 else BROKEN
+        return unit.offset + unit.size == self._max_physical_offset
+
+    def _start_over(self, foreign: int) -> QueueRecovery:
+        """Remove all units, to be appended again from the log's begin on."""
+        self._files.truncate(0, durable=False)
+        self._begin, self._begin_for, self._looked, self._max_physical_offset = 0, _UNKNOWN, (0, 0), -1
+        why = f"{self.directory} is rebuilt: its last unit, {foreign}, leads to no message of this queue at that offset"
+        return QueueRecovery(-1, -1, (why,))
 
     def _newest_sure(self, files: Sequence[StoreFile], limit: int) -> int:
         """The number of the newest file known to be good up to its start: its first unit belongs to a record that ends

@@ -11,8 +11,10 @@ them. ``plan`` answers it from facts, ``recover`` carries it out. The possible c
 3. *The log lost its tail* in a power cut. Queues and index are cut at its end, so that messages stored there later are
    found. In a replicated log this is the end of what the member has, not the commit position, which it may have
    forgotten: what its queues contain was committed once, and still is.
-4. *Some or all of the queue files were removed.* Fewer messages are counted than at the checkpoint: everything is
-   rebuilt. The same goes for the index.
+4. *Some or all of the queue files were removed, or replaced* by other queues' or older ones. The last unit of every
+   queue must be its own message at that offset; a queue for which it is not starts over. So no queue counts more
+   messages than it has, and if all together do not count fewer than at the checkpoint, none lacks any. Otherwise
+   everything is rebuilt. The same goes for the index.
 5. *RocketMQ used the directory.* It leaves no exact position: after its clean stop, rebuilding continues at the end of
    the most advanced queue, as RocketMQ itself would; after its crash, at the first file whose times say that it is new.
 """
@@ -42,6 +44,8 @@ class QueueFacts(NamedTuple):
     units: int
     max_physical: int
     """The end of the last record that any of them has; -1 if there is none."""
+    are_sound: bool = True
+    """Whether the last unit of each is a message of that queue at that offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,10 @@ def plan(facts: RecoveryFacts, *, index_safe: bool) -> RecoveryPlan:
     """Decide what must be rebuilt. ``index_safe``: including what only the index lacks."""
     checkpoint, end = facts.checkpoint, facts.log_end
     start, reason = _queues_from(facts)
-    whole = facts.queues.units >= checkpoint.queue_units
-    if not whole:
+    whole = facts.queues.are_sound and facts.queues.units >= checkpoint.queue_units
+    if not facts.queues.are_sound:
+        start, reason = facts.log_min, "consume queues do not end with their own messages"
+    elif not whole:
         start, reason = facts.log_min, "files of consume queues are missing"
     whole = whole and (facts.queues.units > 0 if checkpoint.replay_from == UNKNOWN else start >= facts.log_min)
     index_from = _index_from(facts) if index_safe else None
@@ -156,7 +162,7 @@ def recover(
     guess = not clean_stop and checkpoint.replay_from == UNKNOWN
     time_ms = checkpoint.replay_time(with_index=index is not None and index_safe)
     first_file = file_by_time(log, time_ms) if guess else log.min_offset
-    queues.recover(cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
+    repaired = queues.recover(cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
     found = None
     if index is not None:
         # A time without an end: the checkpoint was written without an index, so files may be older.
@@ -174,7 +180,7 @@ def recover(
         checkpoint=checkpoint,
         log_min=log.min_offset,
         log_end=end,
-        queues=QueueFacts(queue_units(queues), queues.max_physical_offset),
+        queues=QueueFacts(queue_units(queues), queues.max_physical_offset, are_sound=repaired.replay_from != -1),
         index=found,
         file_by_time=first_file,
     )

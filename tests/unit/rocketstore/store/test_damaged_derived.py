@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,6 +222,104 @@ def test_a_last_unit_that_was_turned_upwards_lets_no_message_out(tmp_path: Path,
         if later > path:
             later.unlink()
     with opened(config, offsets) as bench:
+        healed(bench)
+
+
+def _swap_directories(root: Path) -> None:
+    """The files keep their times."""
+    queues = root / "consumequeue" / "T"
+    (queues / "0").rename(queues / "x")
+    (queues / "1").rename(queues / "0")
+    (queues / "x").rename(queues / "1")
+
+
+def _swap_contents(root: Path) -> None:
+    """As far as both have a file of that name."""
+    queues = root / "consumequeue" / "T"
+    for path in sorted((queues / "0").iterdir()):
+        other = queues / "1" / path.name
+        if other.exists():
+            first, second = path.read_bytes(), other.read_bytes()
+            path.write_bytes(second)
+            other.write_bytes(first)
+
+
+def _copy_of_the_other(root: Path) -> None:
+    queues = root / "consumequeue" / "T"
+    shutil.rmtree(queues / "1")
+    shutil.copytree(queues / "0", queues / "1")
+
+
+def _last_unit_of_the_other(root: Path) -> None:
+    """Only one unit is wrong, and it is one too many."""
+    path, at = unit_at(root, 0, 14)
+    source = path.read_bytes()[at : at + 20]
+    path, at = unit_at(root, 1, 14)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(source)
+
+
+def _first_file_again(root: Path) -> None:
+    """As an older copy would have it."""
+    path, at = unit_at(root, 1, 10)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(400 - at))
+
+
+def _overwrite_the_end_and_keep_the_time(root: Path) -> None:
+    """What a disk does that mixes up sectors: neither size nor time says so."""
+    path, _ = unit_at(root, 1, 14)
+    times = path.stat()
+    _last_unit_of_the_other(root)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _swap_directories,
+        _swap_contents,
+        _copy_of_the_other,
+        _last_unit_of_the_other,
+        _first_file_again,
+        _overwrite_the_end_and_keep_the_time,
+    ],
+)
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize(("count", "replicated"), [(29, False), (29, True), (89, False)])
+def test_files_that_are_another_queues_hide_nothing_and_give_no_offset_twice(
+    tmp_path: Path, change: Callable[[Path], None], how: str, count: int, *, replicated: bool
+) -> None:
+    """The end of a queue is its own last message, whatever its files are; of two queues of unlike lengths."""
+    config, offsets = replace(config_of(tmp_path / "store"), enable_dledger_commit_log=replicated), list[int]()
+    with opened(config, offsets) as bench:
+        bench.put(count)
+        if how == "killed":
+            bench.store.flush()
+            shutil.copytree(config.store_path_root_dir, tmp_path / "killed", ignore=shutil.ignore_patterns("*.tmp"))
+            config = replace(config, store_path_root_dir=tmp_path / "killed")
+    change(config.store_path_root_dir)
+    for _ in range(2):
+        with opened(config, offsets) as bench:
+            healed(bench)
+            bench.put(5)
+            healed(bench)
+
+
+def test_an_index_file_that_is_another_one_is_made_again(tmp_path: Path) -> None:
+    """Each file's header is compared with what was flushed."""
+    config, offsets = config_of(tmp_path / "store"), list[int]()
+    with opened(config, offsets) as bench:
+        bench.put(89)
+    first, second = sorted(config.index_dir.iterdir())[:2]
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    with opened(config, offsets) as bench:
+        healed(bench)
+        bench.put(5)
         healed(bench)
 
 
