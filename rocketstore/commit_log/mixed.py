@@ -49,6 +49,10 @@ class MixedCommitLog:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
+    def check_files(self) -> None:
+        self._old.check_files()
+        self._new.check_files()
+
     def load(
         self, *, clean_stop: bool, from_timestamp_ms: int | None = None, durable_offset: int | None = None
     ) -> None:

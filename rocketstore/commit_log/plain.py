@@ -29,6 +29,7 @@ from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Reco
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.queue import MappedFileQueue, OnForced, untold
+from rocketstore.mapped.sizes import check_sizes
 from rocketstore.mapped.transient_pool import TransientStorePool
 from rocketstore.message.columns import read_records
 from rocketstore.message.delay import DelayLevels
@@ -187,6 +188,11 @@ class PlainCommitLog:
         return [str(path) for path in self._config.commit_log_dirs]
 
     # Life cycle
+
+    def check_files(self) -> None:
+        config = self._config
+        directories = (*config.commit_log_dirs, *config.read_only_commit_log_dirs)
+        check_sizes(directories, config.mapped_file_size_commit_log, "mappedFileSizeCommitLog")
 
     def load(
         self,

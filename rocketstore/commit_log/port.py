@@ -58,6 +58,11 @@ class CommitLog(Protocol):
     def set_queue_offsets(self, offsets: dict[tuple[str, int], int]) -> None:
         """Replace the table, under the put lock."""
 
+    def check_files(self) -> None:
+        """Refuse files that the settings do not describe, before anything is opened or changed. Raises
+        ``ConfigError``, ``CorruptLogError``, ``DiskError``.
+        """
+
     def load(
         self, *, clean_stop: bool, from_timestamp_ms: int | None = None, durable_offset: int | None = None
     ) -> None:

@@ -161,6 +161,9 @@ class ReplicatedCommitLog:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
+    def check_files(self) -> None:
+        """Does nothing: the server has compared the sizes with those that its directory was made with."""
+
     def load(
         self,
         *,

@@ -181,6 +181,8 @@ class MessageStore:
         self._checkpoint_wanted = False
         self._ends_path = config.config_dir / QUEUE_ENDS_FILE
         self._directory: StoreDirectory | None = None
+        self._touched = False
+        """Whether a start may have changed queues or index."""
         self._loaded = False
         self._running = False
         self.forced_files = 0
@@ -199,18 +201,20 @@ class MessageStore:
         """
         self._directory = directory = StoreDirectory(self.config.store_path_root_dir, self._fs)
         clean_stop = directory.stopped_cleanly
+        self.log.check_files()
         directory.mark_running()
         checkpoint = self._checkpoint.read()
         self._durability.position = max(0, checkpoint.replay_from)
         self._deleted.load()
-        place = (checkpoint.replay_from, checkpoint.queue_units)
-        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         known = checkpoint.replay_from != UNKNOWN
         self.log.load(
             clean_stop=clean_stop,
             from_timestamp_ms=checkpoint.replay_time(with_index=False) if known else None,
             durable_offset=checkpoint.replay_from if known else None,
         )
+        self._touched = True
+        place = (checkpoint.replay_from, checkpoint.queue_units)
+        self._queues.load(read_ends(self._ends_path, place) if clean_stop and UNKNOWN not in place else None)
         decided = recover(
             self.log,
             self._queues,
@@ -289,6 +293,10 @@ class MessageStore:
         attempts.conclude()
 
     def _settle(self, directory: StoreDirectory, *, drained: bool, failed: bool) -> None:
+        if not self._touched:  # the log refused the start: everything derived from it is as it was
+            if directory.stopped_cleanly:
+                directory.mark_clean()
+            return
         complete = self._loaded and drained and (self.log.is_replicated or self._dispatch.behind_bytes() == 0)
         if complete and not failed and self.failure is None:
             try:
@@ -297,6 +305,8 @@ class MessageStore:
             except (OSError, DiskError) as error:
                 _log.warning("the next start will read all consume queues: %s", error)
             directory.mark_clean()
+        elif not self._loaded:
+            _log.warning("the store could not be opened; the next start will recover it as after a crash")
         else:
             _log.warning(
                 "the store did not stop cleanly; the next start will rebuild queues and index from the checkpoint"

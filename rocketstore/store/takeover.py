@@ -31,6 +31,7 @@ from dledger.store.opening import Layout
 from rocketstore.commit_log.old_log import ExpiredFiles, describe, read_old_log, write_old_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
+from rocketstore.mapped.sizes import check_sizes
 from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
 from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 from rocketstore.store.directory import StoreDirectory
@@ -84,6 +85,9 @@ class _TakeOver:
     def run(self) -> Prehistory | None:
         """The record of the old log, made if there is none yet or if the group's log is empty."""
         self._refuse_shared_directory()
+        config = self._config
+        plain = [path for path in config.commit_log_dirs if path not in self._layout.data]
+        check_sizes(plain, config.mapped_file_size_commit_log, "mappedFileSizeCommitLog")
         known = read_old_log(self._layout.directory)
         begun = next(_written(self._layout.data, self._segment_bytes), None)
         if begun is None:

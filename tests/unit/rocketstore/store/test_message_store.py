@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dledger.conditions import ConditionKind
-from dledger.errors import CorruptLogError, DirectoryLockedError, DiskError, DLedgerError, ShutdownError
+from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, DiskError, DLedgerError, ShutdownError
 from dledger.store.fs import DiskUsage
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.put_waiter import PutWaiter
@@ -364,6 +365,87 @@ def test_a_clean_stop_needs_no_recovery(config: MessageStoreConfig) -> None:
     fill(store, 2, first=100)
     assert bodies(store) == [*EVENS, 100]
     store.shutdown()
+    store.shutdown()
+
+
+def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file's contents and time."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+@pytest.mark.parametrize("count", [10, 500], ids=["one log file", "several"])
+@pytest.mark.parametrize("factor", [0.25, 4])
+def test_a_start_with_other_file_sizes_is_refused_and_changes_nothing(
+    config: MessageStoreConfig, caplog: pytest.LogCaptureFixture, count: int, factor: float
+) -> None:
+    """As a forgotten conf file gives: the error names the setting and its right value, with which all is there."""
+    with running(config) as store:
+        fill(store, count, queues=1)
+    root, file_bytes = config.store_path_root_dir, config.mapped_file_size_commit_log
+    before = snapshot(root)
+    caplog.clear()
+
+    other = replace(config, mapped_file_size_commit_log=int(file_bytes * factor), mapped_file_size_consume_queue=8000)
+    store = make_store(other)
+    with pytest.raises(ConfigError, match=f"mappedFileSizeCommitLog.*{file_bytes}"):
+        store.load()
+    store.shutdown()
+
+    assert snapshot(root) == before
+    assert not caplog.records
+    store = make_store(config)
+    assert store.load().reason == "clean stop"
+    store.start()
+    assert bodies(store) == list(range(count))
+    store.shutdown()
+
+
+@pytest.mark.parametrize("count", [10, 500], ids=["one log file", "several"])
+def test_a_store_that_a_start_with_larger_files_has_padded_is_explained(config: MessageStoreConfig, count: int) -> None:
+    """Its first file is longer than it should be, with zeros at the end: cutting it makes everything readable."""
+    with running(config) as store:
+        fill(store, count, queues=1)
+    first = min(config.commit_log_dirs[0].iterdir())
+    os.truncate(first, 4 * config.mapped_file_size_commit_log)
+
+    store = make_store(config)
+    with pytest.raises((ConfigError, CorruptLogError)) as caught:
+        store.load()
+    store.shutdown()
+
+    advice = f"truncate -s {config.mapped_file_size_commit_log} {first}"
+    assert advice in str(caught.value)
+    assert "move it" not in str(caught.value)
+    subprocess.run(advice.split(), check=True)
+    with running(config) as store:
+        assert bodies(store) == list(range(count))
+
+
+def test_a_start_that_the_log_refuses_leaves_a_clean_stop_clean(
+    config: MessageStoreConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not say that the store did not stop cleanly; with the missing file back, nothing is rebuilt."""
+    with running(config) as store:
+        fill(store, 500, queues=1)
+    middle = sorted(config.commit_log_dirs[0].iterdir())[1]
+    aside = middle.rename(config.store_path_root_dir / "aside")
+    caplog.clear()
+
+    store = make_store(config)
+    with pytest.raises(CorruptLogError):
+        store.load()
+    store.shutdown()
+
+    assert "cleanly" not in caplog.text
+    aside.rename(middle)
+    store = make_store(config)
+    assert store.load().reason == "clean stop"
+    store.start()
+    assert bodies(store) == list(range(500))
     store.shutdown()
 
 
