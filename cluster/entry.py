@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
-_SERVERS: Final = frozenset({"broker", "console", "serve"})
+_SERVERS: Final = frozenset({"broker", "console", "nameserver", "serve"})
 _OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
 """Write errors without a name in this module."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

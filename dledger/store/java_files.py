@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ _HEADER: Final = ENTRY.struct("magic", "size", "index", "term")
 _ADVICE: Final = "Let the Java node repair it, or copy the log from another member"
 
 _TEXT_BYTES_MAX = 4096
+_SECTOR_BYTES: Final = 512
 _BACKUPS = (f"{MIRROR_FILE}.bak", "checkpoint.bak")
 
 
@@ -79,6 +81,15 @@ def is_javas(header: EntryHeader, position: int) -> bool:
     """Whether an entry header at ``position`` is sound but for the CRCs, which Java leaves 0."""
     follow = Follow(header.index - 1, header.term, 0)
     return header.chain_crc == header.body_crc == 0 and not header_problem(header, position, follow)
+
+
+def may_be_lost(data: mmap | bytes, offset: int) -> bool:
+    """Whether a lost sector, which is all zeros, explains the zeros in the CRC fields of the header at ``offset``.
+
+    Only in an entry without a body: otherwise a sector that begins before them also takes the body's length.
+    """
+    sector = (offset // _SECTOR_BYTES + 1) * _SECTOR_BYTES
+    return sector <= offset + ENTRY.at("chain_crc") and not any(memoryview(data)[sector : sector + _SECTOR_BYTES])
 
 
 def begin_of(data: Found, index: Found, segment_bytes: int) -> Boundary:

@@ -40,6 +40,7 @@ from dledger.store.java_files import (
     imported_end,
     is_javas,
     java_committed,
+    may_be_lost,
     newest_hard_state,
     note_imported,
     was_used_by_java,
@@ -255,7 +256,7 @@ class _Opener:
         if self._unchecked or file is None or offset + HEADER.size > file.size:
             return
         header = EntryHeader(*HEADER.unpack_from(file.map, offset))
-        if is_javas(header, end.position):
+        if is_javas(header, end.position) and not may_be_lost(file.map, offset):
             raise IdentityError(
                 f"entry {header.index} in {file.path} was written by a Java node, without CRCs: start with "
                 "import_unchecked=true, on all members"

@@ -409,6 +409,7 @@ class BrokerServer:
         replication = self.replication
         if replication is not None:
             replication.known_master = lambda: registration.master_for_slaves
+            registration.lacks_master = replication.lacks_master
             if (successors := self._successors) is not None:
                 registration.may_lead = lambda: not successors.found
             if self.store.role is BrokerRole.SLAVE:

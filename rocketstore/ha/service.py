@@ -181,6 +181,11 @@ class HaService:
         """How this slave stands; None on a master."""
         return None if self._slave is None else self._slave.view()
 
+    def lacks_master(self) -> bool:
+        """Whether this is a slave that does not follow its master now. On any thread."""
+        view = self.master()
+        return view is not None and not view.is_connected
+
     def is_catching_up(self) -> bool:
         """Whether this is a slave that lacks much of what its master had when they connected."""
         view = self.master()

@@ -50,6 +50,8 @@ CONFIG_BYTES_MAX: Final = 64 * 1024
 REMARK_CHARS_MAX: Final = 256
 """Of what a name server answers, in logs."""
 MASTER_ID: Final = 0
+MASTER_LOOK_S: Final = 2.0
+"""How often a slave that does not follow its master asks where it is: registering says so, but happens rarely."""
 
 
 class _NameServer:
@@ -86,6 +88,8 @@ class NameServerRegistration:
         """Whether a plain master may take the master's place: it has no successor."""
         self._encoded: tuple[TopicConfigTable, bytes] | None = None  # the last table and its body
         self._rounds: tuple[asyncio.Task[None], ...] = ()
+        self.lacks_master: Callable[[], bool] = lambda: False
+        """Whether this is a slave that does not follow its master at this moment."""
         self.master = ""
         """On a slave: the master's address, as a name server has said last; empty if none knows it."""
         self.master_for_slaves = ""
@@ -96,7 +100,8 @@ class NameServerRegistration:
         if self._name_servers and not self._rounds:
             self._parts.topics.news.listen(self.wake)
             loop = asyncio.get_running_loop()
-            self._rounds = tuple(loop.create_task(self._run(one)) for one in self._name_servers)
+            look = loop.create_task(self._look_for_master())
+            self._rounds = (*(loop.create_task(self._run(one)) for one in self._name_servers), look)
 
     def wake(self) -> None:
         """Register at once."""
@@ -205,6 +210,29 @@ class NameServerRegistration:
                 "gets what clients send: set its allowedBrokers",
                 server.address,
             )
+
+    async def _look_for_master(self) -> None:
+        """Register again as soon as a name server knows another master than this slave: the answer has its address for
+        slaves.
+        """
+        while True:
+            await asyncio.sleep(MASTER_LOOK_S)
+            if not self.lacks_master():
+                continue
+            found = await asyncio.gather(*(self._master_at(one.address) for one in self._name_servers))
+            if any(one and one != self.master for one in found):
+                self.wake()
+
+    async def _master_at(self, name_server: str) -> str:
+        """The master's address according to a name server; empty if it knows none, or does not say."""
+        config = self._parts.config
+        timeout_s = config.register_broker_timeout_mills / 1000
+        try:
+            answer = await self._client.call(name_server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0), timeout_s)
+            known = None if answer.code else ClusterInfo.decode(answer.body).broker_addr_table.get(config.name)
+        except (*FAILURES, FrameError):  # registering says what is the matter
+            return ""
+        return "" if known is None else known.broker_addrs.get(MASTER_ID, "")
 
     def _learn(self, answer: RegisterBrokerAnswer) -> None:
         """Where the master is: of several name servers, the last that knows one is believed."""

@@ -40,7 +40,7 @@ def ended_by_signal_while_loading(word: str, number: signal.Signals) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("word", ["serve", "broker"])
+@pytest.mark.parametrize("word", ["serve", "broker", "nameserver", "console"])
 def test_a_server_stopped_before_it_has_begun_stopped_gracefully(word: str, number: signal.Signals) -> None:
     """Exit code 0, as after any stop: nothing was opened yet."""
     assert ended_by_signal_while_loading(word, number) == 0

@@ -361,6 +361,33 @@ def test_a_log_of_the_java_line_can_be_imported(tmp_path: Path) -> None:
         open_store(unasked)
 
 
+@pytest.mark.parametrize("at", [32, 33, 36])
+@pytest.mark.parametrize("lost", [512, 4096])
+def test_a_lost_sector_in_an_empty_entrys_header_is_no_java_node(tmp_path: Path, at: int, lost: int) -> None:
+    """It takes the CRC fields, which Java leaves 0, and nothing else of an entry without a body, as each term begins
+    with one. The advice to import unchecked entries would let damage in: it is refused, or fetched, as damage.
+    """
+    config = small_config(tmp_path, segment_bytes=1 << 16, index_segment_bytes=1 << 14, recovery_verify_bytes=1 << 20)
+    store = open_store(config)
+    store.append_as_leader(Term(1), [b"a" * (4096 - at - records.HEADER.size)])
+    store.append_as_leader(Term(1), [b""])
+    store.append_as_leader(Term(1), [b"c" * 100 for _ in range(80)])
+    store.flush()
+    store.set_committed(store.last.index)
+    store.sync_checkpoint()
+    store.close()
+    with _data(config).open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes(lost))
+
+    with pytest.raises(CorruptLogError, match=r"\boffset\b") as caught:
+        open_store(config)
+    assert "import_unchecked" not in str(caught.value)
+    mended = open_store(config, mend=True)
+    assert mended.last.index < 2
+    mended.close()
+
+
 def test_an_imported_file_that_is_unreadable_is_named(config: StoreConfig) -> None:
     """It decides whether entries without CRCs are damage."""
     _filled(config, clean=True)

@@ -469,8 +469,8 @@ def test_only_the_ends_of_queues_are_read_after_a_clean_stop_that_nothing_has_to
     fs = OpeningFs()
     with running(config, fs=fs) as store:
         opened = [path for call, path in fs.calls if call == "open" and "consumequeue" in path]
-        ends = [str(max((config.consume_queue_dir / "T" / str(queue)).iterdir())) for queue in range(2)]
-        assert (sorted(opened) == ends) is not bool(changed)
+        last = [str(max((config.consume_queue_dir / "T" / str(queue)).iterdir())) for queue in range(2)]
+        assert (sorted(opened) == last) is not bool(changed)
         assert (bodies(store), bodies(store, 1)) == (EVENS, ODDS)
 
 

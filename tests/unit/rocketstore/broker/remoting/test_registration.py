@@ -17,8 +17,10 @@ from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting import registration as registration_module
 from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegistration
 from rocketstore.broker_config import BrokerConfig
+from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
 from rocketstore.remoting.client import RemotingClient
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.errors import FrameError
 from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
@@ -34,6 +36,10 @@ class _NameServers:
         self.asked = 0
         self.silent: set[str] = set()
         self.failures: list[Exception] = []
+        self.masters: dict[str, str] = {}
+        """What they know, by broker."""
+        self.looked = 0
+        self.answer: dict[str, str] = {}
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -43,13 +49,17 @@ class _NameServers:
             raise TimeoutError
         if self.failures:
             raise self.failures.pop()
+        if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            self.looked += 1
+            table = {name: BrokerData("c", name, {0: address}) for name, address in self.masters.items()}
+            return request.answer(body=ClusterInfo(table, {}).encode())
         self.ids.append((request.fields["brokerId"], request.fields.get(TERM_FIELD)))
         assert request.fields["dledgerAllTopics"] == "true"
         self.asked += 1
         topics = set(RegisterBrokerBody.decode(request.body).topics.topic_config_table)
         await asyncio.wait_for(self.answers.wait(), timeout_s)
         self.told.append((address, topics))
-        return request.answer()
+        return request.answer(fields=self.answer)
 
 
 def _registering(
@@ -206,6 +216,35 @@ def test_a_name_server_whose_connection_ends_is_told_again_at_once() -> None:
         while len(servers.told) == before:
             await asyncio.sleep(0.01)
         assert [address for address, _ in servers.told[before:]] == ["127.0.0.1:2"]
+
+    _registering(test, register_name_server_period=60_000)
+
+
+@pytest.mark.parametrize("known_before", ["", "10.0.0.1:10911"])
+def test_a_slave_learns_of_a_master_that_registers_after_it(monkeypatch: pytest.MonkeyPatch, known_before: str) -> None:
+    """Within seconds, also if another master takes over; a slave that follows one asks nothing."""
+    monkeypatch.setattr(registration_module, "MASTER_LOOK_S", 0.01)
+    master = "10.0.0.9:10911"
+
+    async def test(harness: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        await registration.announce()
+        registration.master = known_before
+        before = len(servers.told)
+        servers.masters = {harness.config.name: known_before} if known_before else {}
+        lacks = True
+        registration.lacks_master = lambda: lacks
+        while servers.looked < 4:
+            await asyncio.sleep(0.01)
+        assert len(servers.told) == before, "nobody else is master"
+        servers.masters, servers.answer = {harness.config.name: master}, {"masterAddr": master, "haServerAddr": "h:1"}
+        while registration.master != master:
+            await asyncio.sleep(0.01)
+        assert registration.master_for_slaves == "h:1"
+        lacks = False
+        looked = servers.looked + 2  # two name servers may be asked just now
+        await registration.announce()
+        await registration.announce()
+        assert servers.looked <= looked
 
     _registering(test, register_name_server_period=60_000)
 
