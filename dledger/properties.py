@@ -103,7 +103,7 @@ def _unescape(text: str) -> str:
         at += 2
         if escaped == "u":
             if not _HEX4.match(text, at):
-                raise ValueError(f"\\u must be followed by four hexadecimal digits, not {text[at : at + 4]!r}")
+                raise ValueError("\\u must be followed by four hexadecimal digits")
             parts.append(chr(int(text[at : at + 4], 16)))
             at += 4
         else:

@@ -140,20 +140,31 @@ def _file_layer(vocabulary: Vocabulary, file: Path | None, problems: list[str]) 
     except OSError as error:
         problems.append(f"{file}: cannot be read: {error.strerror}")
         return []
+    is_pem = "-----BEGIN " in text
     try:
         found = properties.parse(text)
     except ConfigError as error:
         problems += [f"{file}: {problem}" for problem in error.problems]
         return []
     layer: list[Given] = []
+    foreign: list[int] = []
     for one in found:
         if one.key in vocabulary:
             layer.append(Given(one.key, one.value, f"{file}:{one.line}"))
+        elif is_pem or not one.value or not _NAME.fullmatch(one.key):
+            foreign.append(one.line)
         else:
             problems.append(f"{file}:{one.line}: unknown setting {one.key!r}{vocabulary.hint(one.key)}")
+    if is_pem:
+        problems.append(f"{file}: this is a certificate or a key, not a conf file")
+    elif foreign:  # it may be a secret: nothing of it is shown
+        more = f", nor are {len(foreign) - 1} more lines" if len(foreign) > 1 else ""
+        problems.append(f"{file}:{foreign[0]}: the line is no setting (name=value){more}: is this a conf file?")
     return layer
 
 
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+"""What looks like a setting's name, and may be quoted."""
 _SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
 """Variables that Kubernetes sets in every container for a service called ``dledger…``; not ours."""
 

@@ -15,10 +15,8 @@ from dledger.client.discovery import Directory, parse_addresses
 from dledger.client.security import ClientSecurity
 from dledger.errors import DLedgerError
 from dledger.records import record
-from rocketstore.client.errors import BadAnswerError
 from rocketstore.client.frames import open_frames
 from rocketstore.client.spread import Route, route_of
-from rocketstore.client.topics import QUEUES_MAX
 from rocketstore.nameserver.groups import BrokerGroup, TopicShare, groups_of, shares_of
 from rocketstore.nameserver.lookups import REFRESH_S, ROUTES_MAX, TIMEOUT_S, NameServers
 
@@ -99,7 +97,7 @@ class Routes:
         asked_at = time.monotonic()
         try:
             found = self._name_servers.route(topic, refresh=True)
-            shares = () if found is None else _checked(shares_of(found))
+            shares = () if found is None else shares_of(found)
         except DLedgerError as error:
             if before is not None and before.route is not None:
                 return _Known(before.route, asked_at, asked_at + REFRESH_S)
@@ -119,14 +117,6 @@ class Routes:
         if known is not None and set(known[0].addresses) != set(group.addresses):
             known[1].replace_given(group.addresses)
             self._directories[group.name] = group, known[1]
-
-
-def _checked(shares: tuple[TopicShare, ...]) -> tuple[TopicShare, ...]:
-    """Raises ``BadAnswerError`` for more queues than there can be: clients remember each."""
-    count = sum(max(one.read_queues, one.write_queues) for one in shares)
-    if count > QUEUES_MAX:
-        raise BadAnswerError(f"a name server answered with {count} queues of a topic; there are at most {QUEUES_MAX}")
-    return shares
 
 
 def _missing(shares: Sequence[TopicShare], before: _Known | None, now: float) -> dict[str, float]:

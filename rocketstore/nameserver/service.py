@@ -20,6 +20,7 @@ from dledger.errors import ConfigError
 from dledger.records import record
 from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.groups import QUEUES_MAX
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
@@ -454,6 +455,13 @@ def _registration(
     topics: dict[str, QueueData] = {}
     for name, one in table.items():
         _check_name("a topic", name)
+        if (
+            not 0
+            <= min(one.read_queue_nums, one.write_queue_nums)
+            <= max(one.read_queue_nums, one.write_queue_nums)
+            <= (QUEUES_MAX)
+        ):
+            raise RequestError(f"a topic must have 0 to {QUEUES_MAX} queues, and {name} has not")
         topics[name] = QueueData(
             header.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.topic_sys_flag
         )

@@ -34,7 +34,7 @@ MEMBERS_MAX: Final = 200_000
 """Maximum memberships in groups, of all clients together."""
 CONNECTION_MEMBERS_MAX: Final = 4096
 """The maximum for one connection."""
-HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 10_000
+HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 4096
 """Maximum subscriptions in one heartbeat: those of all groups of a client."""
 SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024 * 1024
 """About what the subscriptions of all groups may take."""

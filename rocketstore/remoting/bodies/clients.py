@@ -15,10 +15,12 @@ from rocketstore.remoting.headers import Int32, Int64, Named
 
 CLIENT_BYTES_MAX: Final = 2 * 1024 * 1024
 """For a body that any client may send: enough for a heartbeat with ten thousand subscriptions."""
-GROUPS_MAX: Final = 4096
+GROUPS_MAX: Final = 1024
 """For one client: a program rarely has ten, and every heartbeat contains all of them."""
 SUBSCRIPTIONS_MAX: Final = 16_384
 """For one group: the topics of one consumer."""
+LOCK_QUEUES_MAX: Final = 8192
+"""In one request to lock queues: those of one group at one broker."""
 TAGS_MAX: Final = 16_384
 """For one subscription: the tags of an expression of 64 KiB."""
 
@@ -114,7 +116,7 @@ class LockQueuesBody(Body):
     bytes_max: ClassVar[int] = CLIENT_BYTES_MAX
     client_id: str
     consumer_group: str
-    mq_set: tuple[MessageQueue, ...] = ()
+    mq_set: Annotated[tuple[MessageQueue, ...], AtMost(LOCK_QUEUES_MAX)] = ()
 
 
 @record(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from dledger.java_families import UNUSED
 from dledger.java_names import ALIASES
 from dledger.types import NodeId
 from dledger.values import is_loopback
+from rocketstore.nameserver.settings import load_name_server_settings
+from rocketstore.settings import load_broker_settings
 
 ROCKETMQ_CONF = """\
 brokerClusterName=RaftCluster
@@ -227,6 +230,31 @@ def test_all_problems_are_reported_at_once_with_their_places(conf: Path) -> None
         "environment variable DLEDGER_FORCE_CLEAN: force_clean: invalid boolean 'perhaps': use true or false",
         "flag peers: peers: member '?' must have the form id-host:port, for example n0-127.0.0.1:20911",
     )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\nAgEGCCqGSM49AwEH==\n-----END PRIVATE KEY-----\n",
+        "MIGHAgEAMBMGByqGSM49\n",
+        "AgEGCCqGSM49AwEH/MIGHAgEAMBMGByqGSM49=x\n",
+        "group=g\ns3cr3t-MIGHAgEAMBMGByqGSM49\n",
+        "MIGHAgEAMBMGByqGSM49\\u00x\n",
+        '{"secret": "MIGHAgEAMBMGByqGSM49"}\n',
+        "",
+    ],
+)
+@pytest.mark.parametrize("kind", ["node", "broker", "name server"])
+def test_what_is_no_setting_is_not_quoted(conf: Path, content: str, kind: str) -> None:
+    """A private key given as the conf file would be in the log."""
+    conf.write_text(content)
+    load = {"node": settings.load, "broker": load_broker_settings, "name server": load_name_server_settings}[kind]
+    with pytest.raises(ConfigError) if content else suppress(ConfigError) as refused:
+        load(conf, {}, {})  # type: ignore[operator]  # three functions of one kind
+    said = str(getattr(refused, "value", ""))
+    assert not any(part in said for part in ("MIGH", "AgEG", "s3cr3t"))
+    if content:
+        assert f"{conf}" in said
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,11 @@ def test_settings_are_shown_and_one_of_them_changes_meanwhile(caller: Caller) ->
         ({"brokerId": "x"}, b"{}", "brokerId"),
         ({"haServerAddr": "h" * 256}, b"{}", "haServerAddr"),
         ({"bodyCrc32": "1"}, b"{}", "crc32 not match"),
+        (
+            {},
+            b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":2147483647}}}}',
+            "a topic must have 0 to 65536 queues",
+        ),
         ({"brokerName": "g\x1b[31m"}, b"{}", "brokerName must have printable characters only, not 'g\\x1b[31m'"),
         ({"clusterName": "c\nforged line"}, b"{}", "clusterName must have printable"),
         ({"clusterName": "c\u202egnp"}, b"{}", "clusterName must have printable"),
