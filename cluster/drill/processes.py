@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cluster.drill.detours import ProxyNetwork
 from cluster.drill.target import (
     CLUSTER,
     SMALL_DISK_MIB,
@@ -30,6 +29,7 @@ from cluster.drill.target import (
     plain_settings,
 )
 from cluster.local.brokers import LocalBrokers
+from cluster.local.detours import DetouredGroup
 from cluster.local.group import HOST, LocalGroupError, LocalNode
 from dledger.types import NodeId
 
@@ -37,22 +37,11 @@ FILLER: Final = ".drill-filler"
 _CHUNK: Final = bytes(1 << 20)
 
 
-class DetouredBrokers(LocalBrokers):
+class DetouredBrokers(DetouredGroup, LocalBrokers):
     """Brokers that reach each other only through a network in user space."""
 
     def __init__(self, directory: Path, *, size: int) -> None:
         super().__init__(directory, size=size, name="drill", settings=SMALL_FILES)
-        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
-
-    def peer_address(self, node: NodeId, other: LocalNode) -> str:
-        """The real port for itself, the proxies for the others."""
-        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
-        return f"{HOST}:{port}"
-
-    def close(self) -> None:
-        """Stop the brokers, then the network."""
-        super().close()
-        self.network.close()
 
 
 class ProcessTarget:

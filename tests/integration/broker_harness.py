@@ -10,9 +10,8 @@ from typing import Final
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.drill.detours import ProxyNetwork
 from cluster.local.brokers import LocalBrokers
-from cluster.local.group import HOST, LocalNode
+from cluster.local.detours import DetouredGroup
 from dledger.types import NodeId
 from rocketstore.client import TopicInfo
 from rocketstore.client.connection import BrokerConnection
@@ -161,22 +160,8 @@ class BrokerGroup(WatchedGroup, LocalBrokers):
                 assert result.exit_code == 0, result.output
 
 
-class ProxiedBrokers(BrokerGroup):
+class ProxiedBrokers(DetouredGroup, BrokerGroup):
     """Brokers that reach each other only through a ``ProxyNetwork``."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
-
-    def peer_address(self, node: NodeId, other: LocalNode) -> str:
-        """Itself at its real port, others through the network."""
-        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
-        return f"{HOST}:{port}"
-
-    def close(self) -> None:
-        """End the brokers, then the network."""
-        super().close()
-        self.network.close()
 
 
 def _files(directory: Path) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from cluster.drill.detours import ProxyNetwork
 from cluster.local.brokers import LocalBrokers
+from cluster.local.detours import DetouredGroup
 from cluster.local.group import HOST
 from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S: Final = 60.0
 CATCH_UP_S: Final = 60.0
 
 
-class ClassicBrokers(BrokerGroup):
+class ClassicBrokers(DetouredGroup, BrokerGroup):
     """Brokers of one name: ``master`` is the first one, until another is promoted.
 
     A slave reaches the first broker's port for slaves through ``network``, if there is one.
@@ -73,14 +73,7 @@ class ClassicBrokers(BrokerGroup):
         """Settings of single brokers."""
         self.history = BrokerHistory()
         self.allowed_to_fail: set[NodeId] = set()
-        targets = {node: (HOST, one.peer_port) for node, one in self.nodes.items()}
-        self.network = ProxyNetwork(targets) if network else None
-
-    def close(self) -> None:
-        """End the brokers, then the network."""
-        super().close()
-        if self.network is not None:
-            self.network.close()
+        self._has_detours = network
 
     def conf_lines(self, node: NodeId) -> dict[str, str]:
         """As of a plain broker; and who is the master."""
@@ -88,8 +81,7 @@ class ClassicBrokers(BrokerGroup):
         if node == self.head:
             roles = {"brokerRole": self.role, "brokerId": "0"}
         else:
-            net = self.network
-            port = self.nodes[self.head].peer_port if net is None else net.port(node, self.head)
+            port = self.network.port(node, self.head) if self._has_detours else self.nodes[self.head].peer_port
             number = str(int(node[1:]) + 1)
             roles = {"brokerRole": "SLAVE", "brokerId": number, "haMasterAddress": f"{HOST}:{port}"}
         return lines | roles | self.own.get(node, {})

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.demo import digest_of
-from cluster.drill.detours import ProxyNetwork
-from cluster.local.group import HOST, LocalGroup, LocalNode
+from cluster.local.detours import DetouredGroup
+from cluster.local.group import LocalGroup
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Term
 from tests.support.history import AppendOp, History, Outcome, check
@@ -168,19 +168,5 @@ def undisturbed(group: Group) -> Iterator[None]:
     group.verify()
 
 
-class ProxiedGroup(Group):
+class ProxiedGroup(DetouredGroup, Group):
     """Nodes that reach each other only through a ``ProxyNetwork``."""
-
-    def __init__(self, directory: Path, *, size: int = 3, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(directory, size=size, settings=settings)
-        self.network = ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
-
-    def peer_address(self, node: NodeId, other: LocalNode) -> str:
-        """Itself at its real port, others through the network."""
-        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
-        return f"{HOST}:{port}"
-
-    def close(self) -> None:
-        """End the nodes, then the network."""
-        super().close()
-        self.network.close()

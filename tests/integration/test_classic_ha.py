@@ -116,7 +116,6 @@ def test_a_partitioned_master_acknowledges_nothing(make_classic: MakeClassic, si
     """
     brokers = make_classic(network=True)
     network = brokers.network
-    assert network is not None
     ways = list(itertools.pairwise(sides))
     with ClassicLoad(brokers) as load:
         load.history.wait_for_acks(200, PATIENCE_S)
@@ -189,7 +188,6 @@ def test_a_master_that_is_stopped_leaves_everything_to_its_slave(make_classic: M
     """SIGTERM under load: what it acknowledged until then is with the slave, whatever its role and the network."""
     brokers = make_classic(role=role, network=True, settings={"slaveTimeout": "60000"})
     network = brokers.network
-    assert network is not None
     network.delay(N0, N1, 0.3)
     with ClassicLoad(brokers, pace_s=0.0005) as load:
         load.history.wait_for_acks(500, PATIENCE_S)

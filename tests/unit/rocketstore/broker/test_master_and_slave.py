@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from cluster import certs
-from cluster.drill.detours import ProxyNetwork
+from cluster.local.detours import ProxyNetwork
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
 from dledger.store.fs import FileSystem

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from cluster.drill.detours import ProxyNetwork
+from cluster.local.detours import ProxyNetwork
 from dledger.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from functools import cached_property
 from types import TracebackType
 from typing import Self, TypeVar
 
+from cluster.local.group import HOST, LocalGroup, LocalNode
 from dledger.rpc.front_door import stop_serving
 from dledger.types import NodeId
 
@@ -239,3 +241,23 @@ class ProxyNetwork:
 
     def _run(self, work: Coroutine[object, object, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
+
+
+class DetouredGroup(LocalGroup):
+    """Nodes that reach each other only through a network in user space."""
+
+    @cached_property
+    def network(self) -> ProxyNetwork:
+        """Ends after the nodes."""
+        return ProxyNetwork({node: (HOST, one.peer_port) for node, one in self.nodes.items()})
+
+    def peer_address(self, node: NodeId, other: LocalNode) -> str:
+        """The real port for itself, the proxies for the others."""
+        port = other.peer_port if node == other.node_id else self.network.port(node, other.node_id)
+        return f"{HOST}:{port}"
+
+    def close(self) -> None:
+        """Stop the nodes, then the network."""
+        super().close()
+        if "network" in vars(self):
+            self.network.close()
