@@ -78,6 +78,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not load modules none of whose tests ``make test`` runs."""
+    if config.option.tier not in (tiers.QUICK, tiers.MACHINE) or not collection_path.name.startswith("test_"):
+        return None
+    return None if tiers.may_be_quick(collection_path) else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for its groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another tier runs, and put tests that would disturb each other on lanes."""

@@ -69,6 +69,11 @@ def directory(path: Path) -> str:
     return path.relative_to(TESTS).parts[0]
 
 
+def may_be_quick(module: Path) -> bool:
+    """Whether ``make test`` runs anything of a module, as far as can be told without loading it."""
+    return directory(module) in QUICK_DIRECTORIES or "mark.smoke" in module.read_text(encoding="utf-8")
+
+
 def is_quick(item: pytest.Item) -> bool:
     """Whether ``make test`` runs it."""
     if item.get_closest_marker("smoke"):
