@@ -49,7 +49,7 @@ class Live:
         servers = ",".join(self.brokers.addresses)
         # The leader is the busiest process here, and sending slows down storing.
         self._reads = {"bootstrap.servers": servers, "group": self.brokers.name, "readFrom": "follower"}
-        self._writes = {"bootstrap.servers": servers}
+        self._writes = {"bootstrap.servers": servers, "group": self.brokers.name}
 
     def topic(self, name: str) -> None:
         """Create a topic."""

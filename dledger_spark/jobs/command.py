@@ -80,6 +80,7 @@ def job_command(
             **typed: P.kwargs,
         ) -> None:
             with _traces(debug):
+                require_spark()  # also reading a directory needs its packages
                 options = parse(*args, **typed)
                 report = run_job(run, options, JobFrame(master, assigned(conf, "--conf"), as_json, html, name))
             click.get_current_context().exit(report.exit_code)

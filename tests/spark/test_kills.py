@@ -33,7 +33,6 @@ def test_driver_killed_between_source_and_sink(spark: SparkSession, tmp_path: Pa
         node.append(0, ENTRIES)
         read = {**node.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "700", "minPartitions": "2"}
         write = {**broker.options, "topic": "copied"}
-        del write["group"]
         begun = broker.log_end()
         with CopyProcess(tmp_path / "copy", read, write) as copy:
             wait_until(lambda: broker.log_end() > begun + 900, "the second batch is written", PATIENCE_S)
@@ -58,7 +57,7 @@ def test_leader_killed_while_rows_are_written_and_while_they_are_read(spark: Spa
         with when(lambda: stored(brokers.addresses) > ROWS // 10, lambda: brokers.kill(killed)):
             numbers = spark.range(0, ROWS, 1, 2).select(f.col("id").cast("string").alias("body"))
             numbers.write.format("dledger").mode("append").options(
-                **{"bootstrap.servers": servers, "topic": "t"}
+                **{"bootstrap.servers": servers, "group": brokers.name, "topic": "t"}
             ).save()
         brokers.start(killed)
         bodies = follow(spark, brokers, tmp_path)

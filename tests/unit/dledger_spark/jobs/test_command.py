@@ -113,6 +113,8 @@ def test_without_spark_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MissingPartError) as told:
         require_spark()
 
+    shown = CliRunner().invoke(dledger, ["pipeline", "stats", "/"])
+    assert (shown.exit_code, shown.stderr.startswith("error: Spark requires pyspark")) == (1, True)
     assert str(told.value).startswith("Spark requires pyspark, not installed here: run pip install 'pyspark")
     assert "Java 17 or newer" in str(told.value)
 
