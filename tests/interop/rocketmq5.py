@@ -13,6 +13,8 @@ from tests.interop.rocketmq import command, environment_in
 
 TIMEOUT_S: Final = 240
 MODULE: Final = "rocketmq5"
+_NOISE: Final = " |-INFO in org.apache.rocketmq."
+"""In each line about the settings of its log."""
 _ADMIN: Final = "org.apache.rocketmq.tools.command.MQAdminStartup"
 
 
@@ -78,6 +80,7 @@ def _run(main: str, directory: Path, *arguments: str) -> str:
         env=environment_in(directory),
         check=False,
     )
+    printed = "".join(line for line in ended.stdout.splitlines(keepends=True) if _NOISE not in line)
     if ended.returncode:
-        raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}")
-    return ended.stdout
+        raise AssertionError(f"{' '.join(arguments)} ended with {ended.returncode}:\n{printed}")
+    return printed

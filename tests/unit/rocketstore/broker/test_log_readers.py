@@ -19,6 +19,7 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.client import Admin, Producer
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import MESSAGE_MAGIC, decode_record, encode_record, stored_at
+from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.test_server import alone, plain, running
 
 
@@ -31,10 +32,13 @@ def server(tmp_path: Path) -> Iterator[BrokerServer]:
 
 
 def fill(server: BrokerServer) -> None:
-    """Thirty messages, sent one by one, so that they have times of their own."""
+    """Thirty messages, sent one by one, so that they have times of their own; now in their queues."""
     with Producer([server.address]) as producer:
         for number in range(30):
             producer.send(Message("T", b"%d" % number), queue_id=number % 3)
+    wait_until(
+        lambda: [server.store.max_offset("T", queue) for queue in range(3)] == [10] * 3, "all are in their queues"
+    )
 
 
 def entries(client: DLedgerClient, chunk_bytes: int = 0) -> list[Entry]:

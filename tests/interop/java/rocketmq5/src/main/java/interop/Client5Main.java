@@ -19,6 +19,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 public final class Client5Main {
   private static final int TIMEOUT_S = 120;
   private static final int POLL_MS = 1000;
+  private static final int CALL_MS_MAX = 30_000; // of a call: the machine may be busy
 
   private Client5Main() {}
 
@@ -41,6 +42,8 @@ public final class Client5Main {
   private static DefaultMQProducer producer(String nameServers) throws Exception {
     DefaultMQProducer producer = new DefaultMQProducer("interop-producers");
     producer.setNamesrvAddr(nameServers);
+    producer.setSendMsgTimeout(CALL_MS_MAX);
+    producer.setMqClientApiTimeout(CALL_MS_MAX);
     producer.start();
     return producer;
   }
@@ -96,6 +99,7 @@ public final class Client5Main {
   private static void poll(String nameServers, String topic, int count) throws Exception {
     DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("interop-pollers");
     consumer.setNamesrvAddr(nameServers);
+    consumer.setMqClientApiTimeout(CALL_MS_MAX);
     consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
     consumer.subscribe(topic, "*");
     consumer.start();

@@ -1,0 +1,154 @@
+"""RocketMQ 5.5's client, mqadmin and stores with our broker and our name server: ``make interop``."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rocketstore.broker.server import BrokerServer
+from rocketstore.nameserver.server import NameServer
+from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.settings import load_broker_settings
+from rocketstore.state.changes import GroupConfig, TopicConfig
+from rocketstore.upgrade.survey import survey
+from tests.interop import java, rocketmq5
+from tests.interop.rocketmq import broker_port
+from tests.support.remoting import RemotingSocket, pull_fields
+from tests.support.waiting import wait_until
+from tests.unit.rocketstore.nameserver.wire import config_in
+from tests.unit.rocketstore.nameserver.wire import running as name_server_running
+
+pytestmark = pytest.mark.interop
+
+START_S = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs() -> None:
+    java.build()
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[NameServer]:
+    with name_server_running(config_in(tmp_path)) as started:
+        yield started
+
+
+@contextmanager
+def ours(directory: Path, **settings: str) -> Iterator[BrokerServer]:
+    """Our broker on this store."""
+    given = {
+        "storePathRootDir": str(directory),
+        "listenPort": str(broker_port()),
+        "mappedFileSizeCommitLog": "8m",
+        "brokerName": "ours",
+        **settings,
+    }
+    started = BrokerServer(load_broker_settings(None, {}, given)[0]).start()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, name_server: NameServer) -> Iterator[BrokerServer]:
+    """Ours, plain, known to the name server."""
+    with ours(tmp_path / "store", namesrvAddr=name_server.address) as started:
+        yield started
+
+
+def test_a_client_that_polls_gets_everything(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
+    """Its consumer pulls by LITE_PULL_MESSAGE."""
+    address = name_server.address
+    assert rocketmq5.client(tmp_path / "c", "produce", address, "Polled", "20") == ["SEND_OK"] * 20
+
+    polled = rocketmq5.client(tmp_path / "c", "poll", address, "Polled", "20")
+
+    assert sorted(map(int, polled)) == list(range(20))
+    committed = [broker.state.offset("interop-pollers", "Polled", queue) for queue in range(4)]
+    assert sum(committed) == 20
+
+
+def test_a_timed_message_is_refused(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
+    """The client learns that it will not be delivered then, and nothing is stored."""
+    address = name_server.address
+    assert rocketmq5.client(tmp_path / "c", "produce", address, "Timed", "1") == ["SEND_OK"]
+
+    told = rocketmq5.client(tmp_path / "c", "timed", address, "Timed", "3600")
+
+    code = AnswerCode.MESSAGE_ILLEGAL.value
+    assert told == [f"seconds {code}", f"milliseconds {code}", f"moment {code}"]
+    assert sum(broker.store.max_offset("Timed", queue) for queue in range(4)) == 1
+
+
+def test_mqadmin_gets_its_answers(tmp_path: Path, broker: BrokerServer, name_server: NameServer) -> None:
+    """Commands that ask otherwise than those of RocketMQ 4."""
+    here, address = f"127.0.0.1:{broker.port}", name_server.address
+
+    def admin(*words: str) -> str:
+        printed = rocketmq5.admin(tmp_path / "admin", *words)
+        assert "Exception" not in printed, printed
+        return printed
+
+    topics = tmp_path / "topics.json"
+    topics.write_text('[{"topicName":"A","readQueueNums":4,"writeQueueNums":4},{"topicName":"B","perm":4}]')
+    assert "success" in admin("updateTopicList", "-n", address, "-b", here, "-f", str(topics))
+    assert broker.state.topic("A") == TopicConfig("A", 4, 4)
+    assert broker.state.topic("B") == TopicConfig("B", 16, 16, 4)
+    groups = tmp_path / "groups.json"
+    groups.write_text('[{"groupName":"g","retryMaxTimes":3},{"groupName":"h"}]')
+    assert "success" in admin("updateSubGroupList", "-n", address, "-b", here, "-f", str(groups))
+    assert broker.state.group("g") == GroupConfig("g", retry_times_max=3)
+    with RemotingSocket(broker.port) as client:
+        assert client.send("A").code == 0
+    wait_until(lambda: broker.store.max_offset("A", 0) == 1, "the message is in its queue")
+    status = admin("topicStatus", "-n", address, "-t", "A").splitlines()
+    rows = [line.split()[1:4] for line in status if line.startswith("ours")]
+    assert rows == [["0", "0", "1"], ["1", "0", "0"], ["2", "0", "0"], ["3", "0", "0"]]
+    ha = admin("haStatus", "-n", address, "-b", here)
+    assert f"#MasterAddr\t{here}" in ha
+    assert "#SlaveNum\t0" in ha
+    listed = next(line for line in admin("clusterList", "-n", address).splitlines() if here in line)
+    assert listed.split()[-1] == "true"
+
+
+def test_a_store_of_version_5_says_what_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages that wait for their time, and those of a topic of batches: nobody gets ten of them as one."""
+    port = broker_port()
+    where = f"127.0.0.1:{port}"
+    with rocketmq5.name_server(tmp_path / "ns") as address:
+        settings = {"listenPort": port, "namesrvAddr": address, "brokerName": "theirs"}
+        with rocketmq5.broker(tmp_path / "b", settings) as process:
+            wait_until(
+                lambda: where in rocketmq5.admin(tmp_path / "a", "clusterList", "-n", address),
+                "it is registered",
+                timeout_s=START_S,
+            )
+            for topic, attributes in (("Batches", ["-a", "+queue.type=BatchCQ"]), ("Plain", [])):
+                words = ["-n", address, "-b", where, "-t", topic, "-r", "1", "-w", "1", *attributes]
+                assert "success" in rocketmq5.admin(tmp_path / "a", "updateTopic", *words)
+            assert rocketmq5.client(tmp_path / "c", "batch", address, "Batches", "10") == ["SEND_OK"]
+            assert rocketmq5.client(tmp_path / "c", "produce", address, "Plain", "5") == ["SEND_OK"] * 5
+            timed = rocketmq5.client(tmp_path / "c", "timed", address, "Plain", "86400")
+            assert timed == ["seconds SEND_OK", "milliseconds SEND_OK", "moment SEND_OK"]
+            process.send_signal(signal.SIGTERM)
+            process.wait(START_S)
+    store = tmp_path / "copy"
+    shutil.copytree(tmp_path / "b" / "store", store, copy_function=shutil.copyfile)  # with new times, as `cp -r`
+
+    found = survey(store)
+    assert found.comes[0] == "messages (5) of topics (1), with their queue offsets; NOT those named below"
+    assert [one.partition(":")[0] for one in found.stays] == ["timerwheel", "batchconsumequeue"]
+    with ours(store) as broker, RemotingSocket(broker.port) as client:
+        for said in ("up to 3 messages", "write here: Batches"):
+            assert said in caplog.text
+        for topic, code in (("Batches", AnswerCode.NO_PERMISSION), ("Plain", AnswerCode.SUCCESS)):
+            client.subscribe("g", topic)
+            assert client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", topic)).code == code
+        assert client.send("Batches").code == AnswerCode.NO_PERMISSION
