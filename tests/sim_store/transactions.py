@@ -128,7 +128,9 @@ class Producers:
 
     def _is_torn(self, store: MessageStore, offset: int) -> bool:
         record = store.read_record(offset)
-        properties = {} if record is None else decode_record(record).properties
+        if record is None:  # it has expired, and so has its transaction
+            return False
+        properties = decode_record(record).properties
         return properties.keys() != PROPERTIES or (properties["PGROUP"], properties["REAL_TOPIC"]) != (PRODUCERS, TOPIC)
 
     def check(self, store: MessageStore, *, all_kept: bool) -> None:

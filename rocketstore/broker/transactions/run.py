@@ -342,6 +342,7 @@ class Run:
             self._scanned = max(self._scanned, heard if commit is None else min(heard, commit))
         self._take_results()
         self._settle_doubts()
+        self._end_expired()
         self._finish_commits(now_ms)
         dues = [now_ms + _IDLE_MS, self._note_progress(now_ms), self._checks.step(now_ms, self._scanned)]
         if self._arrivals:
@@ -400,6 +401,22 @@ class Run:
             self._doubts.popleft()
             if not known:
                 self._doubts.append(one)
+
+    def _end_expired(self) -> None:
+        """Retention may remove a half message that is still open: nobody can be asked about it, or commit it."""
+        begin = self._store.log.min_offset
+        while True:
+            with self._lock:
+                half = next(iter(self.halves), None)  # they are in the log's order
+                if half is None or half.offset >= begin or half.phase is Phase.ENDING:
+                    return
+                self.halves.ended(half.queue_offset)
+            if half.phase is Phase.OPEN:
+                _log.error(
+                    "transactions: half message %d of %s has expired: the transaction has ended without a commit",
+                    half.queue_offset,
+                    half.group,
+                )
 
     def _finish_commits(self, now_ms: int) -> None:
         """Write ops that are missing: of commits before which a master died, or that a full disk has separated."""

@@ -124,6 +124,8 @@ class Group:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
     group = Group(tmp_path)
+    for broker in group.brokers.values():  # a group that has lost one of two disks with standing would stop
+        wait_until(lambda broker=broker: broker.replica.server.status().voter, "every new disk has standing")  # type: ignore[misc]
     yield group
     for number in list(group.brokers):
         group.stop(number)

@@ -29,10 +29,12 @@ class Log(FakeLog):
     def __init__(self) -> None:
         super().__init__()
         self.committed = 0
+        self.expired = 0
+        """What lies before this offset has been removed."""
 
     @property
     def min_offset(self) -> int:
-        return 0
+        return self.expired
 
     @property
     def end_offset(self) -> int:
@@ -100,6 +102,8 @@ class Store(FakeStore):
         return True
 
     def read_record(self, offset: int) -> bytes | None:
+        if offset < self.log.min_offset:
+            return None
         return next((one.record for one in self.log.records if one.head.offset == offset), None)
 
 

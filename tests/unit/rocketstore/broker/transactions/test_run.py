@@ -200,3 +200,39 @@ def test_an_end_in_doubt_in_an_unreadable_part_of_the_log_holds_up_no_other_tran
     assert len([one for one in caplog.records if "cannot be read" in one.message]) == 1
     master.after(10_000)
     assert master.end(doubtful)
+
+
+def test_a_half_message_that_retention_has_removed_is_open_no_more(
+    log: Log, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody could commit it or say what became of it; it took up its group's room, and was asked about in vain."""
+    master = Master(log, clock)
+    immune = master.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="86400")
+    gone = master.prepare()
+    kept = master.prepare()
+    log.expired = kept.offset
+
+    asked = master.after(60_000)
+
+    assert [one.queue_offset for one in master.run.halves] == [kept.queue_offset]
+    assert asked == [1]
+    assert not master.end(gone)
+    assert master.end(kept)
+    for place in (immune, gone):
+        assert f"half message {place.queue_offset} of {GROUP} has expired" in caplog.text
+
+
+def test_a_removed_half_message_whose_end_is_on_its_way_waits_for_it(log: Log, clock: ManualClock) -> None:
+    """Its commit may be in the log; what became of it is told first."""
+    master = Master(log, clock)
+    place = master.prepare()
+    master.store.modes["T"] = "late"
+    assert master.end(place)
+    log.expired = place.offset + 1
+    master.after(1000)
+    assert len(master.run.halves) == 1
+    log.committed = len(log.records)
+    master.store.held.pop()()
+    master.store.dispatch()
+    master.after(1000)
+    assert (len(master.messages("T")), len(master.run.halves)) == (1, 0)
