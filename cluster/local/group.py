@@ -33,6 +33,8 @@ HOST: Final = "127.0.0.1"
 READY_WORDS: Final = " is ready: "
 """In the line that ``dledger serve`` prints once it serves."""
 START_TIMEOUT_S: Final = 30.0
+"""How long a starting node may do nothing: neither log anything nor use the processor. A busy machine only slows it."""
+START_S_MAX: Final = 300.0
 STOP_TIMEOUT_S: Final = 15.0
 LEADER_TIMEOUT_S: Final = 15.0
 _POLL_S: Final = 0.02
@@ -337,13 +339,20 @@ class LocalGroup:
         return ours | {"DLEDGER_LOG_FORMAT": self.log_format}
 
     def _wait_ready(self, node: NodeId, offset: int) -> None:
+        said = b""
+
         def ready_or_gone() -> bool:
+            nonlocal said
             with self.nodes[node].log_file.open("rb") as log:
                 log.seek(offset)
-                return READY_WORDS.encode() in log.read() or not self.is_running(node)
+                said = log.read()
+            return READY_WORDS.encode() in said or not self.is_running(node)
+
+        def done_so_far() -> tuple[int, int]:
+            return len(said), processor_ticks(self._process(node).pid)
 
         try:
-            wait_until(ready_or_gone, START_TIMEOUT_S, f"{node} is not ready")
+            wait_while_working(ready_or_gone, done_so_far, f"{node} is not ready")
         except LocalGroupError as error:
             raise LocalGroupError(f"{error}\n{self._log_end(node)}") from None
         if not self.is_running(node):
@@ -357,6 +366,31 @@ class LocalGroup:
 
     def _log_end(self, node: NodeId) -> str:
         return "\n".join(self.logs(node).splitlines()[-30:])
+
+
+def wait_while_working(condition: Callable[[], bool], done_so_far: Callable[[], object], complaint: str) -> None:
+    """Poll until the condition holds. Raises ``LocalGroupError`` once nothing was done for ``START_TIMEOUT_S``, or
+    after ``START_S_MAX``.
+    """
+    never = threading.Event()
+    began_s = progress_s = time.monotonic()
+    before: object = None
+    while not condition():
+        now_s, done = time.monotonic(), done_so_far()
+        if done != before:
+            before, progress_s = done, now_s
+        if now_s - progress_s >= START_TIMEOUT_S or now_s - began_s >= START_S_MAX:
+            raise LocalGroupError(f"{complaint} within {now_s - began_s:.0f} s")
+        never.wait(_POLL_S)
+
+
+def processor_ticks(pid: int) -> int:
+    """The processor time that a process has used, in clock ticks; 0 if the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -44,6 +45,7 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
 
+_log = logging.getLogger("rocketstore")
 SURVEYED_AT_ONCE: Final = 1024
 """Topics or groups named in one request."""
 
@@ -332,13 +334,20 @@ class Admin:
         self._connection.ask_master(SEND_BACK, request, self._connection.deadline())
 
     def offsets(self, group: str, topic: str = "") -> dict[tuple[str, int], int]:
-        """A group's committed offsets, by topic and queue."""
+        """A group's committed offsets, by topic and queue: the master's.
+
+        While there is none, those that another member knows, which may be older; a warning in the log says so.
+        """
         request = pb.FetchOffsetsRequest(group=group, topic=topic)
         answer = self._connection.ask_reader(FETCH_OFFSETS, request, self._connection.deadline())
+        self._say_if_not_the_masters(f"the offsets of group {group}")
         return {(one.topic or topic, one.queue_id): one.offset for one in answer.offsets}
 
     def group_offsets(self, groups: Sequence[str]) -> dict[str, dict[tuple[str, int], int]]:
-        """The committed offsets of many groups, without groups that do not exist or are not this account's."""
+        """The committed offsets of many groups, without groups that do not exist or are not this account's.
+
+        For whose they are, see ``offsets``.
+        """
         found: dict[str, dict[tuple[str, int], int]] = {}
         covered = 0
         while covered < len(groups):
@@ -347,7 +356,15 @@ class Admin:
             covered += _progress(answer.covered, len(request.groups))
             for one in answer.groups:
                 found[one.group] = {(it.topic, it.queue_id): it.offset for it in one.offsets}
+        if groups:
+            self._say_if_not_the_masters("the offsets of groups")
         return found
+
+    def _say_if_not_the_masters(self, what: str) -> None:
+        if self._connection.directory.leader is None:
+            _log.warning(
+                "there is no master: %s are those that another member knows, and may be older than committed", what
+            )
 
     def progress(self, group: str, topic: str = "") -> list[QueueProgress]:
         """A group's progress in every queue of its topics (or of one). Raises ``NotFoundError`` if unknown."""

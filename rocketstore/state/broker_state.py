@@ -47,7 +47,13 @@ from rocketstore.state.changes import (
 )
 from rocketstore.state.limits import LimitChecks, StateLimits
 from rocketstore.state.publisher import StateDone, StatePublisher
-from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files, written_by_rocketmq
+from rocketstore.state.rocketmq_files import (
+    RocketmqFiles,
+    edited_by_hand,
+    newer_changes,
+    read_rocketmq_files,
+    written_by_rocketmq,
+)
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.store.message_store import MessageStore
@@ -115,16 +121,28 @@ class StateSettings:
     limits: StateLimits = field(default_factory=StateLimits)
 
 
-def stored_state(config_dir: Path, *, has_log: bool) -> tuple[BrokerSnapshot | None, bool]:
+def stored_state(config_dir: Path, *, has_log: bool, edits: bool = False) -> tuple[BrokerSnapshot | None, bool]:
     """The snapshot; or RocketMQ's own files if there is neither a snapshot nor a log of state, and those that it has
-    written since. Also whether anything comes from RocketMQ's files.
+    written since. Also whether anything comes from RocketMQ's files. ``edits``: what somebody has changed in our files
+    by hand is in force, too.
     """
+    edited = edited_by_hand(config_dir)
+    if edited and not edits:
+        _log.warning(
+            "%s: edited by hand, and not in force: %s; the topics, groups and offsets are those of the group's log: "
+            "change them with `dledger topic`, `dledger consumer` or mqadmin while it runs",
+            config_dir, ", ".join(edited),
+        )  # fmt: skip
     snapshot = read_snapshot(config_dir)
     if snapshot is not None:
-        newer = newer_changes(config_dir, snapshot.imported, snapshot.changes)
+        newer = newer_changes(config_dir, snapshot.imported, snapshot.changes, edits=edits)
         if newer is None:
             return snapshot, False
-        _log.warning("%s: RocketMQ has used this store since: imported %s", config_dir, ", ".join(newer.sums))
+        _log.warning(
+            "%s: RocketMQ has used this store since, or its files were edited: imported %s",
+            config_dir,
+            ", ".join(newer.sums),
+        )
         return replace(snapshot, changes=newer.changes, imported=newer.sums), True
     if has_log:
         foreign = written_by_rocketmq(config_dir)
@@ -197,7 +215,9 @@ class BrokerState:
 
         Call after the store's ``load``.
         """
-        snapshot, taken_over = stored_state(self._config_dir, has_log=self._applier.end_offset > 0)
+        snapshot, taken_over = stored_state(
+            self._config_dir, has_log=self._applier.end_offset > 0, edits=not self._store.log.is_replicated
+        )
         self._applier.restore(snapshot or BrokerSnapshot())
         self._saved_next = 0 if snapshot is None else snapshot.next_offset
         self._imported = {} if snapshot is None else snapshot.imported

@@ -5,8 +5,9 @@ directory is new, and again when RocketMQ has written them since (``newer_change
 and at a stop, so that RocketMQ finds current topics, consumer offsets and delay progress.
 
 Each has a ``.bak`` with its previous contents: RocketMQ falls back on it if the file is missing or unreadable, and so
-do we. Our files contain a mark that RocketMQ ignores and never writes; we never read our own files back. A file without
-the mark is RocketMQ's, and news unless it has the very contents that were taken over already (``sums``). The times of
+do we. Our files contain a mark that RocketMQ ignores and never writes, and a checksum; we never read our own files
+back, unless somebody has edited them, which the checksum shows: a plain broker takes that over. A file without the mark
+is RocketMQ's. Both are news unless they have the very contents that were taken over already (``sums``). The times of
 the files say nothing: a copy of a store has new ones.
 
 RocketMQ's brokers store what clients tell them, such as an offset of -1. A value that cannot be taken over is left out
@@ -19,6 +20,7 @@ import hashlib
 import json
 import logging
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -46,6 +48,7 @@ CONSUMER_OFFSETS: Final = "consumerOffset.json"
 DELAY_OFFSETS: Final = "delayOffset.json"
 _MARK: Final = "writtenBy"
 _OURS: Final = "dledger"
+_SUM: Final = "checksum"
 _NEW_TOPIC: Final[Mapping[str, object]] = {"order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
 _NEW_GROUP: Final[Mapping[str, object]] = {
     "brokerId": 0,
@@ -112,13 +115,17 @@ def read_rocketmq_files(directory: Path) -> Imported:
     return _joined((), found)
 
 
-def newer_changes(directory: Path, taken: Mapping[str, str], known: tuple[Change, ...]) -> Imported | None:
-    """``known`` plus what RocketMQ has written since; None if it has written nothing.
+def newer_changes(
+    directory: Path, taken: Mapping[str, str], known: tuple[Change, ...], *, edits: bool = False
+) -> Imported | None:
+    """``known`` plus what RocketMQ has written since, or, with ``edits``, somebody by hand; None if there is nothing.
 
     ``taken`` are the sums of those of its files that ``known`` already contains. A file written by RocketMQ replaces
     everything known about its subject: topics missing in it were deleted there.
     """
-    found = {name: one for name in _READERS if (one := _news(directory / name, taken.get(name, ""))) is not None}
+    found = {
+        name: one for name in _READERS if (one := _news(directory / name, taken.get(name, ""), edits=edits)) is not None
+    }
     if not found:
         return None
     replaced = tuple(kind for name, kind in _REPLACED.items() if name in found)
@@ -131,6 +138,11 @@ def newer_changes(directory: Path, taken: Mapping[str, str], known: tuple[Change
 def written_by_rocketmq(directory: Path) -> list[str]:
     """The names of the files here that RocketMQ wrote last."""
     return [name for name in _READERS if _foreign(directory / name) is not None]
+
+
+def edited_by_hand(directory: Path) -> list[str]:
+    """The names of the files here that were changed after this broker had written them."""
+    return [name for name in _READERS if (found := _content(directory / name)) is not None and _is_edited(found[0])]
 
 
 def changes_in(name: str, body: bytes) -> FileChanges:
@@ -171,8 +183,21 @@ def _foreign(path: Path) -> tuple[_Content, str] | None:
     return None if found is None or found[0].get(_MARK) == _OURS else found
 
 
-def _news(path: Path, taken: str) -> Imported | None:
-    found = _foreign(path)
+def _is_edited(content: _Content) -> bool:
+    """Earlier versions wrote no checksum: nobody knows."""
+    return content.get(_MARK) == _OURS and _SUM in content and content[_SUM] != _sum_of(content)
+
+
+def _sum_of(content: _Content) -> str:
+    """Of the contents, however they are laid out."""
+    rest = {name: value for name, value in content.items() if name not in (_MARK, _SUM)}
+    return f"{zlib.crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
+
+
+def _news(path: Path, taken: str, *, edits: bool = False) -> Imported | None:
+    found = _content(path)
+    if found is not None and found[0].get(_MARK) == _OURS and not (edits and _is_edited(found[0])):
+        return None
     if found is None or found[1] == taken:
         return None
     try:
@@ -395,7 +420,8 @@ class RocketmqFiles:
             if self._written.get(name) == text:
                 continue
             versioned = {"dataVersion": version, **content} if name in (TOPICS, GROUPS) else content
-            self._replace(name, json.dumps({_MARK: _OURS, **versioned}, indent="\t").encode())
+            marked = {_MARK: _OURS, _SUM: _sum_of(versioned), **versioned}
+            self._replace(name, json.dumps(marked, indent="\t").encode())
             self._written[name] = text
 
     def _replace(self, name: str, text: bytes) -> None:

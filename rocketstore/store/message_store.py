@@ -148,7 +148,7 @@ class MessageStore:
             log_goes_first=lambda: self._log_goes_first(),
         )
         self._numbers = NumberWriter(log, self._numbering, self._dispatch, lambda: self.role is not BrokerRole.SLAVE)
-        self._reader = StoreReader(log, self._queues.find, self._index, config)
+        self._reader = StoreReader(log, self._queues.find, self._index, config, since_ms=self._clock.wall_ms())
         self._cleaner = Cleaner(
             log,
             derived,

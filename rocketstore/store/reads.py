@@ -63,11 +63,14 @@ class StoreReader:
         config: MessageStoreConfig,
         *,
         memory_bytes: int | None = None,
+        since_ms: int | None = None,
     ) -> None:
+        """``since_ms``: when this start of the store began; what was stored later, no earlier reader has seen."""
         self._log = log
         self._find_queue = find_queue
         self._index = index
         self._config = config
+        self._since_ms = since_ms
         self.truth: Final = QueueTruth(log, DelayLevels.parse(config.message_delay_level))
         self._units_per_file = config.consume_queue_file_bytes // UNIT_BYTES
         memory = _physical_memory() if memory_bytes is None else memory_bytes
@@ -104,6 +107,8 @@ class StoreReader:
         outside = _outside(offset, low, high)
         if outside is not None:
             status, proper = outside
+            if status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and low == 0 and self._was_emptied(topic, queue_id):
+                proper = 0
             return GetResult(status, proper if correct_offset else offset, low, high)
         log_end = self._log.max_offset  # read after the queue's end, so everything dispatched up to there is readable
         max_count = min(max_count, max(self._in_memory.messages, self._in_disk.messages))
@@ -111,6 +116,13 @@ class StoreReader:
         status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
         suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self.memory_bytes_max
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
+
+    def _was_emptied(self, topic: str, queue_id: int) -> bool:
+        """Whether all messages of a queue that begins at 0 are newer than this start: its disk was lost, so a reader
+        that is beyond its end has seen none of them. RocketMQ takes each such queue for one, also one that has lost
+        its tail, and has all of it read again.
+        """
+        return self._since_ms is not None and self.store_time(topic, queue_id, 0) >= self._since_ms
 
     def get_at_once(
         self, topic: str, queue_id: int, offset: int, *, max_count: int, max_bytes: int

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from cluster.local.group import LocalGroup, LocalGroupError, free_ports, wait_until
+from cluster.local import group as group_module
+from cluster.local.group import (
+    LocalGroup,
+    LocalGroupError,
+    free_ports,
+    processor_ticks,
+    wait_until,
+    wait_while_working,
+)
 from dledger.types import NodeId
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
@@ -200,3 +210,24 @@ def test_ports_with_companions_overlap_with_nothing() -> None:
     ports = free_ports(20, companion=7, taken=taken)
 
     assert len({*taken, *ports, *(port + 7 for port in ports)}) == 45
+
+
+def test_a_start_is_waited_for_while_it_does_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine slows it: it is given up only once it has done nothing for the whole time, or after a limit."""
+    monkeypatch.setattr(group_module, "START_TIMEOUT_S", 0.2)
+    ready_s = time.monotonic() + 1
+    work = iter(range(1_000_000))
+
+    wait_while_working(lambda: time.monotonic() >= ready_s, lambda: next(work), "n0 is not ready")
+    with pytest.raises(LocalGroupError, match="n0 is not ready within 0 s"):
+        wait_while_working(lambda: False, lambda: 0, "n0 is not ready")
+    monkeypatch.setattr(group_module, "START_S_MAX", 0.5)
+    with pytest.raises(LocalGroupError, match="n0 is not ready"):
+        wait_while_working(lambda: False, lambda: next(work), "n0 is not ready")
+
+
+def test_a_process_that_computes_is_seen_to() -> None:
+    """By the processor time that the system counts."""
+    before = processor_ticks(os.getpid())
+    wait_until(lambda: sum(range(1_000_000)) > 0 and processor_ticks(os.getpid()) > before, 30, "it is counted")
+    assert processor_ticks(1 << 30) == 0

@@ -105,6 +105,21 @@ def test_progress_and_reset(admin: Admin, brokers: FakeBrokers) -> None:
         admin.progress("nobody")
 
 
+def test_offsets_without_a_master_are_said_to_be_another_members(
+    admin: Admin, brokers: FakeBrokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may lag; the master's are the group's."""
+    brokers.offsets["billing", "orders", 0] = 3
+    assert admin.offsets("billing") == {("orders", 0): 3}
+    assert "no master" not in caplog.text
+    brokers.elect(None)
+
+    with Admin(brokers.addresses) as another:
+        assert another.offsets("billing") == {("orders", 0): 3}
+
+    assert "there is no master: the offsets of group billing are those that another member knows" in caplog.text
+
+
 def test_progress_leaves_out_deleted_topics(admin: Admin, brokers: FakeBrokers) -> None:
     """Their offsets may outlive them."""
     brokers.offsets["billing", "deleted", 0] = 3

@@ -24,7 +24,7 @@ from rocketstore.state.changes import (
     SetDelayOffsets,
     TopicConfig,
 )
-from rocketstore.state.rocketmq_files import RocketmqFiles, newer_changes, read_rocketmq_files
+from rocketstore.state.rocketmq_files import RocketmqFiles, edited_by_hand, newer_changes, read_rocketmq_files
 from rocketstore.state.snapshot import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.tables import Tables
 from tests.crash.crash_fs import NO_SPACE, FailingFs
@@ -78,6 +78,28 @@ def test_rocketmq_files_are_taken_over(tmp_path: Path) -> None:
     assert tables.topics == {"Orders": TopicConfig("Orders", 8, 4, 6)}
     assert tables.groups == {"idle": {}, "readers": {("Orders", 0): 17, ("Orders", 1): 5}}
     assert tables.delay_offsets == {1: 3, 2: 4}
+
+
+def test_what_somebody_has_edited_by_hand_is_news_once(tmp_path: Path) -> None:
+    """The file has our mark, but not our contents; its layout says nothing. In a group, it is only told."""
+    write(tmp_path)
+    assert (newer_changes(tmp_path, {}, KNOWN, edits=True), edited_by_hand(tmp_path)) == (None, [])
+    path, content = tmp_path / "consumerOffset.json", read(tmp_path, "consumerOffset.json")
+    path.write_text(json.dumps(content))
+    assert (newer_changes(tmp_path, {}, KNOWN, edits=True), edited_by_hand(tmp_path)) == (None, [])
+
+    content["offsetTable"]["Orders@readers"]["0"] = 3
+    path.write_text(json.dumps(content))
+
+    assert edited_by_hand(tmp_path) == ["consumerOffset.json"]
+    assert newer_changes(tmp_path, {}, KNOWN) is None
+    found = newer_changes(tmp_path, {}, KNOWN, edits=True)
+    assert found is not None
+    tables = Tables(found.changes)
+    assert tables.groups == {"readers": {("Orders", 0): 3}}
+    assert newer_changes(tmp_path, found.sums, found.changes, edits=True) is None
+    write(tmp_path, tables)
+    assert edited_by_hand(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,20 @@ def test_a_clean_stop_needs_no_recovery(config: MessageStoreConfig) -> None:
     store.shutdown()
 
 
+def test_a_reader_beyond_the_end_of_a_queue_that_lost_its_disk_begins_anew(config: MessageStoreConfig) -> None:
+    """It has seen none of what is there. A queue that only lost its tail goes on at its end: the rest has been read."""
+    with running(config) as store:
+        fill(store, 6, queues=1)
+        lost_all = store.get("T", 0, 20, max_count=1)
+    with running(config) as store:
+        lost_tail = store.get("T", 0, 20, max_count=1)
+        fill(store, 1, queues=1, first=6)
+        still = store.get("T", 0, 20, max_count=1)
+
+    assert {one.status for one in (lost_all, lost_tail, still)} == {GetMessageStatus.OFFSET_OVERFLOW_BADLY}
+    assert [one.next_offset for one in (lost_all, lost_tail, still)] == [0, 6, 7]
+
+
 def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
     """Every file's contents and time."""
     return {
