@@ -360,7 +360,7 @@ def _copy_file(source: Path, path: Path, fs: FileSystem) -> None:
 
 
 def _keep_time(source: Path, path: Path) -> None:
-    """Retention goes by when a log file was last written, and what RocketMQ wrote by whether it is newer than ours."""
+    """Retention goes by when a log file was last written."""
     found = source.stat()
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 

@@ -135,11 +135,14 @@ def test_a_message_has_a_bounded_number_of_keys(broker: Harness, encoded: bool) 
 def test_a_message_that_shall_come_at_a_time_of_its_own_is_refused(broker: Harness, name: str) -> None:
     """It would come at once; the others of the request are stored."""
     results = broker.send(
-        message(properties={name: "10"}), message(property_string=f"TAGS\x01a\x02{name}\x0110".encode()), message()
+        message(properties={name: "10"}),
+        message(property_string=f"TAGS\x01a\x02{name}\x0110".encode()),
+        message(properties={"TRAN_MSG": "true", "PGROUP": "g", name: "10"}, sys_flag=SYS_FLAG_PREPARED),
+        message(),
     )
 
-    assert [one.status for one in results] == ["MESSAGE_ILLEGAL", "MESSAGE_ILLEGAL", "PUT_OK"]
-    assert all(name in one.reason for one in results[:2])
+    assert [one.status for one in results] == [*["MESSAGE_ILLEGAL"] * 3, "PUT_OK"]
+    assert all(name in one.reason for one in results[:3])
 
 
 def test_an_unknown_topic_is_made_by_sending_to_it_once(broker: Harness) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -474,31 +473,50 @@ def test_topics_that_rocketmq_made_are_found_in_a_copy_of_the_store(
     assert {topic.name for topic in member.state.topics()} == made.keys()
 
 
-def test_what_was_taken_over_does_not_come_again_before_ours_has_replaced_it(
-    tmp_path: Path, add_member: Callable[[str], Member]
-) -> None:
-    """A kill in between: what happened here since is newer."""
+@pytest.fixture
+def importer(tmp_path: Path, add_member: Callable[[str], Member]) -> Member:
+    """A master that has taken over RocketMQ's offset 17 in T, and got on to 20 since."""
     (tmp_path / "one").mkdir()
-    file = as_rocketmq_writes(tmp_path / "one", "consumerOffset.json", {"offsetTable": {"T@g": {"0": 17}}})
-    as_taken = file.read_bytes()
+    as_rocketmq_writes(tmp_path / "one", "consumerOffset.json", {"offsetTable": {"T@g": {"0": 17}}})
     member = add_member("one")
     member.promote()
     member.do(lambda done: member.state.put_topic(TopicConfig("T"), done))
     member.store.log.queue_offsets["T", 0] = 30
     member.do(lambda done: member.state.commit_offsets("g", [("T", 0, 20)], done=done))
     member.clock.now_ms += member.settings.snapshot_interval_ms
-    member.state.flush()
-    assert read(member.directory, "consumerOffset.json")["writtenBy"] == "dledger"
-    assert read_snapshot(member.directory) == replace(
-        read_snapshot(member.directory) or BrokerSnapshot(), imported={}
-    ), "it is told no longer than the file is there"
+    return member
 
-    member.restart(clean=False)
-    assert member.state.offset("g", "T", 0) == 20
 
-    file.write_bytes(as_taken)
-    member.restart(clean=False)
-    assert member.state.offset("g", "T", 0) == 17, "RocketMQ has gone back to where it was"
+@pytest.fixture
+def _no_room_for_rocketmqs_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RocketmqFiles, "write", fails)
+
+
+@pytest.mark.usefixtures("_no_room_for_rocketmqs_files")
+def test_what_was_taken_over_does_not_come_again_before_ours_has_replaced_it(importer: Member) -> None:
+    """RocketMQ's file is still there, as old as it was: what happened here since is newer."""
+    importer.state.step()
+    assert "writtenBy" not in read(importer.directory, "consumerOffset.json")
+
+    importer.restart(clean=False)
+
+    assert importer.state.offset("g", "T", 0) == 20
+
+
+def test_what_rocketmq_writes_after_us_is_news_also_if_it_is_what_it_wrote_before(importer: Member) -> None:
+    """An administrator has put the group back to where it was."""
+    importer.state.flush()
+    assert read(importer.directory, "consumerOffset.json")["writtenBy"] == "dledger"
+    importer.restart(clean=False)
+    assert importer.state.offset("g", "T", 0) == 20
+
+    as_rocketmq_writes(importer.directory, "consumerOffset.json", {"offsetTable": {"T@g": {"0": 17}}})
+    importer.restart(clean=False)
+
+    assert importer.state.offset("g", "T", 0) == 17
 
 
 def test_without_a_snapshot_rocketmqs_files_are_not_forgotten_silently(
