@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal
 
-from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses
+from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Addresses, most_telling
 from dledger.client.security import ClientSecurity
 from dledger.client.shared import Deadline
 from dledger.conditions import Condition
-from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from dledger.errors import DLedgerError, InvalidRequestError
 from rocketstore.client.connection import BrokerConnection
 from rocketstore.client.errors import BadAnswerError, NotFoundError
 from rocketstore.client.methods import (
@@ -166,7 +166,7 @@ class Admin:
                     directory.learn(address, report_of_broker(answer))
         statuses = [one for one in answers.values() if isinstance(one, BrokerStatus)]
         if not statuses:
-            raise next((one for one in answers.values() if isinstance(one, DLedgerError)), UnavailableError("none"))
+            raise most_telling([one for one in answers.values() if isinstance(one, DLedgerError)])
         # The same broker may have responded under two names.
         names = {one.node_id: one.address for one in reversed(statuses) if one.node_id}
         return {

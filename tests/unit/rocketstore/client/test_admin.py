@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from cluster.local.group import free_ports
 from dledger.client import shared
-from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
+from dledger.errors import AccessDeniedError, DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client import Admin, BrokerStatus, TopicInfo
 from rocketstore.client.errors import BadAnswerError, NotFoundError, StoreFailedError
 from rocketstore.message.message import Message
@@ -125,6 +126,16 @@ def test_progress_leaves_out_deleted_topics(admin: Admin, brokers: FakeBrokers) 
     brokers.offsets["billing", "deleted", 0] = 3
 
     assert admin.progress("billing") == []
+
+
+@pytest.mark.parametrize("gone_first", [True, False])
+def test_a_refusal_is_told_rather_than_another_brokers_silence(brokers: FakeBrokers, gone_first: bool) -> None:
+    """With a wrong key and a broker that is down, the error names the key."""
+    fail(brokers, "Status", grpc.StatusCode.UNAUTHENTICATED, times=10)
+    addresses = [f"127.0.0.1:{free_ports(1)[0]}", brokers.addresses[0]]
+
+    with Admin(addresses if gone_first else addresses[::-1]) as asking, pytest.raises(AccessDeniedError):
+        asking.cluster()
 
 
 def test_the_cluster_is_every_broker(brokers: FakeBrokers) -> None:
