@@ -36,3 +36,17 @@ def test_a_publication_that_fails_is_told_once_until_it_works_again(caplog: pyte
 
     assert asked == [1, 2, 3, 4, 5]
     assert [record.getMessage().count("group spark cannot be published") for record in caplog.records] == [1, 1]
+
+
+def test_a_stream_that_has_read_nothing_publishes_nothing() -> None:
+    """Its beginning is no progress: a group that was further would seem to have gone back."""
+    published: list[int] = []
+    reader: Any = LogStreamReader(  # Any: what it asks is replaced
+        ReadOptions.parse({"bootstrap.servers": "a:1", "consumerGroup": "spark"}), Projection((), pa.schema([]))
+    )
+    reader._log = SimpleNamespace(publish=lambda _group, index: published.append(index))
+
+    for index in (7, 7, 9, 9, 12):
+        reader.commit(LogOffset("c", "g", index, 7).to_dict())
+
+    assert published == [9, 12]

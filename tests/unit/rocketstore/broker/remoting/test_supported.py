@@ -48,6 +48,8 @@ def test_the_name_server_answers_what_the_table_says(tmp_path: Path) -> None:
     server = NameService(NameServerConfig(), tables, KvConfig(tmp_path / "kv.json", entries_max=1, bytes_max=1))
     try:
         handlers = server.handlers()
-        assert handlers.direct.keys() | handlers.awaited.keys() == _said(AnsweredBy.NAME_SERVER)
+        assert handlers.direct.keys() | handlers.awaited.keys() | handlers.prompt.keys() == _said(
+            AnsweredBy.NAME_SERVER
+        )
     finally:
         server.close()
