@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from dledger.clock import Clock
@@ -10,6 +10,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc.bridge import LoopBridge, LoopCallback
 from rocketstore.broker.codec import parse
 from rocketstore.broker.delayed import DelayedMessages
+from rocketstore.broker.hosts import host_text
 from rocketstore.broker.made import MadeByClients
 from rocketstore.broker.newest import NewestMessages
 from rocketstore.broker.ports import StateDone
@@ -21,14 +22,16 @@ from rocketstore.broker.topics import TopicAccess
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.ids import parse_offset_message_id
+from rocketstore.message.message import HostAddress
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import TopicConfig, check_name
+from rocketstore.state.changes import TopicConfig, check_group
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole, PutMessageStatus, PutResult
 
 QUERY_MESSAGES_MAX: Final = 256
+_FOREVER_MS: Final = 1 << 60
 
 
 AdminHandler = Callable[[bytes, str], Awaitable[bytes]]
@@ -50,8 +53,12 @@ class AdminService:
         *,
         leader_address: Callable[[], str],
         positions: LogPositions,
+        hosts: Callable[[], Collection[HostAddress] | None],
     ) -> None:
-        """``leader_address`` returns the address that accepts writes, as far as known."""
+        """``leader_address`` returns the address that accepts writes, as far as known; ``hosts`` those of this broker
+        and its group, None if not all of them are known.
+        """
+        self._hosts = hosts
         self._config = config
         self._store = store
         self._state = state
@@ -114,9 +121,13 @@ class AdminService:
     # -- queries ---------------------------------------------------------------------------------------------------
 
     async def _query_by_id(self, data: bytes) -> bytes:
-        _, offset = parse_offset_message_id(parse(pb.QueryByIdRequest, data).message_id)
+        message_id = parse(pb.QueryByIdRequest, data).message_id
+        host, offset = parse_offset_message_id(message_id)
         record = await self._readers.run(self._store.read_record, offset)
-        return _records([] if record is None else [record])
+        found = [] if record is None else self._visible([record])
+        if found:
+            self._check_is_ours(message_id, host, found[0])
+        return _records(found)
 
     async def _query_by_key(self, data: bytes) -> bytes:
         wire = parse(pb.QueryByKeyRequest, data)
@@ -129,11 +140,11 @@ class AdminService:
             wire.key,
             min(wire.max_messages or self._config.store.default_query_max_num, QUERY_MESSAGES_MAX),
             wire.begin_ms,
-            wire.end_ms or self._clock.wall_ms(),
+            wire.end_ms or _FOREVER_MS,  # clocks may have been ahead of ours
             unique=wire.unique,
             max_bytes=self._config.pull_bytes_max,
         )
-        return _records(found)
+        return _records(self._visible(found))
 
     async def _queue_range(self, data: bytes) -> bytes:
         wire = parse(pb.QueueRequest, data)
@@ -239,8 +250,37 @@ class AdminService:
     def _take_group(self, owner: str, group: str) -> None:
         """Raises ``LimitReachedError`` if the group would be new, and exceed this client's limit."""
         if not self._state.has_group(group):
-            check_name(group, "group")
+            check_group(group)
             self._made_groups.take(owner, group, 1)
+
+    def _visible(self, records: Sequence[bytes]) -> list[bytes]:
+        """Those that clients may see; a forged id may point to any."""
+        return [one for one in records if self.may_be_seen(one, is_damaged_seen=True)]
+
+    def may_be_seen(self, record: bytes, *, is_damaged_seen: bool = False) -> bool:
+        """Whether it is neither one of the broker's own, nor from a deleted topic of the same name."""
+        try:
+            message = decode_record(record, check_crc=False)
+        except CorruptRecordError:  # its topic is unknown; access control, where it is on, decides
+            return is_damaged_seen
+        if message.topic in HIDDEN_TOPICS:
+            return False
+        return message.queue_offset >= self._topics.begin_offset(message.topic, message.queue_id)
+
+    def _check_is_ours(self, message_id: str, host: HostAddress, record: bytes) -> None:
+        """An id names a broker and a place in its log. A record there says which broker stored it; what was stored once
+        although it was sent twice, to two masters of a group, may be known by either.
+        """
+        try:
+            stored_by = decode_record(record, check_crc=False).store_host
+        except CorruptRecordError:
+            return
+        known = self._hosts()
+        if host != stored_by and known is not None and host not in known:
+            raise NotFoundRefusalError(
+                f"message {message_id} is one of the broker at {host_text(host)}: ask that one. At this place of this "
+                f"broker's log is another message, stored by {host_text(stored_by)}"
+            )
 
     def _check_known(self, topic: str) -> None:
         if self._topics.find(topic) is None:
@@ -276,12 +316,4 @@ def _check_not_ours(topic: str) -> None:
 
 
 def _records(records: Sequence[bytes]) -> bytes:
-    return pb.RecordsResponse(records=[one for one in records if not _is_hidden(one)]).SerializeToString()
-
-
-def _is_hidden(record: bytes) -> bool:
-    """Whether it is one of the broker's own records; a forged message id may point to any."""
-    try:
-        return decode_record(record, check_crc=False).topic in HIDDEN_TOPICS
-    except CorruptRecordError:
-        return False
+    return pb.RecordsResponse(records=records).SerializeToString()

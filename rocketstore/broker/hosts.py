@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import time
 from ipaddress import ip_address
+from typing import Final
 
 from dledger.access.addresses import address_of, parse_address, place_of
 from dledger.values import address_text
 from rocketstore.message.message import LOOPBACK, HostAddress
+
+TRIES: Final = 3
+PAUSE_S: Final = 1.0
+_log = logging.getLogger("rocketstore")
 
 
 def peer_host(peer: str) -> HostAddress:
@@ -30,14 +37,24 @@ def host_text(host: HostAddress) -> str:
 
 
 def resolve(host: str, port: int) -> HostAddress:
-    """The store host for records: the name's first address; loopback if it has none."""
+    """The store host for records: the name's first address; loopback if it has none, with a warning."""
     try:
         return HostAddress(parse_address(host).packed, port)
     except ValueError:
         pass
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return HostAddress(LOOPBACK.ip, port)
+    for left in reversed(range(TRIES)):  # a name server may not be up yet when a machine or a container starts
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            break
+        except OSError as error:
+            if left:
+                time.sleep(PAUSE_S)
+                continue
+            _log.warning(
+                "this broker's own name %s cannot be resolved (%s): until the next start, message ids and records name "
+                "127.0.0.1. Set brokerIP1 to an IP address, or to a name that this machine can resolve",
+                host, error,
+            )  # fmt: skip
+            return HostAddress(LOOPBACK.ip, port)
     found.sort(key=lambda one: one[0] != socket.AF_INET)
     return HostAddress(parse_address(str(found[0][4][0])).packed, port)

@@ -30,7 +30,7 @@ from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
 from rocketstore.remoting.connection import Place
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
-from rocketstore.state.changes import check_name
+from rocketstore.state.changes import check_group, check_name
 from rocketstore.types import PutMessageStatus, PutResult
 
 
@@ -211,7 +211,7 @@ class _Stream:
 
 
 def _heartbeat(request: pb.MembershipRequest, now_ms: int) -> HeartbeatData:
-    check_name(request.group, "group")
+    check_group(request.group)
     check_client_id(request.client_id)
     subscriptions = tuple(_subscription(one, now_ms) for one in request.subscriptions)
     model = MessageModel.BROADCASTING if request.broadcast else MessageModel.CLUSTERING

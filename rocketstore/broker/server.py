@@ -373,7 +373,8 @@ class BrokerServer:
             standard.add_reflection(names)
         self._door = door = BrokerDoor(config, self._tls, self._remoting_factory())
         self._port = door.bind(server)
-        self.transactions.host = store_host = resolve(host_of(self.address), self._port)
+        name, port = host_of(self.address), self._port
+        self.transactions.host = store_host = await asyncio.to_thread(resolve, name, port)
         self._service = BrokerService(
             config,
             self.store,

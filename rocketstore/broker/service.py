@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
+from ipaddress import ip_address
 from secrets import token_hex
 from typing import Any, Final, TypeVar
 
@@ -29,6 +30,7 @@ from dledger.rpc.clients.aio_server import Methods
 from dledger.rpc.clients.answers import AnswerRoom, Leases
 from dledger.rpc.clients.calls import Call
 from dledger.rpc.clients.connections import Connection, Connections
+from dledger.values import parse_address
 from rocketstore.broker import codec
 from rocketstore.broker.access import BrokerAccess
 from rocketstore.broker.admin import AdminHandler, AdminService
@@ -136,6 +138,7 @@ class BrokerService:
             clock,
             leader_address=self._leader_address,
             positions=LogPositions(store, topics, position_of),
+            hosts=self._hosts,
         )
         self._pulls = PullService(config, store, topics, self._waiting, self._readers, clock)
         transactions = transactions or TransactionService(config, store, state, clock)
@@ -181,6 +184,14 @@ class BrokerService:
         self._report = StatusReport(
             config, store, view, lambda: state.runtime_info() | self._counters(), self._conditions
         )
+
+    def _hosts(self) -> frozenset[HostAddress] | None:
+        """As records name them: this broker's and its group's; None if one has a name instead of an address."""
+        try:
+            places = [parse_address(one) for one in self._view().members.values() if one]
+            return frozenset({self._store_host, *(HostAddress(ip_address(host).packed, port) for host, port in places)})
+        except ValueError:
+            return None
 
     def methods(self) -> Methods:
         """The methods for a server, as in ``codec.SERVICE``."""

@@ -1,4 +1,5 @@
-"""Tag expressions: ``*`` or empty for all, ``TagA || TagB`` for some.
+"""Tag expressions: ``*`` or empty for all, ``TagA || TagB`` for some. As RocketMQ reads them: empty parts are left out,
+and ``*`` among others is a tag of that name.
 
 A consume queue stores only a hash of the tags. It excludes most messages without reading them; for the others, the tag
 in the record is compared, because two tags may have the same hash.
@@ -39,12 +40,12 @@ class TagFilter:
             raise InvalidRequestError(
                 f"the tag expression has {len(expression)} characters; at most {EXPRESSION_CHARS_MAX} are allowed"
             )
-        words = [word.strip() for word in expression.split("||")]
-        if words in ([""], ["*"]):
+        if expression.strip() in ("", "*"):
             return None
-        if "" in words or "*" in words:
+        words = [stripped for word in expression.split("||") if (stripped := word.strip())]
+        if not words:
             shown = expression if len(expression) <= _SHOWN_CHARS else f"{expression[:_SHOWN_CHARS]}..."
-            raise InvalidRequestError(f"the tag expression {shown!r} must have the form * or TagA || TagB")
+            raise InvalidRequestError(f"the tag expression {shown!r} names no tag: use * or TagA || TagB")
         if len(words) > TAGS_MAX:
             raise InvalidRequestError(f"the tag expression has {len(words)} tags; at most {TAGS_MAX} are allowed")
         return cls(frozenset(java_hashes(words)), frozenset(word.encode(errors="replace") for word in words))

@@ -6,7 +6,7 @@ The broker converts the items to ordinary records; a batch itself is never store
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from rocketstore.message.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TRANSACTION,
+    PROPERTY_UNIQUE_KEY,
     Message,
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
@@ -116,8 +117,9 @@ def expand_batch(batch: Message) -> list[Message]:
     a message by itself, may make use.
 
     Topic, queue, system flag, hosts, timestamps and reconsume times are the batch's. Its properties are appended to
-    each message's, and so override them; a batch is not a transaction, so the prepared offset is 0. If the batch's
-    properties are a property string, so are those of its messages, as far as that can be done by appending.
+    each message's, and so override them, but for ``UNIQ_KEY``, by which a message is found; a batch is not a
+    transaction, so the prepared offset is 0. If the batch's properties are a property string, so are those of its
+    messages, as far as that can be done by appending.
     """
     added = batch.property_string
     properties = batch.properties or decode_properties(added)
@@ -134,7 +136,7 @@ def expand_batch(batch: Message) -> list[Message]:
                 batch.topic,
                 body,
                 batch.queue_id,
-                {**decode_properties(own), **properties} if joined is None else {},
+                _merged(decode_properties(own), properties) if joined is None else {},
                 flag,
                 batch.sys_flag,
                 batch.born_timestamp,
@@ -161,6 +163,13 @@ def _check_properties(own: bytes) -> None:
                 if one in held:
                     raise CorruptBatchError(f"a message of a batch cannot have the property {one}: send it by itself")
             return
+
+
+def _merged(own: Mapping[str, str], properties: Mapping[str, str]) -> dict[str, str]:
+    merged = {**own, **properties}
+    if PROPERTY_UNIQUE_KEY in own:
+        merged[PROPERTY_UNIQUE_KEY] = own[PROPERTY_UNIQUE_KEY]
+    return merged
 
 
 def _appended(own: bytes, added: bytes, names: Sequence[str]) -> bytes | None:

@@ -42,6 +42,7 @@ from rocketstore.state.changes import (
     QueueOffset,
     SetDelayOffsets,
     TopicConfig,
+    check_group,
     encode_change,
     split_full,
 )
@@ -428,6 +429,8 @@ class BrokerState:
         refused, because it would skip future messages, and so is one of an unknown queue.
         """
         change = CommitOffsets(group, tuple(QueueOffset(*one) for one in offsets), reset)
+        if not self.has_group(group):
+            check_group(group)
         if self._store.role is not BrokerRole.SLAVE:
             self._check_places(change)
         with self._applier.lock:
@@ -461,6 +464,8 @@ class BrokerState:
 
     def put_group(self, group: GroupConfig, done: StateDone) -> None:
         """Make a group or change its settings; members of an older version stop at any that are not the defaults."""
+        if not self.has_group(group.name):
+            check_group(group.name)
         with self._applier.lock:
             tables = self._applier.tables
             known = group.name in tables.groups

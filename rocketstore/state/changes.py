@@ -39,6 +39,8 @@ DELAY_LEVEL_MAX: Final = 255
 _I32_MAX: Final = (1 << 31) - 1
 PERMISSION_MAX: Final = 7
 """RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
+GROUP_CHARS_MAX: Final = 120
+"""RocketMQ's limit for groups: with ``%RETRY%`` before it, the name is one of a topic."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
@@ -247,6 +249,15 @@ def check_name(name: object, what: str) -> None:
     """Raise ``MalformedStateError`` unless ``name`` is valid for RocketMQ's topics and groups."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MalformedStateError(f"{what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
+
+
+def check_group(name: object) -> None:
+    """Raise ``MalformedStateError`` unless ``name`` may be that of a new group: its retry topic has a name, too."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > GROUP_CHARS_MAX:
+        raise MalformedStateError(
+            f"group {name!r}: 1 to {GROUP_CHARS_MAX} of the characters a-z A-Z 0-9 % | _ - (the limit for groups, "
+            "whose names are part of their retry topics')"
+        )
 
 
 class EncodedChange(NamedTuple):

@@ -27,7 +27,7 @@ from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, read_header
-from rocketstore.state.changes import check_name
+from rocketstore.state.changes import check_group
 from rocketstore.types import BrokerRole
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -82,7 +82,7 @@ class Members:
     async def join(self, link: ClientLink, owner: str, language: int, version: int, beat: HeartbeatData) -> None:
         """Record a heartbeat. Raises ``RequestError``: the client may not be in so many groups, or in this one."""
         for data in beat.consumer_data_set:
-            check_name(data.group_name, "group")
+            check_group(data.group_name)
         self.clients.heartbeat(link, language, version, beat, owner)
         if self._parts.store.role is not BrokerRole.SLAVE:
             await self._make_retry_topics(owner, beat)

@@ -6,7 +6,6 @@ from typing import Final
 
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.remoting.codes import AnswerCode
 from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
@@ -56,7 +55,7 @@ class Queries:
     def record_at(self, offset: int) -> bytes | None:
         """The message at an untrusted offset, if clients may see it. May wait for a disk."""
         record = self._parts.store.read_record(offset) if offset >= 0 else None
-        return record if record is not None and self._may_be_seen(record) else None
+        return record if record is not None and self._parts.admin.may_be_seen(record) else None
 
     def _find(self, header: QueryMessageHeader, unique: bool) -> tuple[list[bytes], dict[str, str]]:
         parts, found = self._parts, list[bytes]()
@@ -72,14 +71,4 @@ class Queries:
             )
         end = parts.store.index_end()
         fields = write_header(QueryMessageAnswer(end.store_ms, end.offset))
-        return [record for record in found if self._may_be_seen(record)], fields
-
-    def _may_be_seen(self, record: bytes) -> bool:
-        """Whether it is neither one of the broker's own, nor from a deleted topic of the same name."""
-        try:
-            message = decode_record(record, check_crc=False)
-        except CorruptRecordError:
-            return False
-        if message.topic in HIDDEN_TOPICS:
-            return False
-        return message.queue_offset >= self._parts.topics.begin_offset(message.topic, message.queue_id)
+        return [record for record in found if self._parts.admin.may_be_seen(record)], fields

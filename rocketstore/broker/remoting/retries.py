@@ -40,7 +40,7 @@ from rocketstore.remoting.connection import RemotingConnection
 from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
-from rocketstore.state.changes import GroupConfig, TopicConfig, check_name
+from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutResult
 
@@ -141,7 +141,7 @@ class Retries:
     def group(self, name: str) -> GroupConfig:
         """A group's settings. Raises ``RequestError`` if it does not exist, without creating it."""
         state = self._parts.state
-        check_name(name, "group")
+        check_group(name)
         if not self._parts.config.auto_create_subscription_group and not state.has_group(name):
             reason = f"subscription group not exist, {name}: create it first (autoCreateSubscriptionGroup=false)"
             raise RequestError(reason, AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST)

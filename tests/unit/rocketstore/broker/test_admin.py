@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from dledger.config import AccessConfig
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.index.service import IndexDamagedError
-from rocketstore.message.message import Message
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import HostAddress, Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, PutMessageStatus, PutResult
-from tests.unit.rocketstore.broker.harness import Harness, failing
+from tests.unit.rocketstore.broker.harness import STORE_HOST, Harness, failing
 from tests.unit.rocketstore.fakes import head
 
 
@@ -55,6 +57,47 @@ def test_an_id_that_leads_nowhere_finds_nothing(broker: Harness) -> None:
     assert not broker.call("QueryById", nowhere, pb.RecordsResponse).records
     with failing(grpc.StatusCode.INVALID_ARGUMENT):
         broker.call("QueryById", pb.QueryByIdRequest(message_id="nonsense"), pb.RecordsResponse)
+
+
+def test_queries_hide_what_is_of_a_deleted_topic_of_the_same_name(broker: Harness) -> None:
+    """By id and by key: who may read the new topic may not have been allowed to read the old one."""
+    for _ in range(2):
+        broker.send(pb.Message(topic="T", body=b"x", properties={"KEYS": "k"}))
+    broker.state.begins["T", 0] = 1
+    old, new = (offset_message_id(STORE_HOST, one.head.offset) for one in broker.store.log.records)
+
+    def found(method: str, request: pb.QueryByIdRequest | pb.QueryByKeyRequest) -> int:
+        return len(broker.call(method, request, pb.RecordsResponse).records)
+
+    assert [found("QueryById", pb.QueryByIdRequest(message_id=one)) for one in (old, new)] == [0, 1]
+    assert found("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k")) == 1
+
+
+def test_an_id_of_another_broker_shows_no_message_of_this_one(broker: Harness) -> None:
+    """Their logs have records at the same places. The refusal says whom to ask."""
+    broker.send(pb.Message(topic="T", body=b"x"))
+    other = offset_message_id(HostAddress(b"\x0a\0\0\7", 10911), 0)
+    broker.view = replace(broker.view, members={"n0": "192.0.2.1:1"})
+    with failing(grpc.StatusCode.NOT_FOUND, "is one of the broker at 10.0.0.7:10911: ask that one"):
+        broker.call("QueryById", pb.QueryByIdRequest(message_id=other), pb.RecordsResponse)
+    for own in (STORE_HOST, HostAddress(b"\xc0\0\x02\1", 1)):
+        request = pb.QueryByIdRequest(message_id=offset_message_id(own, 0))
+        assert len(broker.call("QueryById", request, pb.RecordsResponse).records) == 1
+
+
+def test_a_query_without_an_end_finds_what_was_stored_by_a_clock_that_was_ahead(broker: Harness) -> None:
+    """It is stored all the same, and its key is known."""
+    asked: list[int] = []
+    query = broker.store.query
+
+    def spied(topic: str, key: str, most: int, begin_ms: int, end_ms: int, **more: object) -> list[bytes]:
+        asked.append(end_ms)
+        return query(topic, key, most, begin_ms, end_ms, **more)  # type: ignore[arg-type]
+
+    broker.store.query = spied  # type: ignore[method-assign]
+    broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k"), pb.RecordsResponse)
+    broker.call("QueryByKey", pb.QueryByKeyRequest(topic="T", key="k", end_ms=7), pb.RecordsResponse)
+    assert asked == [1 << 60, 7]
 
 
 def test_records_of_the_brokers_own_topics_are_hidden(broker: Harness) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from rocketstore.broker import hosts
 from rocketstore.broker.hosts import peer_host, resolve
 from rocketstore.message.message import LOOPBACK, HostAddress
 
@@ -27,9 +30,27 @@ def test_whom_grpc_names_is_an_address(peer: str, expected: HostAddress) -> None
     assert peer_host(peer) == expected
 
 
-def test_a_name_is_resolved_for_records() -> None:
-    """Numbers are taken as they are; a name that leads nowhere counts as local."""
+def test_a_name_is_resolved_for_records(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers are taken as they are; a name that leads nowhere counts as local, and that is said."""
+    monkeypatch.setattr(hosts, "PAUSE_S", 0)
     assert resolve("127.0.0.1", 5) == HostAddress(b"\x7f\0\0\1", 5)
     assert resolve("::1", 5) == HostAddress(V6_LOOPBACK, 5)
     assert resolve("localhost", 5) == HostAddress(b"\x7f\0\0\1", 5)
+    assert caplog.text == ""
     assert resolve("no.such.host.invalid", 5) == HostAddress(b"\x7f\0\0\1", 5)
+    assert "own name no.such.host.invalid cannot be resolved" in caplog.text
+
+
+def test_a_name_that_is_known_a_little_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's or a container's name service starts beside the broker."""
+    answers = iter([OSError("not yet"), [(socket.AF_INET, 0, 0, "", ("10.0.0.7", 5))]])
+
+    def ask(*_: object, **__: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(hosts, "PAUSE_S", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert resolve("late.example", 5) == HostAddress(b"\x0a\0\0\7", 5)

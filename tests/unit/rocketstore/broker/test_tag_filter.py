@@ -30,9 +30,20 @@ def test_tags_stand_between_double_bars() -> None:
         assert found.codes == set(map(tags_code, words))
 
 
-@pytest.mark.parametrize("expression", ["a ||", "a || *", "|| ||"])
-def test_what_is_no_expression_is_refused(expression: str) -> None:
-    with pytest.raises(InvalidRequestError, match="must have the form"):
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("a||", b"a"), ("||a", b"a"), ("a || || b", b"a b"), ("a || *", b"a *"), (" a | | b ", None), ("|| * ||", b"*")],
+)
+def test_expressions_are_read_as_rocketmqs_clients_read_them(expression: str, tags: bytes | None) -> None:
+    """They send what their users wrote. Empty parts are left out, and a star among tags is a tag."""
+    found = TagFilter.parse(expression)
+    assert found is not None
+    assert found.tags == (frozenset({expression.strip().encode()}) if tags is None else frozenset(tags.split()))
+
+
+@pytest.mark.parametrize("expression", ["||", "|| ||", " || "])
+def test_an_expression_without_a_tag_is_refused(expression: str) -> None:
+    with pytest.raises(InvalidRequestError, match="names no tag"):
         TagFilter.parse(expression)
 
 

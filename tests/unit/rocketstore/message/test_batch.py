@@ -150,6 +150,21 @@ def test_a_batch_has_so_many_messages_at_most(monkeypatch: pytest.MonkeyPatch) -
     assert made == []
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+def test_each_message_of_a_batch_keeps_its_own_unique_key(is_text: bool) -> None:
+    """Java's producer gives the batch one, too: by that, none could be found."""
+    own = [b"UNIQ_KEY\x01one\x02TAGS\x01a", b"TAGS\x01b"]
+    items = [pack(">iiiii", 22 + len(one), 0, 0, 0, 0) + pack(">h", len(one)) + one for one in own]
+    properties = {"UNIQ_KEY": "batch", "TAGS": "c"}
+    text = b"UNIQ_KEY\x01batch\x02TAGS\x01c"
+    batch = Message(
+        "t", b"".join(items), properties={} if is_text else properties, property_string=text if is_text else b""
+    )
+
+    found = [one.properties or decode_properties(one.property_string) for one in expand_batch(batch)]
+    assert [(one["UNIQ_KEY"], one["TAGS"]) for one in found] == [("one", "c"), ("batch", "c")]
+
+
 def test_a_property_string_is_usually_appended() -> None:
     """Splitting and joining the properties of each message costs more than everything else about it."""
     batch = Message("t", GOLDEN, property_string=b"CLUSTER\x01c")

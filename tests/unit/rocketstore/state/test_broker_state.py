@@ -14,7 +14,7 @@ from dledger.store.fs import FileSystem
 from rocketstore.message.message import Message
 from rocketstore.state import publisher
 from rocketstore.state.broker_state import BrokerState, StateIncompleteError, StateSettings
-from rocketstore.state.changes import MalformedStateError, QueueOffset, TopicConfig
+from rocketstore.state.changes import GroupConfig, MalformedStateError, QueueOffset, TopicConfig
 from rocketstore.state.snapshot import BrokerSnapshot, read_snapshot
 from rocketstore.state.tables import Tables
 from rocketstore.types import BROKER_STATE_TOPIC, SCHEDULE_TOPIC, BrokerRole, GetResult, PutMessageStatus, PutResult
@@ -187,6 +187,18 @@ def test_a_group_comes_with_its_first_commit_and_goes_when_deleted(master: Membe
 
     master.do(lambda done: master.state.delete_group("idle", done))
     assert master.state.groups() == []
+
+
+def test_a_new_group_has_room_for_its_retry_topic_and_an_old_one_stays(master: Member) -> None:
+    """The limit is RocketMQ's for groups, and is named. One that was made before there was a limit goes on."""
+    with pytest.raises(MalformedStateError, match="1 to 120 of the characters"):
+        commit(master, 0, group="g" * 121)
+    with pytest.raises(MalformedStateError, match="1 to 120 of the characters"):
+        master.state.put_group(GroupConfig("g" * 121), print)
+    fill(master, "T", 3)
+    assert commit(master, 1, group="g" * 120).ok
+    master.state._applier.tables.groups["g" * 121] = {}
+    assert commit(master, 1, group="g" * 121).ok
 
 
 def test_a_group_made_anew_gets_nothing_of_a_deleted_one(master: Member) -> None:
