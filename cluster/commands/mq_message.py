@@ -16,6 +16,7 @@ from cluster import terminal
 from cluster.broker_target import BrokerTarget, Moment, broker_options, start_of
 from cluster.commands.mq_print import print_message
 from cluster.commands.mq_query import print_messages, query_by_id, query_by_key
+from cluster.commands.mq_resume import resume
 from cluster.line_sending import LineTally, send_lines
 from cluster.reporting import ErrorReportingGroup
 from dledger import flag_values
@@ -40,7 +41,7 @@ POLL_S = 0.25
 
 @click.group(
     cls=ErrorReportingGroup,
-    writing=frozenset({"send"}),
+    writing=frozenset({"send", "resume"}),
     short_help="Send, consume and find messages.",
     epilog="""\b
 Examples:
@@ -55,6 +56,7 @@ def message() -> None:
 message.add_command(query_by_id)
 message.add_command(query_by_key)
 message.add_command(print_messages)
+message.add_command(resume)
 
 
 @dataclass(frozen=True, slots=True)

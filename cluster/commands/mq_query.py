@@ -31,13 +31,13 @@ Examples:
 @broker_options
 def query_by_id(message_id: str, as_json: bool, target: BrokerTarget) -> None:
     """Show the message with an offset message id, which contains its position in the log."""
-    _check_offset_id(message_id)
+    check_offset_id(message_id)
     with target.groups() as groups:
         message = groups.storing(message_id).message_by_id(message_id)
     (_print_json if as_json else print_details)(message, body_of(message))
 
 
-def _check_offset_id(message_id: str) -> None:
+def check_offset_id(message_id: str) -> None:
     """RocketMQ's clients print another id, the producer's, as msgId: only its topic's index knows that one."""
     from rocketstore.message.ids import parse_offset_message_id
 

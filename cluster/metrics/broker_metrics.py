@@ -43,6 +43,9 @@ class BrokerMetrics(Collector):
         self._topics(found, now)
         found.gauge("rocketmq_pulls_waiting", now.service.pulls_waiting)
         found.gauge("rocketmq_streams", now.service.streams)
+        found.gauge("rocketmq_transactions_open", now.service.transactions_open)
+        found.counter("rocketmq_transactions_given_up_total", now.service.transactions_given_up)
+        found.counter("rocketmq_messages_dropped_total", now.service.dropped_messages)
         found.gauge("rocketmq_send_pending_messages", now.service.messages_pending)
         found.gauge("rocketmq_send_pending_bytes", now.service.bytes_pending)
         if self._broker.replication is not None:

@@ -208,6 +208,16 @@ BROKER_SPECS: Final = (
     _histogram("rocketmq_flush_latency_seconds", "Plain broker only: one flush of the commit log to the disk."),
     _gauge("rocketmq_topics", "Topics.", java="rocketmq_topic_number"),
     _gauge("rocketmq_consumer_groups", "Consumer groups.", java="rocketmq_consumer_group_number"),
+    _gauge("rocketmq_transactions_open", "Transactions that were begun here and have not ended; 0 on a slave."),
+    _counter(
+        "rocketmq_transactions_given_up_total",
+        "Transactions that were given up: nobody said in transactionCheckMax checks what became of them, or they were "
+        "older than fileReservedTime. Their messages are in TRANS_CHECK_MAX_TIME_TOPIC.",
+    ),
+    _counter(
+        "rocketmq_messages_dropped_total",
+        "Delayed messages, and messages of transactions, whose topic was deleted while they waited.",
+    ),
     _gauge("rocketmq_pulls_waiting", "Pulls that wait for messages (long polls).", java="pullRequestHold…Size"),
     _gauge("rocketmq_streams", "Open send and pull streams."),
     _gauge(

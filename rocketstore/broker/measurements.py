@@ -23,6 +23,11 @@ class ServiceCounters:
     bytes_pending: int = 0
     pulls_waiting: int = 0
     streams: int = 0
+    transactions_open: int = 0
+    transactions_given_up: int = 0
+    """Since this broker is the master."""
+    dropped_messages: int = 0
+    """Delayed messages and those of transactions whose topic was deleted while they waited, likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -350,6 +351,7 @@ class BrokerServer:
     def measure(self) -> BrokerMeasurements:
         """The broker's measurements for metrics, besides those of its node. May wait for a disk."""
         service = self._service.counters() if self._service is not None else ServiceCounters()
+        service = replace(service, dropped_messages=service.dropped_messages + self.schedule.dropped_count)
         return measure(self.store, self.state, service, topics_max=self.config.metrics_topics_max)
 
     # -- gRPC ------------------------------------------------------------------------------------------------------

@@ -361,6 +361,9 @@ class BrokerService:
             bytes_pending=self._sender.bytes_pending,
             pulls_waiting=len(self._waiting),
             streams=sum(self._quotas.root.streams.values()),
+            transactions_open=self.parts.transactions.open_count,
+            transactions_given_up=self.parts.transactions.given_up_count,
+            dropped_messages=self.parts.transactions.dropped_count,
         )
 
     def _counters(self) -> dict[str, str]:

@@ -119,6 +119,8 @@ class Run:
         self.halves = OpenHalves()
         self.dropped = 0
         """How many messages were to be committed after their topic was deleted."""
+        self.given_up = 0
+        """How many transactions nobody answered for."""
         self.is_ready = False
 
     def start(self, supervisor: Supervisor) -> None:
@@ -214,6 +216,7 @@ class Run:
                 self.halves.ended(half.queue_offset)
             elif half.phase is Phase.OPEN and not self._stopped:
                 half.phase = Phase.ENDING
+                self.given_up += 1
                 _log.warning(
                     "transactions: half message %d of %s is given up after %d checks",
                     half.queue_offset,

@@ -100,6 +100,12 @@ class TransactionService:
         run = self._run
         return 0 if run is None else run.dropped
 
+    @property
+    def given_up_count(self) -> int:
+        """How many transactions were given up, since this broker is the master."""
+        run = self._run
+        return 0 if run is None else run.given_up
+
     def runtime_info(self) -> dict[str, str]:
         """For operators; empty on a slave."""
         run = self._run
