@@ -65,6 +65,8 @@ class ConditionKind(StrEnum):
     SHARED_CLIENT_ID = "shared_client_id"
     """Two consumers of one group, which is the subject, have the same client id, so they read some queues twice and
     others not at all. Holds as long."""
+    CLOCK = "clock"
+    """The clock was set (subject ``jump``, for an hour), or the newest message is from the future (``ahead``)."""
     AT_LIMIT = "at_limit"
     """A bounded resource has reached its limit, and requests are refused for it. The subject is the resource."""
 

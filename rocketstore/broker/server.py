@@ -41,6 +41,7 @@ from dledger.types import LogIndex
 from dledger.values import address_text, host_of
 from rocketstore.broker import codec
 from rocketstore.broker.catch_up import CatchUp
+from rocketstore.broker.clock_watch import ClockWatch
 from rocketstore.broker.door import BrokerDoor, RemotingFactory
 from rocketstore.broker.hosts import resolve
 from rocketstore.broker.measurements import BrokerMeasurements, ServiceCounters, measure
@@ -544,7 +545,9 @@ class BrokerServer:
 
         It also stops if its state or delayed delivery fails, in a group or not, because no broker can do without them.
         """
+        clock = ClockWatch(self._clock, self.conditions, lambda: self.store.index_end().store_ms)
         while not self._stopping.wait(WATCH_INTERVAL_S):
+            clock.look()
             self.conditions.now()  # removes expired conditions
             failure = self.state.fatal or self.schedule.fatal or self.transactions.fatal
             if self._role_change is not None:
