@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Proves that `make test` passes on a machine that has nothing but Python, make, bash and coreutils, and without root: a
-# clean clone of the last commit, a PATH of its own, and of the tests of `make test` those that start programs or look at
-# the machine (`tools/bare-machine.sh test`: all of them). What it lacks must be one line of the summary each. The
-# packages are those of this clone's environment.
+# Proves that `make test` passes, without root, on a machine that has nothing but Python, make and the basic programs of
+# any Linux: a clean clone of the last commit, a PATH of its own, and of the tests of `make test` those that start
+# programs or look at the machine (`tools/bare-machine.sh test`: all of them). What the machine lacks must be one line of
+# the summary each. The packages are those of this clone's environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tier=${1:-machine}
@@ -13,7 +13,7 @@ chmod 755 "$place"
 git clone --quiet . "$place/clone"
 mkdir "$place/bin" "$place/home"
 for program in awk bash env expr grep make sed sh basename cat chmod comm cp cut date dirname false getconf head kill ln ls \
-    mkdir mktemp mv nproc readlink rm rmdir sleep sort tail tee touch tr true uname uniq wc; do
+    mkdir mktemp mv nproc readlink rm rmdir setsid sleep sort tail tee touch tr true uname uniq wc; do
     ln -s "$(command -v "$program")" "$place/bin/$program"
 done
 
