@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the wheel, and installs it in clean environments: alone and with each extra, for every Python from 3.11 to 3.14
-# that this machine has; starts the demo from each. The last line but pytest's kind of summary says which were tried.
+# that this machine has; starts the demo from each. Says in one line which those were.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +17,7 @@ wheel=$(echo "$place"/*.whl)
 # What proves that an extra has what it is for.
 declare -A works=(
     [bench]='import pysyncobj'
+    [compression]='import lz4.frame, zstandard'
     [console]='import uvicorn; from cluster.console.server import ConsoleServer'
     [drill]='import docker; from cluster.containers.engine import engine'
     [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'

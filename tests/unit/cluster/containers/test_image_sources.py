@@ -17,8 +17,8 @@ from cluster.containers.image import PROJECT
 @pytest.mark.parametrize(
     ("lock", "extras"),
     [
-        (image.LOCK, ["certs", "console"]),
-        (Path("requirements-dev.lock"), ["dev", "certs", "console", "drill", "spark"]),
+        (image.LOCK, ["console"]),
+        (Path("requirements-dev.lock"), ["dev", "console", "drill", "spark"]),
     ],
 )
 def test_locks_hold_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:
