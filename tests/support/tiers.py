@@ -60,8 +60,8 @@ KEPT_S: Final = 1.0
 """Less is not worth a line of ``durations.json``."""
 WHOLE_S: Final = 5.0
 """A module that takes longer is not kept together: it would be the last to end."""
-UNKNOWN_S: Final = 10.0
-"""Of a module on a lane that was never measured."""
+UNKNOWN_S: Final = 5.0
+"""Of a test on a lane whose module was never measured."""
 
 
 def directory(path: Path) -> str:
@@ -155,7 +155,8 @@ def arrange(items: Sequence[pytest.Item], known: Mapping[str, float]) -> list[py
     modules: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for item in items:
         if group := group_of(item):
-            modules[group][module_of(item)] = known.get(module_of(item), UNKNOWN_S)
+            name = module_of(item)
+            modules[group][name] = known.get(name) or modules[group].get(name, 0.0) + UNKNOWN_S
     dealt = {group: deal(seconds, LANES.get(group, 1)) for group, seconds in modules.items()}
     lanes: dict[pytest.Item, str] = {}
     total: defaultdict[str, float] = defaultdict(float)
