@@ -101,11 +101,8 @@ def _looks_at_the_machine(item: pytest.Item) -> bool:
 def _is_thinned(item: pytest.Item) -> bool:
     """Whether ``make test`` runs less of the test itself."""
     test = getattr(item, "obj", None)
-    return bool(item.get_closest_marker("sweep")) or is_hypothesis_test(test) or _is_state_machine(test)
-
-
-def _is_state_machine(test: object) -> bool:
-    return getattr(test, "__name__", "") == "runTest"
+    is_property = is_hypothesis_test(test) or getattr(test, "__name__", "") == "runTest"
+    return bool(item.get_closest_marker("sweep")) or is_property or directory(item.path) == "fuzz"
 
 
 def durations() -> Mapping[str, float]:

@@ -39,6 +39,7 @@ def as_items(*tests: Test) -> list[pytest.Item]:
         (Test("unit/a.py"), True, False),
         (Test("unit/a.py", "slow"), False, True),
         (Test("unit/a.py", "sweep"), True, True),
+        (Test("fuzz/a.py"), True, True),
         (Test("integration/a.py"), False, True),
         (Test("integration/a.py", "smoke"), True, False),
         (Test("integration/a.py", "smoke", "slow"), True, False),
