@@ -101,7 +101,7 @@ def test_a_topic_made_anew_begins_behind_the_old_one_whoever_asks(broker: Broker
         assert client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, queue).fields["timestamp"] == "-1"
         assert client.send("T2", b"new").fields["queueOffset"] == "3"
         wait_until(lambda: broker.store.max_offset("T2", 0) == 4, "dispatch")
-        assert told()[0] == {"3"}
+        assert told()[0] == {"3", "4"}  # nothing is stored in the far future yet
         client.subscribe("g", "T2")
         pulled = client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T2", 3))
         assert (pulled.code, decode_record(pulled.body).body) == (0, b"new")
