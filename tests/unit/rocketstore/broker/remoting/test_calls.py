@@ -136,6 +136,8 @@ def test_clients_are_told_where_to_go_on(
         return ResetOffsetBody.decode(answer.body).offset_table[MessageQueue("T", name, 0)]
 
     assert [ask(3, "false"), ask(8, "false"), ask(8, "true"), ask(-1, "true")] == [3, 5, 8, 10]
+    broker.state.begins["T", 0] = 2  # the topic was made anew
+    assert [ask(0, "true"), ask(1, "false")] == [2, 2]
     assert broker.state.offset("g", "T", 0) == 5
     for wrong in ({"group": "h"}, {"topic": "Unknown"}):
         fields = {"topic": "T", "group": "g", "timestamp": 0, "isForce": "true"} | wrong

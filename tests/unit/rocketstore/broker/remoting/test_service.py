@@ -208,6 +208,17 @@ def test_messages_do_not_gather_while_a_pull_waits(broker: RemotingHarness, clie
     wait_until(lambda: not broker.store._is_awaited(), "nobody waits any more")
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_groups_settings_say_where_it_pulls(*, reads: bool) -> None:
+    """If slaves may be read at all: RocketMQ's whichBrokerWhenConsume."""
+    with RemotingHarness(replace(BrokerConfig(), slave_read_enable=reads)) as broker, broker.dial() as client:
+        broker.state.configs["g"] = GroupConfig("g", broker_id=3)
+        client.send()
+        client.subscribe("g", "T")
+        answers = [client.ask(RequestCode.PULL_MESSAGE, pull_fields("g", "T", offset)) for offset in (0, 1)]
+        assert {one.fields["suggestWhichBrokerId"] for one in answers} == {"3" if reads else "0"}
+
+
 def test_members_of_a_group_hear_of_each_other(broker: RemotingHarness, client: RemotingSocket) -> None:
     client.subscribe("g", "T", client_id="one")
     with broker.dial() as other:

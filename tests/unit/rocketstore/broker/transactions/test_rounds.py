@@ -170,6 +170,18 @@ def test_rounds_wait_for_those_who_ask_but_not_for_ever(log: Log, clock: ManualC
     assert len(master.after(INTERVAL_MS)) == 300
 
 
+def test_the_next_are_asked_about_once_all_have_asked(log: Log, clock: ManualClock) -> None:
+    """There are several who ask, for clients of several kinds: the slowest decides, up to a limit."""
+    master = Master(log, clock)
+    for _ in range(300):
+        master.prepare()
+    slow: list[int] = []
+    master.run._checks._askers.add(lambda checks, _done: slow.append(len(checks)))
+    assert len(master.after(INTERVAL_MS)) == 256
+    assert (master.after(29_999), slow) == ([], [256])
+    assert len(master.after(1)) == 44
+
+
 def test_a_round_that_takes_longer_than_the_interval_is_the_only_one(log: Log, clock: ManualClock) -> None:
     """Everybody is asked once in it, also if those who ask are slow: else its first ones are given up too early."""
     master = Master(log, clock)
