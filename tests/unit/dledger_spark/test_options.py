@@ -73,7 +73,8 @@ def test_names_match_without_regard_to_case_and_as_kafka_has_them() -> None:
     )
 
     assert (options.servers, options.fail_on_data_loss, options.starting) == (("a:1", "b:2"), False, 7)
-    assert (options.topics, options.ending, options.is_live) == (("t",), LATEST, True)
+    assert (options.topics, options.ending, options.is_live) == (("t",), None, True)
+    assert ReadOptions.parse({"path": "/x", "endingOffsets": "latest"}).ending == LATEST
     assert ReadOptions.parse({"nameServer": "c:3;d:4", "startingOffsets": "-2"}).starting == EARLIEST
 
 
