@@ -12,9 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from random import uniform
+from socket import AF_INET, SOCK_STREAM
 from typing import Final
 
+from dledger.values import parse_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.topic_table import TopicTable
 from rocketstore.remoting.bodies.routes import ClusterInfo
@@ -50,6 +53,8 @@ CONFIG_BYTES_MAX: Final = 64 * 1024
 REMARK_CHARS_MAX: Final = 256
 """Of what a name server answers, in logs."""
 MASTER_ID: Final = 0
+ADDRESSES_MAX: Final = 16
+"""Of one name server's name."""
 MASTER_LOOK_S: Final = 2.0
 """How often a slave that does not follow its master asks where it is: registering says so, but happens rarely."""
 
@@ -59,6 +64,8 @@ class _NameServer:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.places: tuple[str, ...] = (address,)
+        """Its addresses, if it is a name with several: each is a name server of its own."""
         self.news = asyncio.Event()  # set when one of the next two changes
         self.is_wanted = False
         """Whether it must be told at once."""
@@ -112,7 +119,7 @@ class NameServerRegistration:
     def lost(self, address: str) -> None:
         """The connection to a name server has ended."""
         for one in self._name_servers:
-            if one.address == address:
+            if address in (one.address, *one.places):
                 one.is_lost = True
                 one.news.set()
 
@@ -134,7 +141,7 @@ class NameServerRegistration:
         for task in rounds:
             task.cancel()
         await asyncio.gather(*rounds, return_exceptions=True)
-        await asyncio.gather(*(self._unregister(one.address) for one in self._name_servers))
+        await asyncio.gather(*(self._unregister(place) for one in self._name_servers for place in one.places))
 
     def failures(self) -> dict[str, str]:
         """Name servers that could not be told, and why."""
@@ -181,10 +188,11 @@ class NameServerRegistration:
             if not self.may_lead():
                 return True
             body = await self._parts.readers.run(self._body)
-            answer = await self._client.call(server.address, self._request(body), timeout_s)
-            failure = f"it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}" if answer.code else ""
+            if not self._parts.config.namesrv_tls:  # a certificate is for the name
+                server.places = await addresses_of(server.address)
+            told = await asyncio.gather(*(self._tell_at(server, one, body, timeout_s) for one in server.places))
+            failure = "; ".join(one for one in told if one)
             if not failure:
-                self._learn(read_header(RegisterBrokerAnswer, answer.fields))
                 await self._look_who_may_register(server, timeout_s)
         except FAILURES as error:
             failure = str(error) or f"no answer within {timeout_s:g} s"
@@ -196,6 +204,18 @@ class NameServerRegistration:
             _LOG.info("registered with the name server %s", server.address)
         server.failure = failure
         return not failure
+
+    async def _tell_at(self, server: _NameServer, place: str, body: bytes, timeout_s: float) -> str:
+        """Register at one of a name server's addresses; returns why it could not be done."""
+        whose = "" if place == server.address else f"{place}: "
+        try:
+            answer = await self._client.call(place, self._request(body), timeout_s)
+        except FAILURES as error:
+            return whose + (str(error) or f"no answer within {timeout_s:g} s")
+        if answer.code:
+            return f"{whose}it answered {answer.code}: {answer.remark[:REMARK_CHARS_MAX]!r}"
+        self._learn(read_header(RegisterBrokerAnswer, answer.fields))
+        return ""
 
     async def _look_who_may_register(self, server: _NameServer, timeout_s: float) -> None:
         """Once: access control guards this broker, and a stranger who registers gets what clients mean for it."""
@@ -279,6 +299,23 @@ class NameServerRegistration:
                 await self._client.call(name_server, leaving, UNREGISTER_TIMEOUT_S)
         except (*FAILURES, FrameError) as error:
             _LOG.info("cannot unregister from the name server %s, it forgets us in 2 minutes: %s", name_server, error)
+
+
+async def addresses_of(address: str) -> tuple[str, ...]:
+    """The addresses of a name that has several, with the port; otherwise the name, or the address, itself."""
+    host, port = parse_address(address)
+    try:
+        ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return (address,)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=AF_INET, type=SOCK_STREAM)
+    except OSError:  # who connects says so
+        return (address,)
+    hosts = sorted({str(one[4][0]) for one in found})[:ADDRESSES_MAX]
+    return tuple(f"{one}:{port}" for one in hosts) if len(hosts) > 1 else (address,)
 
 
 def _pause_s(setbacks: int) -> float:

@@ -15,7 +15,7 @@ from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting import registration as registration_module
-from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegistration
+from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegistration, addresses_of
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
@@ -111,6 +111,38 @@ def test_an_announcement_does_not_wait_for_a_name_server_that_is_silent() -> Non
         assert servers.told == []
 
     _registering(test)
+
+
+def test_a_name_with_several_addresses_is_as_many_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They know nothing of each other, so a broker registers with each, also with those that the name has later."""
+    places = {"127.0.0.1:1": ("127.0.0.2:1", "127.0.0.3:1"), "127.0.0.1:2": ("127.0.0.1:2",)}
+
+    async def resolve(address: str) -> tuple[str, ...]:
+        return places[address]
+
+    monkeypatch.setattr(registration_module, "addresses_of", resolve)
+
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        await registration.announce()
+        assert {address for address, _ in servers.told} == {"127.0.0.2:1", "127.0.0.3:1", "127.0.0.1:2"}
+        places["127.0.0.1:1"] = ("127.0.0.3:1", "127.0.0.4:1")
+        servers.silent.add("127.0.0.3:1")
+        servers.told.clear()
+        registration.wake()
+        while ("127.0.0.4:1" not in {address for address, _ in servers.told}) or not registration.failures():
+            await asyncio.sleep(0.01)
+        assert "127.0.0.3:1: no answer" in registration.failures()["127.0.0.1:1"]
+
+    _registering(test, register_broker_timeout_mills=100)
+
+
+def test_only_a_name_has_several_addresses() -> None:
+    """An address, or a name that nobody knows, stands for itself; who connects says what is wrong."""
+
+    async def resolve() -> list[tuple[str, ...]]:
+        return [await addresses_of(one) for one in ("127.0.0.1:9", "no.such.host.invalid:9")]
+
+    assert loops.run(resolve()) == [("127.0.0.1:9",), ("no.such.host.invalid:9",)]
 
 
 def test_without_name_servers_there_is_nobody_to_wait_for() -> None:
