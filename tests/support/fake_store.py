@@ -107,6 +107,7 @@ class FakeStore(MessageStore):
         self.role = role
         self.refusals: list[PutResult] = []
         """Each makes one submit fail with it."""
+        self.forced_files = 0
         self.hold_results = False
         self.held: list[Callable[[], None]] = []
         self.dispatched_to: int | None = None
