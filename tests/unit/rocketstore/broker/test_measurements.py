@@ -27,6 +27,7 @@ class FakeStore(MessageStore):
     role: BrokerRole = BrokerRole.SYNC_MASTER
     dispatch_behind_bytes: int = 5
     dispatch_position: int = 95
+    forced_files: int = 0
 
     def __post_init__(self) -> None:
         self.stats = StoreStats(ManualClock())  # type: ignore[misc]
