@@ -13,8 +13,9 @@ chmod 755 "$place"
 git clone --quiet . "$place/clone"
 mkdir "$place/bin" "$place/home"
 for program in awk bash env expr grep make sed sh basename cat chmod comm cp cut date dirname false getconf head kill ln ls \
-    mkdir mktemp mv nproc readlink rm rmdir setsid sleep sort tail tee touch tr true uname uniq wc; do
-    ln -s "$(command -v "$program")" "$place/bin/$program"
+    mkdir mktemp mount mv nproc readlink rm rmdir setsid sleep sort tail tee touch tr true truncate umount uname uniq \
+    wc; do
+    ln -s "$(type -P "$program")" "$place/bin/$program"
 done
 
 python=$(readlink -f .venv/bin/python)
@@ -44,7 +45,7 @@ run bash -c "cd .venv/lib/python3.*/site-packages && printf '%s\\n' '$place/clon
 run bash -c "printf '#!%s\\nfrom cluster.entry import main\\nmain()\\n' '$place/clone/.venv/bin/python' >.venv/bin/dledger"
 run chmod 755 .venv/bin/dledger
 run touch .venv/.installed-demo .venv/.installed
-run make test PYTEST_ARGS="--tier=$tier" | tee "$place/log"
+run make test PYTEST_ARGS="--tier=$tier" TESTS="${TESTS:-tests}" | tee "$place/log"
 
 for thing in "${lacking[@]}"; do
     lines=$(grep -cE "^no $thing: [0-9]+ tests? skipped \(.+\)$" "$place/log" || true)
