@@ -308,6 +308,22 @@ def test_files_that_are_another_queues_hide_nothing_and_give_no_offset_twice(
             healed(bench)
 
 
+def test_a_last_unit_that_lost_its_sector_is_mended_at_the_start(tmp_path: Path) -> None:
+    """After a clean stop, too, and although neither size nor time of the file has changed; nobody need read it."""
+    config, offsets = config_of(tmp_path / "store"), list[int]()
+    with opened(config, offsets) as bench:
+        bench.put(30)
+    path, at = unit_at(config.store_path_root_dir, 1, 14)
+    sound, times = path.read_bytes(), path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(sound[:20])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    with opened(config, offsets):
+        assert path.read_bytes() == sound
+
+
 def test_an_index_file_that_is_another_one_is_made_again(tmp_path: Path) -> None:
     """Each file's header is compared with what was flushed."""
     config, offsets = config_of(tmp_path / "store"), list[int]()
