@@ -97,11 +97,6 @@ def test_the_longest_lane_begins_and_modules_stay_together() -> None:
     ]
 
 
-def test_the_durations_are_of_modules_that_exist() -> None:
-    """``make durations`` writes them anew."""
-    assert [name for name in tiers.durations() if not (tiers.TESTS / name).exists()] == []
-
-
 def test_a_part_of_a_sweep_is_even_and_has_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the variable it is the whole."""
     monkeypatch.setenv(sweeps.THIN, "thin")
