@@ -52,8 +52,9 @@ class CheckWorkers:
         with self._changed:
             while len(self._workers) < self._count and not self._closed:
                 name = f"rocketstore-check-{self._member.group}-{len(self._workers)}"
-                self._workers.append(threading.Thread(target=self._work, name=name, daemon=True))
-                self._workers[-1].start()
+                worker = threading.Thread(target=self._work, name=name, daemon=True)
+                worker.start()  # before anybody may join it
+                self._workers.append(worker)
 
     def close(self) -> None:
         """Wait for what the application is doing, then leave the group. Idempotent."""

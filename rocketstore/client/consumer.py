@@ -19,7 +19,7 @@ from dledger.forks import LostLock, mind_forks
 from dledger.limits import AboveZero, Bytes, Positive, Range, Unit, out_of_range
 from dledger.values import MIB
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import MessageRefusedError, NotFoundError
+from rocketstore.client.errors import MessageRefusedError, NotAllowedNowError, NotFoundError
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
 from rocketstore.client.group_offsets import Beginnings, BrokerOffsets, Start
 from rocketstore.client.received import ReceivedMessage, sent_expression, split_records, tags_of_expression
@@ -94,6 +94,7 @@ class _Queue:
     finished: int  # the first offset that may not be committed yet, because its message is still in use
     committed: int | None = None
     offered: int | None = None  # by the last commit: it may be stored although no response arrived
+    in_doubt: bool = False  # its offset is gone, and nobody knows yet whether it is still the same queue
     rewind: bool = False  # the next commit may go back
     rest: deque[ReceivedMessage] = field(default_factory=deque)
     rest_next: int = 0  # where the queue continues after the rest
@@ -328,7 +329,8 @@ class Consumer:
             return [
                 (queue, queue.finished if finished_only else queue.delivered, queue.rewind)
                 for queue in self._queues.values()
-                if queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered)
+                if not queue.in_doubt
+                and (queue.rewind or queue.committed != (queue.finished if finished_only else queue.delivered))
             ]
 
     def _name(self, queue_id: int) -> QueueName:
@@ -345,7 +347,8 @@ class Consumer:
         stored = self._store.fetch([self.topic])
         for one in queues:
             if self._name(one.queue_id) in stored:
-                one.fetcher.known = last[one]
+                one.in_doubt = False
+                one.fetcher.known = last[one] or one.fetcher.known
         self._look_into([one for one in queues if self._name(one.queue_id) not in stored])
         moved = []
         with self._lock:
@@ -372,11 +375,17 @@ class Consumer:
         """Offsets are gone: the group or the topic was deleted, or a broker lost its disk and counts anew."""
         lost = [one for one in lost if one.committed is not None]
         for queue in lost:
-            back = queue.fetcher.other_history()
+            try:
+                back = queue.fetcher.other_history()
+            except (NotAllowedNowError, NotFoundError):  # it may be readable again later
+                queue.in_doubt = True
+                continue
             with self._lock:
                 if back is not None:
                     self._go_to(queue, back)
                 queue.committed = queue.offered = None
+                queue.in_doubt = False
+        lost = [one for one in lost if one.committed is None]
         if lost:
             _log.warning(
                 "group %s: its offsets in %s are gone: the group or the topic was deleted, or the broker lost its "
@@ -441,8 +450,8 @@ class Consumer:
         self._add(places)
         if options.auto_commit_s is not None:
             self._commit_at = time.monotonic() + options.auto_commit_s
-        self._started = True
         self._watch.start()
+        self._started = True
 
     def _begin(self, read_queues: int) -> None:
         """If the group is new in the topic, store where it begins, in all queues: members may read them by shares."""
@@ -519,7 +528,9 @@ class Consumer:
         """What is done of them is committed: they may come back."""
         with self._lock:
             dropped = [self._queues[one] for one in queue_ids]
-            places = [(one, one.finished, one.rewind) for one in dropped if one.committed != one.finished]
+            places = [
+                (one, one.finished, one.rewind) for one in dropped if one.committed != one.finished and not one.in_doubt
+            ]
         if self.group and places:
             with self._committing:
                 self._store_places(places)

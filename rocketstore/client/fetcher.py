@@ -126,6 +126,7 @@ class QueueFetcher:
         self._stock_bytes = 0
         self._error: DLedgerError | None = None
         self._last = b""
+        self._begins_at = offset
         self.known = b""
         """``last`` at a moment when the group's offset was still there: of the consumer."""
         self._stop = threading.Event()
@@ -186,19 +187,31 @@ class QueueFetcher:
         none. What was stored later than it is new. Raises ``DLedgerError``.
         """
         known = self.known
-        if not known:
+        with self._lock:
+            offset = self._offset
+        place = _only(known).queue_offset if known else max(offset - 1, 0)
+        answer = self._message_at(place)
+        if answer.max_offset < offset:
+            is_other = True
+        elif answer.records:
+            is_other = bytes(answer.records) != (known or bytes(answer.records))
+        else:
+            is_other = bool(known) and answer.min_offset <= place
+        if not is_other:
             return None
-        last = _only(known)
+        return self._begin_after(_only(known)) if known else max(answer.min_offset, 0)
+
+    def _message_at(self, offset: int) -> pb.PullResponse:
+        """With the whole message, if there is one."""
         request = pb.PullRequest(
+            group=self._pulls.group,
             topic=self._pulls.topic,
             queue_id=self.queue_id,
-            offset=last.queue_offset,
+            offset=offset,
             max_messages=1,
-            max_bytes=len(known),
+            max_bytes=1,
         )
-        answer = self._connection.ask_master(PULL, request, self._connection.deadline())
-        is_other = bytes(answer.records) != known if answer.records else answer.min_offset <= last.queue_offset
-        return self._begin_after(last) if is_other else None
+        return self._connection.ask_master(PULL, request, self._connection.deadline())
 
     def look_after(self, master: str | None) -> None:
         """End a session that is overdue, or with a broker that is no longer the master; called periodically."""
@@ -230,6 +243,7 @@ class QueueFetcher:
         told = ""
         while not self._stop.is_set():
             try:
+                self._learn()
                 if self._session():
                     backoff.succeeded()
                     told = ""
@@ -255,6 +269,20 @@ class QueueFetcher:
                     told = str(error)
                     _log.warning("queue %d of %s: %s; retrying", self.queue_id, self._pulls.topic, told)
                 self._stop.wait(backoff.pause())
+
+    def _learn(self) -> None:
+        """A message that was read in an earlier life is known, too: the one before the position that was stored."""
+        begin, self._begins_at = self._begins_at, 0
+        if begin <= 0:
+            return
+        try:
+            records = bytes(self._message_at(begin - 1).records)
+        except DLedgerError as error:
+            if is_retried_read(error):
+                self._begins_at = begin
+            return
+        if records and not self.known and _only(records).queue_offset == begin - 1:
+            self.known = records
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
@@ -288,7 +316,7 @@ class QueueFetcher:
     def _go_back(self, end: int) -> None:
         """The queue ends before our offset: behind what was lost, or where a queue in its place begins."""
         with self._lock:
-            last, epoch, offset = self._last, self._epoch, self._offset
+            last, epoch, offset = self._last or self.known, self._epoch, self._offset
         target = min(self._begin_after(_only(last)), end) if last else end
         with self._lock:
             if self._epoch == epoch and self._offset == offset:

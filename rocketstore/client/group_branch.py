@@ -14,7 +14,7 @@ from typing import Final
 from dledger.errors import DLedgerError, UnavailableError
 from dledger.records import record
 from rocketstore.client.connection import BrokerConnection
-from rocketstore.client.errors import is_retried_read
+from rocketstore.client.errors import NotAllowedNowError, NotFoundError, is_retried_read
 from rocketstore.client.fetcher import PullOptions, QueueFetcher
 from rocketstore.client.group_offsets import Beginnings, OffsetStore
 from rocketstore.client.group_options import GroupOptions
@@ -379,7 +379,8 @@ class Branch:
         last = {name: share.source.last for name, share in held.items()}
         stored = self._store.fetch({one.topic for one in held})
         for name in stored.keys() & held.keys():
-            held[name].source.known = last[name]
+            held[name].in_doubt = False
+            held[name].source.known = last[name] or held[name].source.known
         self._look_into([share for name, share in held.items() if name not in stored])
         for name, share in held.items():
             with self._shares.changed:
@@ -400,11 +401,17 @@ class Branch:
         """Offsets are gone: the group or a topic was deleted, or a broker lost its disk. They are stored again."""
         lost = [one for one in lost if one.committed is not None]
         for share in lost:
-            back = share.source.other_history()
+            try:
+                back = share.source.other_history()
+            except (NotAllowedNowError, NotFoundError):  # it may be readable again later
+                share.in_doubt = True
+                continue
             with self._shares.changed:
                 if back is not None:
                     self._shares.go_to(share, back)
                 share.committed = share.offered = None
+                share.in_doubt = False
+        lost = [one for one in lost if one.committed is None]
         if lost:
             _log.warning(
                 "group %s: its offsets are gone: the group or a topic was deleted, or the broker lost its disk; they "
@@ -422,7 +429,7 @@ class Branch:
             places = {
                 one: (one.progress.done, one.rewind)
                 for one in shares
-                if not one.progress.abandoned and (one.rewind or one.progress.done != one.committed)
+                if not (one.progress.abandoned or one.in_doubt) and (one.rewind or one.progress.done != one.committed)
             }
             for share, (offset, _) in places.items():
                 share.offered = offset

@@ -150,12 +150,14 @@ class GroupConsumer:
         except DLedgerError:
             self.close()
             raise
-        if handler is not None:
-            for number in range(workers):
-                name = f"rocketstore-worker-{self.group}-{number}"
-                worker = threading.Thread(target=self._work, args=(handler,), name=name, daemon=True)
-                self._workers.append(worker)
+        for number in range(workers if handler is not None else 0):
+            name = f"rocketstore-worker-{self.group}-{number}"
+            worker = threading.Thread(target=self._work, args=(handler,), name=name, daemon=True)
+            with self._life:  # it is started, or never in the list, whenever somebody closes
+                if self._closing.is_set():
+                    raise UnavailableError("the consumer is closed")
                 worker.start()
+                self._workers.append(worker)
 
     def receive(self, timeout_s: float = 1.0) -> GroupDelivery | None:
         """The next message; None if none comes in time, or the consumer is closed. For applications without handler."""

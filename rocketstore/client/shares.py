@@ -115,6 +115,7 @@ class Share:
 
     __slots__ = (
         "committed",
+        "in_doubt",
         "name",
         "offered",
         "out",
@@ -134,6 +135,8 @@ class Share:
         self.committed = committed
         self.offered: int | None = None
         """By the last commit: it may be stored although no answer arrived."""
+        self.in_doubt = False
+        """Whether its offset is gone, and nobody knows yet whether it is still the same queue."""
         self.rewind = False
         """Whether the next commit may go back."""
         self.rest: deque[ReceivedMessage] = deque()

@@ -166,8 +166,8 @@ class CheckMember:
             if self._closing.is_set():
                 raise UnavailableError("the producer is closed")
             if not self._started:
-                self._started = True
                 self._tender.start()
+                self._started = True
 
     def wait_joined(self) -> None:
         """Return once the master knows this member. Raises what keeps it from joining."""

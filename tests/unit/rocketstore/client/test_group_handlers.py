@@ -208,6 +208,41 @@ def test_in_order_a_message_that_hangs_is_only_told(broker: RemotingHarness, cap
     assert retried(broker) == []
 
 
+def test_it_may_be_closed_at_any_moment_of_its_start(broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the handler of a signal, which runs between any two steps of the thread that starts it."""
+    steps, begin = 0, threading.Thread.start
+    while True:
+        one = GroupConsumer([broker.address], group="g", options=GroupOptions(start="first", timeout_s=15.0))
+        one.subscribe("T")
+        left = steps
+
+        def start_of(thread: threading.Thread, one: GroupConsumer = one) -> None:
+            nonlocal left
+            if threading.current_thread() is threading.main_thread() and thread.name.startswith("rocketstore-"):
+                left -= 1
+                if left == -1:
+                    one.close()
+            begin(thread)
+            if threading.current_thread() is threading.main_thread() and thread.name.startswith("rocketstore-"):
+                left -= 1
+                if left == -1:
+                    one.close()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_of)
+            try:
+                one.start(lambda _: None, workers=2)
+            except UnavailableError:
+                one.close()
+            else:
+                if left >= 0:  # there are no further steps
+                    one.close()
+                    break
+                one.close()
+        steps += 1
+    assert steps >= 6
+
+
 LZ4 = 0x101
 ZSTD = 0x201
 

@@ -1,0 +1,97 @@
+"""What docs/guarantees.md says of messages holds in every world; SIM_CONSUMER_SEEDS=50 plays more of each."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.sim_consumer.broker import ModelBroker
+from tests.sim_consumer.drivers import GROUP, TOPIC
+from tests.sim_consumer.oracle import DISTURBED_S, Oracle
+from tests.sim_consumer.worlds import KINDS, WORLDS, Run, StuckError, play
+from tests.support.sweeps import fewer
+
+SEEDS = int(os.environ.get("SIM_CONSUMER_SEEDS", "3"))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [one for one in WORLDS if one != "anything"])
+def test_a_world(name: str, kind: str) -> None:
+    """Nothing is skipped or done twice without a reason, no position goes back, nobody falls silent."""
+    for seed in range(fewer(SEEDS)):
+        play(name, kind, seed)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_it_at_random(kind: str) -> None:
+    """Combinations that nobody has thought of."""
+    for seed in range(fewer(3 * SEEDS, 4)):
+        play("anything", kind, seed)
+
+
+class Watched:
+    """A broker with a topic of five messages, and who checks it."""
+
+    def __init__(self) -> None:
+        self.broker = ModelBroker()
+        self.broker.put_topic(TOPIC, 1)
+        self.oracle = Oracle(self.broker)
+        self.stored = [self.broker.send(TOPIC, 0, b"%d" % number) for number in range(5)]
+
+    def commit(self, offset: int, *, back: bool = False) -> None:
+        self.broker.commit(GROUP, TOPIC, {0: offset}, back=back)
+
+
+def test_a_position_behind_a_message_that_is_not_done_is_noticed() -> None:
+    """In whatever order they were done; one that was sent back is the retry topic's."""
+    watched = Watched()
+    for number in (0, 2):
+        watched.oracle.ends(watched.stored[number].at, b"%d" % number)
+    watched.commit(1)
+    assert watched.oracle.problems == []
+    watched.broker.send_back(GROUP, watched.stored[1].at, dead=False)
+    watched.commit(3)
+    assert watched.oracle.problems == []
+    watched.commit(4)
+    assert ["b'3', 3 of ('T', 0), is skipped" in one for one in watched.oracle.problems] == [True]
+
+
+def test_a_position_that_goes_back_by_itself_is_noticed() -> None:
+    """Not after the broker has lost what was there."""
+    watched = Watched()
+    for one in watched.stored:
+        watched.oracle.ends(one.at, one.body)
+    watched.commit(5)
+    watched.commit(3)
+    assert watched.oracle.problems == []  # the broker keeps the higher one
+    watched.oracle.may_go_back.add((TOPIC, 0))
+    watched.commit(4, back=True)
+    assert watched.oracle.problems == []
+    watched.oracle.may_go_back.clear()
+    watched.commit(3, back=True)
+    assert len(watched.oracle.problems) == 1
+
+
+def test_a_repetition_without_a_reason_is_noticed() -> None:
+    """Some seconds after anything that happened there may be one."""
+    watched = Watched()
+    watched.oracle.disturbed()
+    watched.oracle.ends(watched.stored[0].at, b"0")
+    watched.oracle.begins(b"0")
+    assert watched.oracle.problems == []
+    watched.oracle.disturbed_at = time.monotonic() - DISTURBED_S - 1
+    watched.oracle.begins(b"0")
+    assert len(watched.oracle.problems) == 1
+
+
+def test_a_silent_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody handles anything, and nobody says so."""
+    monkeypatch.setattr("tests.sim_consumer.worlds.WAIT_S", 0.05)
+    run = Run("poll", 0)
+    run.send(1)
+    with pytest.raises(StuckError, match="all is handled"):
+        run.all_done()
