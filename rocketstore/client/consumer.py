@@ -526,14 +526,12 @@ class Consumer:
 
     def _drop(self, queue_ids: Sequence[int]) -> None:
         """What is done of them is committed: they may come back."""
-        with self._lock:
-            dropped = [self._queues[one] for one in queue_ids]
-            places = [
-                (one, one.finished, one.rewind) for one in dropped if one.committed != one.finished and not one.in_doubt
-            ]
-        if self.group and places:
+        dropped = [self._queues[one] for one in queue_ids]
+        if self.group:
             with self._committing:
-                self._store_places(places)
+                self._adopt_changes()
+                places = self._to_commit(finished_only=True)
+                self._store_places([one for one in places if one[0] in dropped])
         with self._lock:
             for queue in dropped:
                 del self._queues[queue.queue_id]

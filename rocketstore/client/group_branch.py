@@ -370,10 +370,7 @@ class Branch:
 
     def _adopt_and_commit(self) -> None:
         """Adopt offsets that were changed elsewhere (reset, or committed by the member before), then commit."""
-        with self._committing:  # from before the look on: a commit after it would seem to have been undone
-            held = self._held()
-            self._adopt(held)
-            self._commit_once(list(held.values()))
+        self._commit(list(self._held().values()))
 
     def _adopt(self, held: Mapping[QueueName, Share]) -> None:
         last = {name: share.source.last for name, share in held.items()}
@@ -421,7 +418,11 @@ class Branch:
             )
 
     def _commit(self, shares: Sequence[Share]) -> None:
-        with self._committing:
+        """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""
+        if not shares:
+            return
+        with self._committing:  # from before the look on: a commit after it would seem to have been undone
+            self._adopt({one.name: one for one in shares})
             self._commit_once(shares)
 
     def _commit_once(self, shares: Sequence[Share]) -> None:

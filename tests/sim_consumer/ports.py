@@ -15,7 +15,7 @@ from dledger.client.shared import Deadline
 from dledger.errors import DLedgerError, InvalidRequestError, UnavailableError
 from rocketstore.client.errors import NotAllowedNowError, NotFoundError
 from rocketstore.pb import broker_pb2 as pb
-from tests.sim_consumer.broker import ModelBroker, RefusedError
+from tests.sim_consumer.broker import ModelBroker, Pulled, RefusedError
 
 ADDRESS: Final = "127.0.0.1:1"
 LOOK_S: Final = 0.02
@@ -49,6 +49,17 @@ class BrokenError(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[()]:
         return ()
+
+
+def _answer_to(pulled: Pulled) -> pb.PullResponse:
+    return pb.PullResponse(
+        status=pulled.status,
+        records=b"".join(pulled.records),
+        count=len(pulled.records),
+        next_offset=pulled.next_offset,
+        min_offset=pulled.min_offset,
+        max_offset=pulled.max_offset,
+    )
 
 
 class _Call:
@@ -100,14 +111,7 @@ class _Pulls(_Call):
             wait_s=request.wait_ms / 1000,
             goes_on=lambda: not self._cancelled and self._link.is_up,
         )
-        return pb.PullResponse(
-            status=pulled.status,
-            records=b"".join(pulled.records),
-            count=len(pulled.records),
-            next_offset=pulled.next_offset,
-            min_offset=pulled.min_offset,
-            max_offset=pulled.max_offset,
-        ).SerializeToString()
+        return _answer_to(pulled).SerializeToString()
 
 
 class _Membership(_Call):
@@ -229,9 +233,7 @@ class ModelConnection:
         pulled = self.broker.pull(
             (request.topic, request.queue_id), request.offset, count=request.max_messages, wait_s=0.0
         )
-        return pb.PullResponse(
-            status=pulled.status, records=b"".join(pulled.records), min_offset=pulled.min_offset, count=1
-        )
+        return _answer_to(pulled)
 
     def _FetchOffsets(self, request: pb.FetchOffsetsRequest) -> pb.FetchOffsetsResponse:  # noqa: N802  # as above
         found = self.broker.positions(request.group, request.topic)
