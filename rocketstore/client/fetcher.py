@@ -44,6 +44,8 @@ paused or disconnected may not know yet that it was replaced, nor what was store
 """
 IDLE_PAUSE_S: Final = 0.05
 """The pause after an empty response that arrived at once, although the broker could have waited for messages."""
+LOOK_BACK_S: Final = 1.0
+"""How long a master has to show the last message again after the connection broke."""
 REFUSED_PAUSE_S: Final = 1.0
 """The pause before a queue that was refused is asked for again."""
 
@@ -127,8 +129,9 @@ class QueueFetcher:
         self._error: DLedgerError | None = None
         self._last = b""
         self._begins_at = offset
+        self._is_doubtful = False  # whether the broker may have lost messages since
         self.known = b""
-        """``last`` at a moment when the group's offset was still there: of the consumer."""
+        """The last message at a moment when the group's offset was still there: of the consumer."""
         self._stop = threading.Event()
         self._call: _Call | None = None
         self._address = ""
@@ -186,7 +189,9 @@ class QueueFetcher:
         The last message that came while the queue was known to be the same shows it: another one is in its place, or
         none. What was stored later than it is new. Raises ``DLedgerError``.
         """
-        known = self.known
+        return self._other_history(self.known)
+
+    def _other_history(self, known: bytes) -> int | None:
         with self._lock:
             offset = self._offset
         place = _only(known).queue_offset if known else max(offset - 1, 0)
@@ -201,7 +206,7 @@ class QueueFetcher:
             return None
         return self._begin_after(_only(known)) if known else max(answer.min_offset, 0)
 
-    def _message_at(self, offset: int) -> pb.PullResponse:
+    def _message_at(self, offset: int, timeout_s: float | None = None) -> pb.PullResponse:
         """With the whole message, if there is one."""
         request = pb.PullRequest(
             group=self._pulls.group,
@@ -211,7 +216,7 @@ class QueueFetcher:
             max_messages=1,
             max_bytes=1,
         )
-        return self._connection.ask_master(PULL, request, self._connection.deadline())
+        return self._connection.ask_master(PULL, request, self._connection.deadline(timeout_s))
 
     def look_after(self, master: str | None) -> None:
         """End a session that is overdue, or with a broker that is no longer the master; called periodically."""
@@ -258,6 +263,7 @@ class QueueFetcher:
             except DLedgerError as error:
                 if self._stop.is_set():
                     return
+                self._is_doubtful = True
                 hopeless = self._is_hopeless(error)
                 if self._address:
                     self._connection.directory.note_failure(self._address, error)
@@ -275,14 +281,37 @@ class QueueFetcher:
         begin, self._begins_at = self._begins_at, 0
         if begin <= 0:
             return
+        if self._connection.directory.leader is None:
+            self._begins_at = begin
+            return
         try:
-            records = bytes(self._message_at(begin - 1).records)
+            records = bytes(self._message_at(begin - 1, LOOK_BACK_S).records)
         except DLedgerError as error:
             if is_retried_read(error):
                 self._begins_at = begin
             return
         if records and not self.known and _only(records).queue_offset == begin - 1:
             self.known = records
+
+    def _look_back(self) -> None:
+        """After a broken connection to the master: it may have lost messages, and taken new ones at their offsets.
+
+        A queue that has become shorter is not believed at once: see ``BEYOND_END_S``.
+        """
+        with self._lock:
+            last, epoch, offset = self._last or self.known, self._epoch, self._offset
+        if not (self._is_doubtful and last):
+            return
+        answer = self._message_at(_only(last).queue_offset, LOOK_BACK_S)
+        if not answer.records or bytes(answer.records) == last:
+            self._is_doubtful = bool(answer.max_offset < offset)
+            return
+        target = self._begin_after(_only(last))
+        with self._lock:
+            if self._epoch == epoch and self._offset == offset:
+                self._go_to(target, f"the message before {offset} is another one: the broker has lost messages")
+        self._is_doubtful = False
+        self._arrived()
 
     def _is_hopeless(self, error: DLedgerError) -> bool:
         if isinstance(error, NotFoundError) and self._address != self._connection.directory.leader:
@@ -335,6 +364,8 @@ class QueueFetcher:
         self._address = ""
         address = self._connection.seeker.reader(self._connection.deadline())
         at_master = self._connection.directory.leader == address
+        if at_master:
+            self._look_back()
         until = float("inf") if at_master else time.monotonic() + SLAVE_SESSION_S
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         call = self._connection.channels.open_stream("PullStream", address, iter(requests.get, None))

@@ -92,6 +92,8 @@ class ModelBroker:
         self.locks: dict[Place, str] = {}
         self.dead: list[Stored] = []
         self.is_down = False
+        self.starts = 0
+        """How often it was started: no connection outlives that."""
         self.takes_back = "yes"
         """Whether it takes messages back: ``yes``, ``later`` (no room for a retry topic), or ``never``."""
         self.at_commits: deque[Callable[[], None]] = deque()
@@ -149,6 +151,7 @@ class ModelBroker:
         with self.changed:
             self.is_down = down
             if down:
+                self.starts += 1
                 self.members.clear()
                 self.locks.clear()
             self.changed.notify_all()

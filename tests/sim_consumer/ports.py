@@ -69,6 +69,7 @@ class _Call:
         self._link = link
         self._requests = requests
         self._cancelled = False
+        self._start = link.broker.starts
 
     def __iter__(self) -> _Call:
         return self
@@ -85,8 +86,12 @@ class _Call:
 
     def check(self) -> None:
         """Whether it goes on."""
-        if self._cancelled or not self._link.is_up:
+        if not self.goes_on():
             raise RefusedError("unavailable", "the stream has ended")
+
+    def goes_on(self) -> bool:
+        """Whether neither side has ended it."""
+        return not self._cancelled and self._link.is_up and self._link.broker.starts == self._start
 
     def answer(self) -> bytes:
         raise NotImplementedError
@@ -109,7 +114,7 @@ class _Pulls(_Call):
             request.offset,
             count=min(request.max_messages, self._link.pull_max),
             wait_s=request.wait_ms / 1000,
-            goes_on=lambda: not self._cancelled and self._link.is_up,
+            goes_on=self.goes_on,
         )
         return _answer_to(pulled).SerializeToString()
 

@@ -586,6 +586,22 @@ def test_what_is_stored_behind_a_lost_end_is_not_skipped(
     assert committed(brokers)[0] == lost + 2
 
 
+@pytest.mark.parametrize("new", [2, 3, 6])
+def test_a_broker_that_has_filled_what_it_lost_is_noticed(brokers: FakeBrokers, new: int) -> None:
+    """Its queue is as long as before or longer when the connection is back: the last message is another one."""
+    put(brokers, 6, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], pull_wait_ms=50) as source:
+        drain(source, 6)
+        for node in brokers.nodes:
+            node.stop()
+        queue = brokers.queues["orders", 0]
+        del queue.records[3:], queue.messages[3:]
+        put(brokers, new, start=100)
+        brokers.nodes[0].start()
+        assert drain(source, new) == [b"0-%d" % number for number in range(100, 100 + new)]
+    assert committed(brokers)[0] == 3 + new
+
+
 @pytest.mark.parametrize("again", [1, 4])
 def test_a_broker_that_lost_its_disk_is_read_from_the_beginning(brokers: FakeBrokers, again: int) -> None:
     """Also if it has more messages than before by the time it is asked: the offsets are gone, the last message, too."""
