@@ -208,6 +208,16 @@ def test_messages_do_not_gather_while_a_pull_waits(broker: RemotingHarness, clie
     wait_until(lambda: not broker.store._is_awaited(), "nobody waits any more")
 
 
+def test_a_heartbeat_says_all_that_its_group_subscribes_to(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """A topic that it names no more is consumed no more."""
+    broker.state.table["U"] = TopicConfig("U", 1, 1)
+    fields = {topic: pull_fields("g", topic) for topic in ("T", "U")}
+    for topic, other in (("T", "U"), ("U", "T")):
+        client.subscribe("g", topic)
+        assert client.ask(RequestCode.PULL_MESSAGE, fields[topic]).code == AnswerCode.PULL_NOT_FOUND
+        assert client.ask(RequestCode.PULL_MESSAGE, fields[other]).code == AnswerCode.SUBSCRIPTION_NOT_EXIST
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_groups_settings_say_where_it_pulls(*, reads: bool) -> None:
     """If slaves may be read at all: RocketMQ's whichBrokerWhenConsume."""
