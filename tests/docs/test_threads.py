@@ -114,7 +114,7 @@ def test_the_threads_of_a_broker_are_those_of_the_table(
     if kind.startswith("with"):
         modes |= {"plain broker", "plain broker, ASYNC_FLUSH"}
     always = {name for name, there in rows.items() if there in modes}
-    possible = {"rocketstore-read_N"}
+    possible = {"rocketstore-read_N", "uvloop_N"}
     if replicated:
         port = free_ports(1, companion=CLIENT_PORT_OFFSET)[0]
         flags = flags | {"members": f"n0-127.0.0.1:{port}", "listen_port": str(free_ports(1, taken=[port])[0])}
