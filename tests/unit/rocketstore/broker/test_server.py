@@ -144,6 +144,7 @@ def test_open_transactions_survive_a_restart(config: BrokerConfig) -> None:
     config = replace(config, transaction_check_interval=100, transaction_time_out=0)
     prepared = "TRAN_MSG\x01true\x02PGROUP\x01producers\x02KEYS\x01"
     with running(config) as server, RemotingSocket(server.port) as client:
+        wait_until(lambda: server.transactions.is_running, "it is quite the master")
         answers = [client.send(body=body, properties=prepared + body.decode()) for body in (b"a", b"b")]
         assert [one.code for one in answers] == [0, 0]
         _, offset = parse_offset_message_id(answers[0].fields["msgId"])
