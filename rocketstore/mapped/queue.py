@@ -39,7 +39,7 @@ _RESTORE: Final = "Restore it from a copy, or move it and all later files away t
 
 
 @dataclass(frozen=True, slots=True)
-class ForcedRemoval:
+class ForcedFileRemoval:
     """A file that was removed although it had not expired."""
 
     path: Path
@@ -49,10 +49,10 @@ class ForcedRemoval:
     """Since its last write."""
 
 
-OnForced = Callable[[ForcedRemoval], None]
+OnForced = Callable[[ForcedFileRemoval], None]
 
 
-def untold(_removed: ForcedRemoval) -> None:
+def untold(_removed: ForcedFileRemoval) -> None:
     """Nobody is told."""
 
 
@@ -453,7 +453,7 @@ class MappedFileQueue:
                 break
             deleted += 1
             if age_ms < age_ms_max:
-                on_forced(ForcedRemoval(file.path, file.base, file.base + file.size, max(0, age_ms)))
+                on_forced(ForcedFileRemoval(file.path, file.base, file.base + file.size, max(0, age_ms)))
         return deleted
 
     def expired_end(self, age_ms_max: int, *, now_ms: int, immediately: bool) -> int:

@@ -20,7 +20,7 @@ from dledger.store.fs import FileSystem
 from dledger.values import split
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.mapped.queue import ForcedRemoval
+from rocketstore.mapped.queue import ForcedFileRemoval
 
 MANUAL_ROUNDS: Final = 20
 """How many rounds delete expired files after a request."""
@@ -95,7 +95,7 @@ class Cleaner:
         may_delete: Callable[[], bool] = lambda: True,
         on_disk_full: Callable[[bool], None] = lambda _full: None,
         on_held_back: Callable[[], None] = lambda: None,
-        on_forced: Callable[[ForcedRemoval, int], None] = lambda _removed, _percent: None,
+        on_forced: Callable[[ForcedFileRemoval, int], None] = lambda _removed, _percent: None,
     ) -> None:
         """``may_delete``: whether all but the newest log file is dispatched. ``on_disk_full`` is called every round.
 

@@ -34,7 +34,7 @@ from rocketstore.consume_queue.ends import QUEUE_ENDS_FILE, read_ends, write_end
 from rocketstore.consume_queue.queue import Surroundings
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexService
-from rocketstore.mapped.queue import ForcedRemoval
+from rocketstore.mapped.queue import ForcedFileRemoval
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
 from rocketstore.queue_numbers.numbering import LoggedNumbering, NumberWriter, RepeatAlarm
@@ -713,7 +713,7 @@ class MessageStore:
         elif not full and self._gate.open(Obstacle.DISK_FULL):
             self._conditions.clear(ConditionKind.DISK_FULL, _DISK_OF_STORE)
 
-    def _removed_early(self, removed: ForcedRemoval, used_percent: int) -> None:
+    def _removed_early(self, removed: ForcedFileRemoval, used_percent: int) -> None:
         """Those messages were acknowledged: say which they were, and that the settings ask for it."""
         self.forced_files += 1
         config, age_s = self.config, removed.age_ms // 1000

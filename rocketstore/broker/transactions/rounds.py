@@ -26,7 +26,7 @@ GROUPS_MAX: Final = 10_000
 GROUP_CHARS_MAX: Final = 255
 
 
-class Round(NamedTuple):
+class CheckRound(NamedTuple):
     """When it was (ms since 1970), and the groups that were asked about all that was due."""
 
     time_ms: int
@@ -37,7 +37,7 @@ class Round(NamedTuple):
 class Rounds:
     """The last rounds, and the position before which every commit has its op."""
 
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[CheckRound, ...] = ()
     scanned: int = 0
 
     def encode(self) -> bytes:
@@ -56,7 +56,7 @@ class Rounds:
     def then(self, now_ms: int, groups: Collection[str], scanned: int, most: int) -> Rounds:
         """With another round, if anybody was asked in it, and another position."""
         named = frozenset(one for one in groups if len(one) <= GROUP_CHARS_MAX)
-        rounds = (*self.rounds, Round(now_ms, named)) if named else self.rounds
+        rounds = (*self.rounds, CheckRound(now_ms, named)) if named else self.rounds
         return Rounds(rounds[-most:], scanned)
 
 
@@ -75,7 +75,7 @@ def decode_rounds(body: bytes) -> Rounds:
         numbers = [number for time_ms, groups in rounds for number in (time_ms, *groups)]
         if not all(type(one) is int and one >= 0 for one in numbers):
             return Rounds()
-        made = tuple(Round(time_ms, frozenset(names[one] for one in groups)) for time_ms, groups in rounds)
+        made = tuple(CheckRound(time_ms, frozenset(names[one] for one in groups)) for time_ms, groups in rounds)
     except (ValueError, TypeError, LookupError):
         return Rounds()
     return Rounds(made, scanned)

@@ -7,7 +7,7 @@ import pytest
 from rocketstore.broker.transactions import run
 from rocketstore.broker.transactions.halves import Half, OpenHalves, half_of
 from rocketstore.broker.transactions.messages import committed
-from rocketstore.broker.transactions.rounds import Round, Rounds, decode_rounds, due_at, times_checked
+from rocketstore.broker.transactions.rounds import CheckRound, Rounds, decode_rounds, due_at, times_checked
 from rocketstore.message.message import Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.state.publisher import StateDone
@@ -254,9 +254,11 @@ def test_a_damaged_op_hides_no_commit(log: Log, clock: ManualClock) -> None:
 
 def test_rounds_are_read_as_written() -> None:
     a, b = frozenset("a"), frozenset("ab")
-    rounds = Rounds((Round(1, a), Round(2, b), Round(3, a)), 77)
+    rounds = Rounds((CheckRound(1, a), CheckRound(2, b), CheckRound(3, a)), 77)
     assert decode_rounds(rounds.encode()) == rounds
-    assert rounds.then(9, ["b", "x" * 256], 78, 3) == Rounds((Round(2, b), Round(3, a), Round(9, frozenset("b"))), 78)
+    assert rounds.then(9, ["b", "x" * 256], 78, 3) == Rounds(
+        (CheckRound(2, b), CheckRound(3, a), CheckRound(9, frozenset("b"))), 78
+    )
     assert rounds.then(9, [], 78, 3) == Rounds(rounds.rounds, 78)
 
 
@@ -267,7 +269,7 @@ def test_rounds_of_an_earlier_version_do_not_count() -> None:
 
 def test_rounds_name_so_many_groups_at_most() -> None:
     """Those of the others are asked more often."""
-    rounds = Rounds((Round(1, frozenset(f"g{number:06}" for number in range(20_000))),))
+    rounds = Rounds((CheckRound(1, frozenset(f"g{number:06}" for number in range(20_000))),))
     assert len(rounds.encode()) < 400_000
     (kept,) = decode_rounds(rounds.encode()).rounds
     assert len(kept.groups) == 10_000
@@ -314,6 +316,6 @@ def test_the_first_of_two_commits_is_the_one_whose_op_is_missing() -> None:
 
 
 def test_what_rocketmq_has_counted_counts() -> None:
-    rounds = Rounds(tuple(Round(time_ms, frozenset((GROUP,))) for time_ms in (5, 20, 30)))
+    rounds = Rounds(tuple(CheckRound(time_ms, frozenset((GROUP,))) for time_ms in (5, 20, 30)))
     assert times_checked(Half(0, 0, 10, GROUP, None, 3), rounds, 5) == 5
     assert half_of(0, 0, 0, b"TRANSACTION_CHECK_TIMES\x014").checked_before == 4
