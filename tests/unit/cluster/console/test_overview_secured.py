@@ -67,7 +67,7 @@ def title(console: ConsoleServer) -> str:
 
 def test_brokers_are_asked_with_the_consoles_account(tmp_path: Path) -> None:
     """Without one, or with a wrong secret, they refuse, and their reason is shown."""
-    alice = CommandSecurity(access_key="alice", secret_key="alice-secret")
+    alice = CommandSecurity(access_key="alice", secret_key="alice-secret", trust_name_servers=True)
     with running(config_in(tmp_path)) as server, guarded(tmp_path, server), ExitStack() as stack:
         known, stranger, wrong = [
             stack.enter_context(overview(server, one))
