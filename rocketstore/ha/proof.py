@@ -9,6 +9,7 @@ they are answered only where access control is off, and who asks could as well r
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from hashlib import sha256
 from random import Random
 from typing import Final, NamedTuple, Protocol
@@ -19,6 +20,8 @@ LEAST_BYTES: Final = 100
 RECENT_BYTES: Final = 64 * 1024 * 1024
 """From how much of the end of the common log a block is chosen: older files may have expired at one side."""
 TRIES_MAX: Final = 16
+ENDS_MAX: Final = 16
+"""So many places are tried where the common log may end."""
 _NONCE_BYTES: Final = 16
 PROVE: Final = "haProve"
 """The field of GET_BROKER_RUNTIME_INFO that asks, and"""
@@ -62,6 +65,20 @@ def challenge(log: ReadableLog, end: int, random: Random | None = None) -> Chall
             nonce = secrets.token_hex(_NONCE_BYTES)
             return Challenge(f"{begin},{length},{nonce}", _digest(nonce, data))
     return None
+
+
+def possible_ends(log: ReadableLog, end: int) -> Iterator[int]:
+    """Where the log that both have may end, latest first; the other side says at ``end``.
+
+    That is where it took over itself. Where its predecessors did, it does not say, and what this broker has behind the
+    first of these places is in no other log. So each next place is half as far from the begin.
+    """
+    begin, end = log.min_offset, min(end, log.max_offset)
+    for _ in range(ENDS_MAX):
+        if end - begin < LEAST_BYTES:
+            return
+        yield end
+        end = begin + (end - begin) // 2
 
 
 def is_empty(log: ReadableLog) -> bool:

@@ -18,7 +18,7 @@ from dledger.errors import CorruptLogError, DiskError
 from dledger.rpc.bridge import Report, supervise
 from rocketstore.broker.remoting.registration import FAILURES, MASTER_ID
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty
+from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty, possible_ends
 from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
@@ -29,6 +29,8 @@ from rocketstore.remoting.frame import Frame
 
 _LOG: Final = logging.getLogger("rocketstore")
 TIMEOUT_S: Final = 1.0
+PROOF_TIMEOUT_S: Final = 5.0
+"""For all questions about the log together."""
 INTERVAL_S: Final = 30.0
 
 
@@ -122,10 +124,14 @@ class SuccessorWatch:
         """Whether that broker has a block of this log from before it took over. An empty log has nothing to lose."""
         if is_empty(self._log):
             return True
-        wanted = await asyncio.to_thread(challenge, self._log, facts.begin)
-        if wanted is None:
-            return False
-        asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0, {PROVE: wanted.text})
-        answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
-        said = "" if answer.code else KVTable.decode(answer.body).table.get(PROOF, "")
-        return hmac.compare_digest(said.encode(), wanted.digest.encode())
+        async with asyncio.timeout(PROOF_TIMEOUT_S):
+            for end in possible_ends(self._log, facts.begin):
+                wanted = await asyncio.to_thread(challenge, self._log, end)
+                if wanted is None:
+                    continue
+                asked = Frame(RequestCode.GET_BROKER_RUNTIME_INFO, 0, {PROVE: wanted.text})
+                answer = await self._to_brokers.call(master, asked, TIMEOUT_S)
+                said = "" if answer.code else KVTable.decode(answer.body).table.get(PROOF, "")
+                if hmac.compare_digest(said.encode(), wanted.digest.encode()):
+                    return True
+        return False
