@@ -316,7 +316,7 @@ class HaMaster:
         if problem:
             await slave.drain()
             raise HaProtocolError(problem)
-        return begin, words.end
+        return begin, words.end if words.tail_bytes else 0
 
     def _problem(self, slave: _Slave, words: SlaveWords) -> str:
         """Why this slave's log is no copy of a part of ours; empty if it is one."""
@@ -336,9 +336,9 @@ class HaMaster:
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end)
-        if length and not words.tail_bytes:
+        if length and not words.tail_bytes and words.end % log.segment_bytes:  # else its first file may still be blank
             return f"it says that it has the log up to offset {words.end}, and does not prove it by the end of its own"
-        if length and (length, crc) != (words.tail_bytes, words.tail_crc):
+        if length and words.tail_bytes and (length, crc) != (words.tail_bytes, words.tail_crc):
             return (
                 f"its log differs from the master's somewhere before offset {words.end}: wipe "
                 "the one that is wrong, after having looked at what only it holds"

@@ -766,3 +766,23 @@ def test_a_silent_master_is_given_up(replication: Replication, tmp_path: Path) -
         slave = replication.slave(slave_log, silent, replace(PACE, introduces=False, silence_s_max=0.5))
         wait_until(lambda: slave.view().problem == "it is silent", "the slave says so")
     slave_log.shutdown()
+
+
+def test_a_slave_whose_first_file_is_still_blank_begins_there(replication: Replication, tmp_path: Path) -> None:
+    """It was killed after it had made the file, before anything was in it: it has nothing to prove, and counts for
+    nothing before that.
+    """
+    master_log = filled(tmp_path / "m", 30)
+    begin = master_log.end_offset - master_log.end_offset % FILE_BYTES
+    assert begin > master_log.min_offset
+    config = small_config(tmp_path / "s")
+    (tmp_path / "s" / "commitlog").mkdir(parents=True)
+    (tmp_path / "s" / "commitlog" / f"{begin:020}").write_bytes(bytes(FILE_BYTES))
+    slave_log = opened(config)
+    assert slave_log.end_offset == begin
+    master, address = replication.master(master_log, replace(PACE, full=False))
+    with connected(address) as link:
+        assert introduced(link, 2, end=begin).refusal == ""
+        assert [one.acknowledged for one in master.slaves()] == [0]
+    replication.slave(slave_log, address, replace(PACE, full=False))
+    caught_up(slave_log, master_log)
