@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,6 +25,7 @@ from rocketstore.client.errors import (
     NotAllowedNowError,
     NotFoundError,
     OffsetOutOfRangeError,
+    StoreFailedError,
     failure_of,
     is_retried_read,
 )
@@ -199,7 +201,7 @@ class QueueFetcher:
         if answer.max_offset < offset:
             is_other = True
         elif answer.records:
-            is_other = bytes(answer.records) != (known or bytes(answer.records))
+            is_other = bool(known) and _is_replaced(known, bytes(answer.records))
         else:
             is_other = bool(known) and answer.min_offset <= place
         if not is_other:
@@ -302,8 +304,15 @@ class QueueFetcher:
             last, epoch, offset = self._last or self.known, self._epoch, self._offset
         if not (self._is_doubtful and last):
             return
-        answer = self._message_at(_only(last).queue_offset, LOOK_BACK_S)
-        if not answer.records or bytes(answer.records) == last:
+        try:
+            answer = self._message_at(_only(last).queue_offset, LOOK_BACK_S)
+        except StoreFailedError as error:  # it was read before: what follows is not held up
+            _log.warning(
+                "queue %d of %s: the last message is unreadable now: %s", self.queue_id, self._pulls.topic, error
+            )
+            self._is_doubtful = False
+            return
+        if not _is_replaced(last, bytes(answer.records)):
             self._is_doubtful = bool(answer.max_offset < offset)
             return
         target = self._begin_after(_only(last))
@@ -488,15 +497,22 @@ class QueueFetcher:
         self._stock.append(Chunk(b"", offset, rewinds))
 
 
+def _is_replaced(known: bytes, found: bytes) -> bool:
+    """Whether another message than ``known`` is in its place now; a broker answers with a later one if it is gone."""
+    return bool(found) and found != known and _only(found).queue_offset == _only(known).queue_offset
+
+
 def _last_of(records: bytes) -> bytes:
-    """The last one of whole records; what is not one is refused later."""
+    """The last one of whole records; empty if it is none, which is refused later."""
     at = 0
     while at + LENGTH.size <= len(records):
         size = LENGTH.unpack_from(records, at)[0]
         if size <= 0 or at + size >= len(records):
             break
         at += size
-    return records[at:]
+    with suppress(BadAnswerError):
+        return _only(records[at:]).record if records else b""
+    return b""
 
 
 def _only(record: bytes) -> ReceivedMessage:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from dledger.errors import ConfigError, InvalidRequestError
 from rocketstore.client.connection import BrokerConnection
@@ -20,6 +20,9 @@ from rocketstore.pb import broker_pb2 as pb
 _log = logging.getLogger(__name__)
 Start = Literal["first", "last"] | int
 """Where a group without an offset starts: at the oldest message, after the newest, or at a time (ms since 1970)."""
+
+OFFSETS_MAX: Final = 1024
+"""In one request: brokers take no more, and a topic has no more queues."""
 
 
 class OffsetStore(Protocol):
@@ -53,9 +56,23 @@ class BrokerOffsets:
 
     def commit(self, offsets: Mapping[QueueName, int], *, rewind: bool = False) -> None:
         """Store offsets. Without ``rewind``, none goes back."""
-        wire = [pb.ConsumerOffset(topic=one.topic, queue_id=one.queue_id, offset=offsets[one]) for one in offsets]
-        request = pb.CommitOffsetsRequest(group=self._group, offsets=wire, reset=rewind)
-        self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+        for names in _parts(offsets):
+            wire = [pb.ConsumerOffset(topic=one.topic, queue_id=one.queue_id, offset=offsets[one]) for one in names]
+            request = pb.CommitOffsetsRequest(group=self._group, offsets=wire, reset=rewind)
+            self._connection.ask_master(COMMIT_OFFSETS, request, self._connection.deadline())
+
+
+def _parts(names: Iterable[QueueName]) -> list[list[QueueName]]:
+    """As many as brokers take at once. Those of a topic stay together: a group begins in all its queues, or in none."""
+    topics: dict[str, list[QueueName]] = {}
+    for one in names:
+        topics.setdefault(one.topic, []).append(one)
+    parts: list[list[QueueName]] = [[]]
+    for queues in topics.values():
+        if parts[-1] and len(parts[-1]) + len(queues) > OFFSETS_MAX:
+            parts.append([])
+        parts[-1] += queues
+    return parts
 
 
 class LocalOffsets:

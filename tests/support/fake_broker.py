@@ -21,6 +21,7 @@ from rocketstore.message.producer_names import MEMORY_KEY
 from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import encode_record
 from rocketstore.pb import broker_pb2 as pb
+from rocketstore.state.changes import OFFSETS_MAX
 from rocketstore.types import BrokerRole
 
 SERVICE: Final = "rocketstore.v1.BrokerService"
@@ -510,6 +511,8 @@ class FakeBroker:
 
     def _commit_offsets(self, request: pb.CommitOffsetsRequest, context: grpc.ServicerContext) -> Any:  # noqa: ANN401
         self._needs_master(context)
+        if len(request.offsets) > OFFSETS_MAX:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(request.offsets)} offsets in one change")
         self.group.commits.append(request)
         for one in request.offsets:
             place = (request.group, one.topic, one.queue_id)

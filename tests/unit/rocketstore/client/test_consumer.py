@@ -602,6 +602,49 @@ def test_a_broker_that_has_filled_what_it_lost_is_noticed(brokers: FakeBrokers, 
     assert committed(brokers)[0] == 3 + new
 
 
+def test_a_last_message_that_cannot_be_read_again_holds_nobody_up(brokers: FakeBrokers) -> None:
+    """It is damaged at the broker since it was read, and the connection has broken: what follows comes all the same."""
+    put(brokers, 6)
+    with consumer(brokers, queues=[0], pull_wait_ms=50) as source:
+        drain(source, 6)
+        brokers.nodes[0].stop()
+        damaged = (grpc.StatusCode.DATA_LOSS, "the message does not match its CRC", dict[str, str]())
+        brokers.nodes[0].fail_calls["Pull"] = deque([damaged] * 10_000)
+        put(brokers, 2, start=6)
+        brokers.nodes[0].start()
+        assert drain(source, 2) == [b"0-6", b"0-7"]
+    assert committed(brokers)[0] == 8
+
+
+def test_a_later_message_in_place_of_an_expired_one_is_no_other_history(brokers: FakeBrokers) -> None:
+    """Retention has just removed the last one that was read: brokers then answer with the next, of the same moment."""
+    for number in range(6):
+        brokers.put(Message("orders", b"%d" % number, store_timestamp=1_700_000_000_000))
+    with consumer(brokers, queues=[0], pull_wait_ms=50) as source:
+        drain(source, 6)
+        brokers.nodes[0].stop()
+        for number in range(6, 9):
+            brokers.put(Message("orders", b"%d" % number, store_timestamp=1_700_000_000_000))
+        queue = brokers.queues["orders", 0]
+        queue.records[5] = queue.records[6]
+        brokers.nodes[0].start()
+        assert drain(source, 3) == [b"6", b"7", b"8"]
+
+
+def test_garbage_is_no_last_message(brokers: FakeBrokers) -> None:
+    """It can be compared with nothing once the connection has broken: after ``seek`` everything comes."""
+    put(brokers, 3)
+    brokers.nodes[0].pulls.append(pb.PullResponse(status="FOUND", next_offset=1, records=b"garbage", count=1))
+    with consumer(brokers, queues=[0], pull_messages=1, pull_wait_ms=50, stock_bytes_max=1) as source:
+        with pytest.raises(BadAnswerError):
+            source.poll(1, 5)
+        brokers.nodes[0].stop()
+        wait_until(lambda: source._queues[0].fetcher._is_doubtful, "the connection has broken")
+        brokers.nodes[0].start()
+        source.seek(0, 0)
+        assert drain(source, 3) == [b"0-0", b"0-1", b"0-2"]
+
+
 @pytest.mark.parametrize("again", [1, 4])
 def test_a_broker_that_lost_its_disk_is_read_from_the_beginning(brokers: FakeBrokers, again: int) -> None:
     """Also if it has more messages than before by the time it is asked: the offsets are gone, the last message, too."""
