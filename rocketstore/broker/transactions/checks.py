@@ -66,6 +66,9 @@ class OpenTransactions(Protocol):
     def give_up(self, half: Half, times: int) -> None:
         """End one about which no producer says anything."""
 
+    def excess(self) -> int:
+        """How many must end for half of the places to be free again, if all are taken; else 0."""
+
     def wake(self) -> None:
         """Step soon."""
 
@@ -112,6 +115,7 @@ class Checks:
         self._answers: deque[Collection[int]] = deque()
         self._due_ms = 0
         self._left: deque[tuple[Half, int]] = deque()  # of this round, with how often each was asked before
+        self._excess = 0
         self._asking = 0
         self._asked_until_ms = 0
         self._making_topic = False
@@ -150,7 +154,10 @@ class Checks:
         due = self._opened.open_before(is_due)
         if not due:
             return
-        self._left.extend((one, times_checked(one, before, time_out_ms)) for one in due)
+        for one in due:
+            one.rounds += 1
+            self._left.append((one, times_checked(one, before, time_out_ms)))
+        self._excess = self._opened.excess()
         self._round = _Round(wall_ms, scanned, due)
 
     def _take_answers(self) -> None:
@@ -177,7 +184,11 @@ class Checks:
             half, times = self._left.popleft()
             if not self._opened.is_open(half.queue_offset):
                 continue
-            if times >= self._config.transaction_check_max or half.stored_ms < oldest_ms:
+            most = self._config.transaction_check_max
+            if times >= most or half.stored_ms < oldest_ms:
+                self._give_up(half, times)
+            elif self._excess > 0 and half.rounds > most:  # nobody is there for it, and others find no place
+                self._excess -= 1
                 self._give_up(half, times)
             else:
                 checks.append(Check(half.queue_offset, half.offset, half.group, times + 1))

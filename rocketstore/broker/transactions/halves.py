@@ -34,7 +34,7 @@ class Half:
 
     __slots__ = (
         "asked", "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase",
-        "queue_offset", "stored_ms",
+        "queue_offset", "rounds", "stored_ms",
     )  # fmt: skip
 
     def __init__(  # what a record says
@@ -57,6 +57,8 @@ class Half:
         """How often RocketMQ's broker had its producer asked, before it stored it again."""
         self.asked = 0
         """How often this master had its producer asked."""
+        self.rounds = 0
+        """In how many of this master's rounds it was due, whether or not there was anybody to ask."""
         self.phase = Phase.OPEN
         self.commit_offset = 0
         """Where its commit is, if it is committed."""

@@ -202,6 +202,11 @@ class Run:
         with self._lock:
             return [one for one in self.halves if one.phase is Phase.OPEN and is_due(one)]
 
+    def excess(self) -> int:
+        """How many must end for half of the places to be free again, if all are taken; else 0."""
+        count, most = len(self.halves), self._config.transactions_open_max
+        return count - most // 2 if count >= most else 0
+
     def give_up(self, half: Half, times: int) -> None:
         """Put an open transaction where an operator finds it, and end it. On the thread."""
         record = self._store.read_record(half.offset)

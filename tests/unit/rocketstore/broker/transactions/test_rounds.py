@@ -66,6 +66,27 @@ def test_rounds_in_which_nobody_could_be_asked_do_not_count(log: Log, clock: Man
     assert master.messages(CHECKED_TOO_OFTEN_TOPIC) == []
 
 
+def test_who_never_comes_back_does_not_shut_others_out(log: Log, clock: ManualClock) -> None:
+    """Once all places are taken, the oldest that nobody was there for as often as others are asked make room; they are
+    kept where an operator finds them. What may still be asked about stays, and so does everything while there is room.
+    """
+    master = Master(log, clock, transaction_check_max=2, transactions_open_max=4)
+    places = [master.prepare() for _ in range(3)]
+    master.is_anybody_there = lambda _check: False
+    for _ in range(5):
+        master.after(INTERVAL_MS)
+    assert len(master.run.halves) == 3
+    places.append(master.prepare())
+    assert master.run.refusal(GROUP)
+    master.after(INTERVAL_MS)
+    master.after(0)
+    assert len(master.messages(CHECKED_TOO_OFTEN_TOPIC)) == 2
+    assert not master.run.refusal("others")
+    master.is_anybody_there = lambda _check: True
+    assert master.end(places[2])
+    assert master.end(places[3])
+
+
 def test_of_a_group_that_could_not_be_asked_about_all_each_counts_by_itself(log: Log, clock: ManualClock) -> None:
     """Its members take so many checks at a time. The next master asks about those again that had been asked."""
     master = Master(log, clock, transaction_check_max=2)
