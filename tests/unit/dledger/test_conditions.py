@@ -147,3 +147,41 @@ def test_a_limit_is_told_by_the_setting_that_its_refusal_names() -> None:
 
     clock.now_ms += LIMIT_TOLD_MS
     assert conditions.now() == ()
+
+
+def test_a_node_says_which_segments_it_removed_early_until_an_hour_after_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acknowledged entries went, as ``force_clean`` asks; once none has gone for so long, nothing is the matter."""
+    monkeypatch.setattr("dledger.server.REMOVED_EARLY_TOLD_MS", 1500)
+    (port,) = free_ports(1)
+    store = StoreConfig(
+        tmp_path,
+        segment_bytes=1 << 16,
+        index_segment_bytes=1 << 13,
+        force_clean=True,
+        disk_check_ratio=1e-9,
+        disk_clean_ratio=1e-9,
+        disk_full_ratio=1.0,
+        clean_interval_ms=20,
+    )
+    member = Member(NodeId("n0"), "127.0.0.1", port)
+    server = DLedgerServer(ServerConfig(node_id=NodeId("n0"), members=(member,), client_port=0, store=store))
+    server.start()
+    try:
+        wait_until(lambda: server.status().leader is not None, "it leads")
+        for _ in range(8):
+            server.submit_append([bytes(30_000)], lambda _result: None)
+        told: list[str] = []
+
+        def is_told() -> bool:
+            told.extend(one.message for one in server.conditions.now() if one.kind == KIND.REMOVED_EARLY)
+            return bool(told)
+
+        wait_until(is_told, "a segment was removed")
+        assert "segments were removed before they had expired, the last one with entries " in told[0]
+        assert told[0].endswith("full, and force_clean=true")
+        wait_until(lambda: not server.conditions.holds(KIND.REMOVED_EARLY), "none was removed for a while")
+        assert server.log.forced_segments > 0
+    finally:
+        server.stop(graceful=False)

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from dledger.errors import IndexBeforeBeginError
+from dledger.errors import AccessDeniedError, IndexBeforeBeginError
+from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.source.client_log import ClientLog
 from dledger_spark.source.group_log import TrimmedError
+from rocketstore.client import Admin, TopicInfo
 from tests.support.fake_group import FakeGroup, fake_group
+from tests.unit.rocketstore.broker.harness import Harness
 
 ALL = 50
 WRONG = IndexBeforeBeginError("entry 7 is no longer kept here")
@@ -83,3 +86,30 @@ def test_what_is_kept_is_never_called_trimmed(group: FakeGroup, read_from: str) 
         log.indexes_at((700,))
     with pytest.raises(IndexBeforeBeginError):
         indexes(log, 7, ALL)
+
+
+def subscribed(broker: Harness, **options: str) -> ClientLog:
+    """The log of a broker with the topic T, as a reader of these topics sees it."""
+    servers = {"bootstrap.servers": broker.address, "fetchTimeoutMs": "10000"}
+    return ClientLog(ReadOptions.parse({**servers, **options}))
+
+
+def test_a_topic_that_does_not_exist_is_an_error_unless_losses_are_none() -> None:
+    """Whatever else is subscribed to; a deleted topic's messages can be read so."""
+    with Harness() as broker:
+        subscribed(broker, subscribe="T").check_topics()
+        subscribed(broker, subscribe="T,U", failOnDataLoss="false").check_topics()
+        subscribed(broker, subscribePattern="U.*").check_topics()
+        with pytest.raises(OptionError, match="there is no topic U or V: create it first"):
+            subscribed(broker, subscribe="T,U,V").check_topics()
+
+
+def test_a_topic_that_one_may_not_see_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may read the log may read it by a topic's name, although the broker tells nothing of the topic."""
+
+    def denied(_admin: Admin, name: str) -> TopicInfo:
+        raise AccessDeniedError(f"{name} is denied")
+
+    monkeypatch.setattr(Admin, "topic", denied)
+    with Harness() as broker:
+        subscribed(broker, subscribe="T,hidden").check_topics()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dledger.errors import UnavailableError
+from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import Projection
 from dledger_spark.source.offsets import LogOffset
@@ -50,3 +51,16 @@ def test_a_stream_that_has_read_nothing_publishes_nothing() -> None:
         reader.commit(LogOffset("c", "g", index, 7).to_dict())
 
     assert published == [9, 12]
+
+
+def test_a_new_stream_looks_for_its_topics_as_a_batch_does() -> None:
+    """A mistyped name would otherwise be a stream without rows for ever."""
+    options = ReadOptions.parse({"bootstrap.servers": "a:1", "subscribe": "nowhere"})
+    reader: Any = LogStreamReader(options, Projection((), pa.schema([])))  # Any: what it asks is replaced
+
+    def missing() -> None:
+        raise OptionError("there is no topic nowhere")
+
+    reader._log = SimpleNamespace(check_topics=missing)
+    with pytest.raises(OptionError, match="there is no topic nowhere"):
+        reader.initialOffset()

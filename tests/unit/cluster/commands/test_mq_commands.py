@@ -350,6 +350,15 @@ def test_the_receipt_of_a_delayed_message_names_no_place_in_its_topic(
     assert re.match(r"sent to queue \d to be delivered later, id 7F000001", sentence)
 
 
+def test_the_receipts_of_delayed_lines_name_no_place_either(run: Run) -> None:
+    """Those of a stream are the same as those of arguments."""
+    words = ("message", "send", "-t", "orders", "--json", "--delay-level", "3", "-")
+    shown = [json.loads(line) for line in run(*words, stdin=b"a\nb\n").stdout.splitlines()]
+
+    sent = [one for one in shown if "status" in one]
+    assert [(one["status"], one["queue_offset"], one["delayed"]) for one in sent] == [("PUT_OK", None, True)] * 2
+
+
 def test_send_takes_lines(run: Run, brokers: FakeBrokers, tmp_path: Path) -> None:
     """Of standard input or of a file; with a key all go to one queue, in order."""
     file = tmp_path / "lines"

@@ -53,3 +53,15 @@ def test_a_message_from_the_future_is_a_condition_until_its_time_has_come() -> N
     clock.now_ms += 3_600_000
     watch.look()
     assert not conditions.now()
+
+
+def test_a_clock_that_is_brought_round_slowly_was_not_set() -> None:
+    """What NTP corrects bit by bit never adds up to a jump, however much it is in all."""
+    clock = _SetClock()
+    conditions = Conditions("b", clock)
+    watch = ClockWatch(clock, conditions, lambda: 0)
+    for _ in range(100):
+        clock.now_ms += 10_000
+        clock.set_ms += 2_000
+        watch.look()
+        assert not conditions.now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -10,6 +11,7 @@ import pytest
 
 from rocketstore.broker.delayed import MESSAGES_MAX
 from rocketstore.broker.server import BrokerServer
+from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Admin, Producer, TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
@@ -18,16 +20,23 @@ from tests.unit.rocketstore.broker.harness import Harness, failing
 from tests.unit.rocketstore.broker.test_server import plain
 
 
-@pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
-    """Of a broker with three delay levels and the topic T."""
-    server = BrokerServer(plain(tmp_path, messageDelayLevel="1s 1h 2h")).start()
+@contextmanager
+def running(config: BrokerConfig) -> Iterator[Admin]:
+    """Of a broker that runs."""
+    server = BrokerServer(config).start()
     try:
         with Admin([f"127.0.0.1:{server.port}"], timeout_s=20) as found:
-            found.put_topic(TopicInfo("T", 1, 1))
             yield found
     finally:
         server.stop()
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Admin]:
+    """Of a broker with three delay levels and the topic T."""
+    with running(plain(tmp_path, messageDelayLevel="1s 1h 2h")) as found:
+        found.put_topic(TopicInfo("T", 1, 1))
+        yield found
 
 
 def send(admin: Admin, level: int, *bodies: bytes) -> None:
@@ -86,3 +95,20 @@ def test_a_delivered_message_waits_no_longer(admin: Admin) -> None:
 def test_impossible_numbers_are_refused(request_: pb.DelayedRequest, words: str) -> None:
     with Harness() as broker, failing(grpc.StatusCode.INVALID_ARGUMENT, words):
         broker.call("Delayed", request_, pb.DelayedResponse)
+
+
+def test_what_waits_in_a_level_that_the_settings_name_no_longer_is_shown(tmp_path: Path) -> None:
+    """It is delivered all the same, so nobody may think that there is nothing; its delay is that of the last level."""
+    with running(plain(tmp_path, messageDelayLevel="1h 2h 3h")) as admin:
+        admin.put_topic(TopicInfo("T", 1, 1))
+        send(admin, 3, b"a", b"b")
+        wait_until(lambda: waiting(admin, 3) == 2, "dispatch")
+    with running(plain(tmp_path, messageDelayLevel="1h 2h")) as admin:
+        levels, messages = admin.delayed(3, max_messages=9)
+        assert [(one.level, one.delay_ms, one.end_offset - one.next_offset) for one in levels] == [
+            (1, 3_600_000, 0),
+            (2, 7_200_000, 0),
+            (3, 7_200_000, 2),
+        ]
+        assert [one.body for one in messages] == [b"a", b"b"]
+        assert levels[2].next_due_ms == messages[0].store_timestamp + 7_200_000

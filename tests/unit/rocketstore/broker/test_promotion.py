@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from cluster.cli import main
 from dledger.conditions import ConditionKind
+from rocketstore.broker.remoting import successor
+from rocketstore.broker.remoting.registration import NameServerRegistration
 from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
@@ -233,6 +235,29 @@ def test_only_a_slave_is_promoted(tmp_path: Path) -> None:
     refused = run("ha", "promote", "-s", str(tmp_path), "--yes")
     assert refused.exit_code == 2
     assert "not the settings of a slave" in refused.output
+
+
+def test_a_stranger_that_stays_is_told_of_once(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at again and again; the condition stays, and the log has one line."""
+    monkeypatch.setattr(successor, "INTERVAL_S", 0.02)
+    name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
+    says = {"haRole": "master", "haEpoch": "99", "haBeginOffset": "9999", "haEndOffset": "9999", "haProof": "0" * 64}
+    stranger = stack.enter_context(runtime_broker(says))
+    caller = stack.enter_context(calling(name_server))
+    master = stack.enter_context(broker(tmp_path / "m"))
+    send(master, b"one", b"two")
+    master.stop()
+    caller.register(0, stranger.address, name=master.config.name)
+    # It must not register itself meanwhile, or the name server knows two of them.
+    monkeypatch.setattr(NameServerRegistration, "start", lambda _self: None)
+    with broker(tmp_path / "m", namesrvAddr=name_server.address) as again:
+        seen = stranger.asked
+        wait_until(lambda: stranger.asked > seen + 6, "it is asked again, two questions a time")
+        assert again.conditions.holds(ConditionKind.SUPERSEDED)
+    told = [one.getMessage() for one in caplog.records if one.name == "rocketstore"]
+    assert len([one for one in told if "does not prove that it has this broker's log" in one]) == 1
 
 
 def test_a_stranger_under_a_masters_name_ends_it_not(stack: ExitStack, tmp_path: Path) -> None:

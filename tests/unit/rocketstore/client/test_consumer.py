@@ -586,6 +586,24 @@ def test_what_is_stored_behind_a_lost_end_is_not_skipped(
     assert committed(brokers)[0] == lost + 2
 
 
+def test_a_lost_end_without_messages_of_ones_own_brings_none_of_them_twice(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what tags leave out was lost: the last message that came is still there, and done."""
+    monkeypatch.setattr(fetcher, "BEYOND_END_S", 0.1)
+    put(brokers, 3, tags="a", at_ms=1_700_000_000_000)
+    put(brokers, 5, tags="b", start=3, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], tags="a", pull_wait_ms=50) as source:
+        assert drain(source, 3) == [b"0-0", b"0-1", b"0-2"]
+        wait_until(lambda: not source.poll(1, 0.01) and source.positions() == {0: 8}, "the others are passed over")
+        with brokers.changed:
+            queue = brokers.queues["orders", 0]
+            del queue.records[5:], queue.messages[5:]
+        put(brokers, 1, tags="a", start=100)
+        assert drain(source, 1) == [b"0-100"]
+    assert committed(brokers)[0] == 6
+
+
 @pytest.mark.parametrize("new", [2, 3, 6])
 def test_a_broker_that_has_filled_what_it_lost_is_noticed(brokers: FakeBrokers, new: int) -> None:
     """Its queue is as long as before or longer when the connection is back: the last message is another one."""

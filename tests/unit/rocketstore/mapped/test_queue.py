@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
 from dledger.store.format import segment_name
 from dledger.store.mmap_file_list import Placement
-from rocketstore.mapped.queue import DELETED_MAX, MappedFileQueue
+from rocketstore.mapped.queue import DELETED_MAX, ForcedFileRemoval, MappedFileQueue
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 SIZE = 1024
@@ -290,6 +290,23 @@ def test_deleting_at_once_takes_ten_files_and_never_the_last(tmp_path: Path) -> 
     assert first.read(0, 8) == bytes(8)
     assert not first.path.exists()
     assert first.last_modified_ms == 0
+
+
+def test_only_what_had_not_expired_is_told_as_removed_early(tmp_path: Path) -> None:
+    """Of the files that one round takes at once, those old enough would have gone anyway: no warning about them."""
+    queue = filled(tmp_path, 5)
+    now_s = 1_000_000
+    for file, age_s in zip(queue.files(), (120, 60, 59, 1, 0), strict=True):
+        os.utime(file.path, (now_s - age_s, now_s - age_s))
+    told: list[ForcedFileRemoval] = []
+
+    deleted = queue.delete_expired_by_time(60_000, now_ms=now_s * 1000, immediately=True, on_forced=told.append)
+
+    assert deleted == 4
+    assert [(one.base, one.end, one.age_ms) for one in told] == [
+        (2 * SIZE, 3 * SIZE, 59_000),
+        (3 * SIZE, 4 * SIZE, 1000),
+    ]
 
 
 @pytest.mark.parametrize(("keep_from", "deleted"), [(0, 0), (2 * SIZE - 1, 1), (2 * SIZE, 2), (2 * SIZE + 1, 2)])

@@ -25,6 +25,13 @@ def test_one_poisoned_share_leaves_the_sound_ones(poison: tuple[str, int, int]) 
     assert [(one.group.name, one.read_queues, one.write_queues) for one in found] == [("b", 4, 4), ("c", 8, 2)]
 
 
+@pytest.mark.parametrize(("read", "write"), [(QUEUES_MAX // 2, 1), (1, QUEUES_MAX // 2), (QUEUES_MAX // 2,) * 2])
+def test_queues_to_read_and_to_write_count_alike(read: int, write: int) -> None:
+    """Each of these brokers takes half of all queues, whichever kind it has so many of: there is room for two."""
+    found = shares_of(route(*((name, read, write) for name in "abc")))
+    assert [one.group.name for one in found] == ["a", "b"]
+
+
 def test_all_together_are_no_more_than_clients_remember() -> None:
     """Those with the fewest are kept."""
     found = shares_of(route(*((f"p{number}", QUEUES_MAX, 1) for number in range(3)), ("b", 4, 4)))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -499,6 +500,29 @@ def test_a_list_is_made_once_for_all_who_ask_until_something_changes(
     caller.register(0, "b:1", name="h", cluster="c2", topics=("T", "U"), version=2)
     assert caller.ask(code, cluster="c").code == AnswerCode.SUCCESS
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"cluster": "d"}, id="cluster"),
+        pytest.param({"address": "b:1"}, id="address"),
+        pytest.param({"broker_id": 1, "address": "b:1"}, id="slave"),
+    ],
+)
+def test_a_list_is_never_older_than_the_last_registration(caller: Caller, changed: dict[str, Any]) -> None:
+    """Also where all topics stay as they were: whoever asks again learns of the other cluster, address or slave."""
+    same: dict[str, Any] = {"broker_id": 0, "address": "a:1", "cluster": "c", "topics": ("T",)}
+    caller.register(**same)
+    before = loads(caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+    caller.register(**same | changed)
+    after = loads(caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert before["clusterAddrTable"] == {"c": ["g"]}
+    assert after["clusterAddrTable"] == {changed.get("cluster", "c"): ["g"]}
+    told = after["brokerAddrTable"]["g"]["brokerAddrs"]
+    assert told[str(changed.get("broker_id", 0))] == changed.get("address", "a:1")
 
 
 def test_whoever_asks_for_much_holds_nobody_else_up(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,21 @@ def test_a_group_made_anew_gets_nothing_of_a_deleted_one(master: Member) -> None
     assert [master.state.place_for(other, 0, one) for one in waits] == [0, 0]
 
 
+def test_what_waits_for_a_deleted_topic_is_told_by_the_progress_of_its_own_level(master: Member) -> None:
+    """Another level may be far ahead, or behind: a topic made anew gets nothing that was sent to the old one."""
+    fill(master, "T", 1)
+    for queue_id, messages in ((0, 6), (1, 5)):
+        for _ in range(messages):
+            assert master.store.put(Message(SCHEDULE_TOPIC, b"x", queue_id)).ok
+    master.do(lambda done: master.state.commit_delay_offsets({1: 6, 2: 1}, done))
+
+    assert master.do(lambda done: master.state.delete_topic("T", done)).ok
+    assert master.do(partial(master.state.put_topic, TopicConfig("T", 1, 1))).ok
+
+    waits = [QueueOffset(SCHEDULE_TOPIC, 1, at) for at in (4, 5)]
+    assert [master.state.place_for("T", 0, one) for one in waits] == [None, 0]
+
+
 def test_a_slave_refuses_changes(add_member: Callable[[str], Member]) -> None:
     slave = add_member("slave")
 
