@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from rocketstore.client.errors import (
 )
 from rocketstore.client.methods import OFFSET_BY_TIME, PULL, parse_answer
 from rocketstore.client.received import ReceivedMessage, split_records
+from rocketstore.message.record import BLANK
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.types import GetMessageStatus
 
@@ -51,7 +51,6 @@ LOOK_BACK_S: Final = 1.0
 REFUSED_PAUSE_S: Final = 1.0
 """The pause before a queue that was refused is asked for again."""
 
-LENGTH: Final = struct.Struct(">i")
 _NOTHING_YET: Final = frozenset(
     (
         GetMessageStatus.OFFSET_OVERFLOW_ONE,
@@ -505,8 +504,8 @@ def _is_replaced(known: bytes, found: bytes) -> bool:
 def _last_of(records: bytes) -> bytes:
     """The last one of whole records; empty if it is none, which is refused later."""
     at = 0
-    while at + LENGTH.size <= len(records):
-        size = LENGTH.unpack_from(records, at)[0]
+    while at + BLANK.size <= len(records):
+        size = BLANK.unpack_from(records, at)[0]
         if size <= 0 or at + size >= len(records):
             break
         at += size

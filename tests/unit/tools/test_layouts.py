@@ -12,6 +12,7 @@ HOMES: Final = {
     "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/producer_payload.py": "bodies of NOOPs that tell of producers",
     "dledger/rpc/peers/push_frames.py": "frames between members; nothing stored",
+    "dledger/client/security.py": "one request of RocketMQ, to tell its servers from others; nothing stored",
     "dledger/store/checkpoint.py": "the node's checkpoint",
     "dledger/store/hard_state.py": "the hard state",
     "dledger/store/slots.py": "slots around checkpoint and hard state",
@@ -24,6 +25,7 @@ HOMES: Final = {
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
     "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
     "rocketstore/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
+    "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
