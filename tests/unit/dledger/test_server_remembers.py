@@ -31,6 +31,7 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
         group.wait_converged()
         leader = group.wait_for_leader()
         lost, witness = (number for number in range(3) if number != leader)
+        wait_until(lambda: group.nodes[lost].status().voter, "it is no founder any more", 20)
         group.nodes[lost].stop()
         directory = group.nodes[lost].log.directory
         before = _contents(directory)
