@@ -339,7 +339,9 @@ class Shares:
     def overdue(self, before: float) -> list[GroupDelivery]:
         """What was handed out before this time, and nobody has said what becomes of it."""
         with self.changed:
-            return [one for one in self._out.values() if one.since < before and not one.progress.abandoned]
+            for key in [key for key, one in self._out.items() if one.progress.abandoned]:
+                del self._out[key]  # of a queue that was left: nobody need ever say anything
+            return [one for one in self._out.values() if one.since < before]
 
     def finish(self, delivery: GroupDelivery) -> None:
         """The claimed message is done."""

@@ -54,3 +54,15 @@ def test_nothing_is_handed_out_once_the_lock_has_ended() -> None:
     delivery = shares.receive(0.0)
     assert delivery is not None
     assert delivery.message.body == b"0"
+
+
+def test_what_was_in_use_of_a_queue_that_was_left_is_forgotten() -> None:
+    """An application that says nothing more of such messages must not make the member keep them for ever."""
+    shares, share = ordered_queue()
+    kept = shares.receive(0.0)
+    assert kept is not None
+    shares.remove(share)
+    assert shares.overdue(float("inf")) == [kept], "the last commit waits for it"
+    share.progress.abandoned = True
+    assert shares.overdue(float("inf")) == []
+    assert not shares._out
