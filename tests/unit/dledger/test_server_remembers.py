@@ -31,7 +31,6 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
         group.wait_converged()
         leader = group.wait_for_leader()
         lost, witness = (number for number in range(3) if number != leader)
-        wait_until(lambda: group.nodes[lost].status().voter, "it is no founder any more", 20)
         group.nodes[lost].stop()
         directory = group.nodes[lost].log.directory
         before = _contents(directory)
@@ -49,9 +48,10 @@ def test_a_member_that_was_set_back_is_told_by_a_witness_that_was_restarted(tmp_
         set_back = group.restart(lost)
         group.restart(witness)
         wait_until(lambda: not set_back.status().voter, "it was told", 20)
+        saved = set_back.log.hard_state.load
+        wait_until(lambda: saved().standing is Standing.DOUBTFUL, "it has saved its doubt", 20)
 
-        state = set_back.log.hard_state.load()
-        assert state.standing is Standing.DOUBTFUL
+        state = saved()
         assert "has a record that it held entry" in state.doubt
         group.restart(leader)
         wait_until(lambda: set_back.status().voter, "it counts again", 30)
