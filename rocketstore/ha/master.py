@@ -336,7 +336,8 @@ class HaMaster:
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end)
-        if length and not words.tail_bytes and words.end % log.segment_bytes:  # else its first file may still be blank
+        begins_here = not self._pace.full and words.end % log.segment_bytes == 0  # its first file may still be blank
+        if length and not words.tail_bytes and not begins_here:
             return f"it says that it has the log up to offset {words.end}, and does not prove it by the end of its own"
         if length and words.tail_bytes and (length, crc) != (words.tail_bytes, words.tail_crc):
             return (

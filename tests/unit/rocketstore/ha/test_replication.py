@@ -780,6 +780,8 @@ def test_a_slave_whose_first_file_is_still_blank_begins_there(replication: Repli
     (tmp_path / "s" / "commitlog" / f"{begin:020}").write_bytes(bytes(FILE_BYTES))
     slave_log = opened(config)
     assert slave_log.end_offset == begin
+    with connected(replication.master(master_log)[1]) as link:
+        assert introduced(link, 2, end=begin).refusal, "it would begin with the whole log"
     master, address = replication.master(master_log, replace(PACE, full=False))
     with connected(address) as link:
         assert introduced(link, 2, end=begin).refusal == ""
