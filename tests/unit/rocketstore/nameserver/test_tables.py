@@ -351,6 +351,18 @@ def test_one_host_takes_a_share_of_each_limit_only(what: str) -> None:
                 assert tables.closed(("one", number))
 
 
+def test_a_brokers_topics_are_its_own_hosts_from_wherever_they_are_registered() -> None:
+    """Its host has no more room because others register under the broker's name."""
+    tables = new_tables(TableLimits(100, 100, 100, 20, 25))
+    tables.register(registration(0, "a:1", topics=("1", "2", "3", "4")), "la", 0, "one")
+
+    tables.register(registration(0, "b:1", version=2, topics=("1", "2", "3", "4", "5")), "lb", 0, "two")
+    with pytest.raises(RequestError, match=r"takes at most 5.*placesMax=20"):
+        tables.register(registration(0, "c:1", version=3, topics=("6",)), "lc", 0, "three")
+
+    assert tables.topics() == ("1", "2", "3", "4", "5")
+
+
 def test_limits_are_those_of_what_is_there_now() -> None:
     """What has gone makes room."""
     tables = new_tables(LIMITS)

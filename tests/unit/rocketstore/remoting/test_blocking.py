@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import closing
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.client import UnreachableError
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, HEADER_BYTES_MAX, Frame, encode
 
 
 def test_closing_during_a_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +42,24 @@ def test_why_nobody_is_reached_is_said_in_words() -> None:
         with pytest.raises(UnreachableError) as refused:
             client.call(address, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0), 5.0)
     assert str(refused.value) == f"cannot connect to {address}: Connection refused"
+
+
+@pytest.mark.parametrize("size", [HEADER_BYTES_MAX + 1, ANSWER_HEADER_BYTES_MAX // 2])
+def test_an_answer_may_have_a_longer_header_than_a_request(size: int) -> None:
+    """The ids of the messages of a large batch are in one: what the other client accepts, this one does, too."""
+    answer = Frame(0, 1, {"msgId": "m" * size}, flag=1)
+    with closing(BlockingRemotingClient()) as client, socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(encode(answer))
+                accepted.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert client.call(address, Frame(RequestCode.SEND_BATCH_MESSAGE, 0), 30.0).fields == answer.fields
+    serving.join(30.0)
+    assert not serving.is_alive()

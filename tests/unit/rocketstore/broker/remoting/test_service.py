@@ -14,6 +14,7 @@ from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import SYS_FLAG_COMMITTED, Message
+from rocketstore.message.properties import join_properties
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -343,6 +344,19 @@ def test_a_message_with_so_many_properties_that_no_retry_can_hold_them_is_dead_a
     assert again.topic == ("%RETRY%g" if length == 32_000 else "%DLQ%g")
     assert (again.properties["RETRY_TOPIC"], again.properties["KEYS"], again.properties["short"]) == ("T", "k", "s")
     assert ("long" in again.properties) == (length < 32_750)
+
+
+def test_a_dead_letter_keeps_what_it_is_found_by(broker: RemotingHarness, client: RemotingSocket) -> None:
+    """Its keys, tag and unique key stay, however long they are; others go, the fewest that do."""
+    kept = {"KEYS": "k" * 8000, "TAGS": "t" * 2000, "UNIQ_KEY": "U" * 2000}
+    properties = kept | {f"p{number:02}": "x" * 1000 for number in range(20)}
+    properties["rest"] = "x" * (32_755 - len(join_properties(properties | {"rest": ""})))
+    back = stored_for(broker, Message("T", b"x", 0, dict(properties)))
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == 0
+    dead = decode_record(broker.store.log.records[-1].record)
+    assert dead.topic == "%DLQ%g"
+    assert kept.items() <= dead.properties.items()
+    assert len(properties.keys() - dead.properties.keys()) == 1
 
 
 def test_a_message_of_more_keys_than_are_allowed_now_is_tried_again() -> None:
