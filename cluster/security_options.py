@@ -60,7 +60,8 @@ def _secret_key(file: Path | None) -> str:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{file} cannot be read: {error}", param_hint="--secret-key-file") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.BadParameter(f"{file} cannot be read: {reason}", param_hint="--secret-key-file") from error
 
 
 NO_SECURITY: Final = CommandSecurity()

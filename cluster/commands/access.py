@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from cluster import terminal
+from dledger.errors import ConfigError
 
 SECRET_BYTES = 24
 
@@ -78,8 +79,10 @@ Examples:
 )
 @click.argument("name")
 @click.option("--admin", is_flag=True, help="Allow everything, including creating and deleting topics.")
-@click.option("--topic", "topics", multiple=True, metavar="NAME=PUB|SUB", help="Permission on a topic (repeatable).")
-@click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group (repeatable).")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="NAME=PUB|SUB", help="Permission on a topic; may be repeated."
+)
+@click.option("--group", "groups", multiple=True, metavar="NAME=SUB", help="Permission on a group; may be repeated.")
 @click.option("--file", "whole_file", is_flag=True, help="Include the first line of a rules file.")
 @click.option(
     "--secret-file",
@@ -109,7 +112,10 @@ def new(
     for key, permissions in (("topicPerms", topics), ("groupPerms", groups)):
         if permissions:
             lines += [f"  {key}:", *(f'  - "{one}"' for one in permissions)]
-    parse_rules("\n".join(("accounts:", *lines)))  # raises for an invalid name or permission
+    try:
+        parse_rules("\n".join(("accounts:", *lines)))
+    except ConfigError as error:  # without the numbers of lines that the user has not written
+        raise ConfigError([one.partition(": ")[2] for one in error.problems]) from error
     if secret_file is not None:
         with open(secret_file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(f"{secret}\n")

@@ -131,7 +131,7 @@ class Room:
         free, wanted = (max(0, one) // MIB for one in (self.available_bytes, segment_room(config)))
         return (
             f"appends are refused: the next segment needs {wanted:,} MiB and the disk has {free:,} MiB left "
-            f"({max(0.0, self.ratio):.0%} used): free space, or lower segment_bytes"
+            f"({max(0.0, self.ratio):.0%} used): free space, or enlarge the disk"
         )
 
 

@@ -67,7 +67,8 @@ def check_identity(directory: Path, found: StoreIdentity, wanted: StoreIdentity)
     ]
     if differences:
         raise IdentityError(
-            f"{directory} belongs to another node, or was created with other settings: " + "; ".join(differences)
+            f"{directory} belongs to another node, or was created with other settings: {'; '.join(differences)}: "
+            "start it with the settings that it was created with, or give this node its own directory"
         )
 
 

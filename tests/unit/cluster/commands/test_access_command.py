@@ -76,11 +76,13 @@ def test_a_whole_file_can_be_made() -> None:
 
 @pytest.mark.parametrize("words", [("a b",), ("a", "--topic", "t=ALL"), ("a", "--group", "g")])
 def test_a_wrong_account_is_not_printed(words: tuple[str, ...]) -> None:
-    """Usage error, and nothing that could be appended to a file."""
+    """Usage error that names no line of a file that nobody wrote; nothing is printed that could be appended to one."""
     result = run("access", "new", *words)
 
     assert result.exit_code == 2
     assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert "line " not in result.stderr
 
 
 def test_check_shows_what_the_rules_allow(rules: Path) -> None:
@@ -136,7 +138,7 @@ def test_commands_take_keys_from_the_environment_or_a_file(rules: Path, tmp_path
     [
         (("--access-key", "alice"), {}, "--access-key requires its secret: set DLEDGER_SECRET_KEY"),
         ((), {"DLEDGER_SECRET_KEY": "alice-secret"}, "secret key without access key"),
-        (("--secret-key-file", "/nonexistent"), {}, "/nonexistent cannot be read"),
+        (("--secret-key-file", "/nonexistent"), {}, "/nonexistent cannot be read: No such file or directory\n"),
     ],
 )
 def test_half_a_key_is_a_usage_error(words: tuple[str, ...], environment: dict[str, str], problem: str) -> None:

@@ -304,11 +304,14 @@ class _Removals(UnsyncedFs):
 
 
 def test_a_segment_that_does_not_fit_is_not_called_a_full_disk() -> None:
-    """A small disk is hardly used when the next segment, reserved in full length, has no room on it."""
+    """A small disk is hardly used when the next segment, reserved in full length, has no room on it.
+
+    The advice works for the directory there is, whose ``segment_bytes`` is fixed.
+    """
     config = StoreConfig(segment_bytes=1024 * MIB, index_segment_bytes=160 * MIB)
 
     assert Room(0.004, 96 * MIB).refusal(config) == (
         "appends are refused: the next segment needs 1,184 MiB and the disk has 96 MiB left (0% used): free space, or "
-        "lower segment_bytes"
+        "enlarge the disk"
     )
     assert Room(0.95, 4096 * MIB).refusal(config) == "appends are refused: the disk is full (95% used)"

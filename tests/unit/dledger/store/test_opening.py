@@ -277,7 +277,7 @@ def test_another_identity_is_refused_naming_both(config: StoreConfig) -> None:
         reopen(cluster_id="x")
     with pytest.raises(IdentityError, match="group is 'g' there and 'x' here"):
         reopen(group="x")
-    with pytest.raises(IdentityError, match="segment_bytes is 4096 there and 8192 here"):
+    with pytest.raises(IdentityError, match="segment_bytes is 4096 there and 8192 here: start it with the settings"):
         reopen(changed=small_config(config.base_dir, segment_bytes=8192))
     reopen()
     for text in ("{", "[" * 100_000):
