@@ -381,8 +381,10 @@ class Consumer:
                 queue.in_doubt = True
                 continue
             with self._lock:
-                if back is not None:
-                    self._go_to(queue, back)
+                if back is not None:  # what was pulled ahead is dropped, and has not been returned yet
+                    finished = queue.finished
+                    self._go_to(queue, min(back, queue.delivered))
+                    queue.finished = min(finished, queue.delivered)
                 queue.committed = queue.offered = None
                 queue.in_doubt = False
         lost = [one for one in lost if one.committed is None]

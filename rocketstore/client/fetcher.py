@@ -316,7 +316,7 @@ class QueueFetcher:
             return
         target = self._begin_after(_only(last))
         with self._lock:
-            if self._epoch == epoch and self._offset == offset:
+            if self._epoch == epoch and self._offset == offset > target:  # else it has gone back itself
                 self._go_to(target, f"the message before {offset} is another one: the broker has lost messages")
         self._is_doubtful = False
         self._arrived()

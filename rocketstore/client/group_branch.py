@@ -404,8 +404,8 @@ class Branch:
                 share.in_doubt = True
                 continue
             with self._shares.changed:
-                if back is not None:
-                    self._shares.go_to(share, back)
+                if back is not None:  # what was pulled ahead is dropped, and what is in use comes again
+                    self._shares.go_to(share, min(back, share.progress.done))
                 share.committed = share.offered = None
                 share.in_doubt = False
         lost = [one for one in lost if one.committed is None]

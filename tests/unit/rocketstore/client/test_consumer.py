@@ -649,6 +649,39 @@ def test_a_later_message_in_place_of_an_expired_one_is_no_other_history(brokers:
         assert drain(source, 3) == [b"6", b"7", b"8"]
 
 
+def test_a_lost_end_moves_nobody_forward(brokers: FakeBrokers) -> None:
+    """Who has gone back meanwhile reads everything from there on, although what it read last is another message now."""
+    put(brokers, 6, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], pull_wait_ms=50) as source:
+        drain(source, 6)
+        for node in brokers.nodes:
+            node.stop()
+        source.seek(0, 1)
+        queue = brokers.queues["orders", 0]
+        del queue.records[3:], queue.messages[3:]
+        put(brokers, 6, start=100)
+        brokers.nodes[0].start()
+        assert drain(source, 8) == [b"0-1", b"0-2", *(b"0-%d" % number for number in range(100, 106))]
+
+
+def test_what_was_pulled_ahead_is_not_skipped_with_a_lost_end(brokers: FakeBrokers) -> None:
+    """The group's offsets were in the lost end, too: what the queue still has, and nobody has got yet, comes first."""
+    put(brokers, 20, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], auto_commit_s=None) as source:
+        assert len(source.poll(5, 5)) == 5
+        wait_until(lambda: source._queues[0].fetcher._offset == 20, "all are pulled")
+        source.commit()
+        with brokers.changed:
+            brokers.offsets.clear()
+            queue = brokers.queues["orders", 0]
+            del queue.records[15:], queue.messages[15:]
+        put(brokers, 10, start=100)
+        assert len(source.poll(1, 5)) == 1
+        source.commit()
+        wanted = [*range(6, 15), *range(100, 110)]
+        assert drain(source, 19) == [b"0-%d" % number for number in wanted]
+
+
 def test_garbage_is_no_last_message(brokers: FakeBrokers) -> None:
     """It can be compared with nothing once the connection has broken: after ``seek`` everything comes."""
     put(brokers, 3)
