@@ -126,10 +126,13 @@ class LineTally:
     unknown: int = 0
     first_error: DLedgerError | None = None
     interrupted: bool = False
+    first_failed: int | None = None
+    """The number of the first line that failed, from 1; lines in flight behind it may have been applied."""
 
-    def fail(self, error: DLedgerError) -> None:
+    def fail(self, error: DLedgerError, line: int) -> None:
         """Count one that failed."""
         self.first_error = self.first_error or error
+        self.first_failed = min(line, self.first_failed or line)
         if error.outcome == "unknown":
             self.unknown += 1
         else:
@@ -140,9 +143,12 @@ class LineTally:
         if self.first_error is None and not self.interrupted:
             return
         applied, not_applied = self.words
+        first = f"line {self.first_failed} is the first that failed, and " if self.first_failed else ""
+        count = self.applied + self.not_applied + self.unknown
+        last = f"no line after line {count} was sent" if count else "no line was sent"
         click.echo(
             f"error: {self.first_error or 'interrupted'}\n{self.applied} {applied}, {self.not_applied} {not_applied}, "
-            f"{self.unknown} with unknown outcome; later lines were not sent",
+            f"{self.unknown} with unknown outcome; {first}{last}",
             err=True,
         )
         if self.unknown:
@@ -165,7 +171,7 @@ def send_lines(
     """
     reader = LineReader(stream)
     in_flight: deque[Sending[_ResultT]] = deque()
-    submitted = 0
+    submitted = sent = 0
 
     def settle(left: int) -> bool:
         while len(in_flight) > left:
@@ -173,7 +179,7 @@ def send_lines(
                 result = in_flight[0].result()
             except DLedgerError as error:
                 in_flight.popleft()
-                tally.fail(error)
+                tally.fail(error, sent - len(in_flight))
                 continue
             in_flight.popleft()
             tally.applied += 1
@@ -191,11 +197,14 @@ def send_lines(
                 try:
                     in_flight.append(submit(line))
                 except DLedgerError as error:  # refused without being sent
-                    tally.fail(error)
+                    tally.fail(error, submitted)
                     break
+                sent += 1
                 if not settle(min(len(in_flight) - in_flight[0].done(), PIPELINE_MAX - 1)):
                     break
             settle_all()
     except KeyboardInterrupt:
         tally.unknown = submitted - tally.applied - tally.not_applied
+        if tally.unknown and tally.first_failed is None:
+            tally.first_failed = submitted - tally.unknown + 1
     tally.interrupted = reader.interrupted

@@ -42,7 +42,9 @@ Lines end with \\n or \\r\\n, which is not part of the entry.
 An append is acknowledged when a majority has flushed it. Exit code 3 means that some entries have an unknown
 outcome (they may or may not be in the log): read the end of the log before repeating them.
 
-Ctrl-C ends the lines: those sent are awaited and counted; a second one leaves their outcome unknown.
+Ctrl-C ends the lines: those sent are awaited and counted; a second one leaves their outcome unknown. After a failure,
+no more are sent either, and the error names the first line that failed and the last one sent: lines between them may
+be in the log.
 
 Lines are numbered, so that what a lost connection or a dying leader left unanswered is sent again and yet stored
 once. For that the command first registers in the log as a producer, which takes one index. Arguments that fit into

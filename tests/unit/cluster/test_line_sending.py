@@ -13,7 +13,7 @@ import pytest
 
 from cluster import line_sending
 from cluster.line_sending import LineReader, LineTally, send_lines
-from dledger.errors import EntryTooLargeError, RequestTimeoutError
+from dledger.errors import DiskFullError, EntryTooLargeError, RequestTimeoutError
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,25 @@ def test_lines_before_a_refused_one_are_accounted_for(capsys: pytest.CaptureFixt
 
     assert ended.value.code == 1
     assert log.told == [1, 2]
-    assert "2 stored, 1 not stored, 0 with unknown outcome" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(
+        "2 stored, 1 not stored, 0 with unknown outcome; "
+        "line 3 is the first that failed, and no line after line 3 was sent\n"
+    )
+
+
+def test_the_first_line_that_failed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines in flight behind it may be stored: a resumption at the number of stored lines would lose some."""
+    log = _Log(failures={2: DiskFullError("full")})
+
+    log.send(io.BytesIO(b"one\ntwo\nthree\n"))
+    with pytest.raises(SystemExit) as ended:
+        log.tally.end()
+
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.endswith(
+        "2 stored, 1 not stored, 0 with unknown outcome; "
+        "line 2 is the first that failed, and no line after line 3 was sent\n"
+    )
 
 
 def test_what_waits_for_more_lines_is_sent_when_none_comes() -> None:
@@ -185,7 +203,7 @@ def test_ctrl_c_ends_the_lines_and_accounts_for_those_sent(
     assert ended.value.code == 130
     shown = capsys.readouterr().err
     assert "interrupted" in shown
-    assert "2 stored, 0 not stored, 0 with unknown outcome" in shown
+    assert "2 stored, 0 not stored, 0 with unknown outcome; no line after line 2 was sent" in shown
 
 
 def test_a_second_ctrl_c_leaves_the_outcome_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +220,9 @@ def test_a_second_ctrl_c_leaves_the_outcome_unknown(capsys: pytest.CaptureFixtur
         log.tally.end()
 
     assert ended.value.code == 3
-    assert "0 stored, 0 not stored, 2 with unknown outcome" in capsys.readouterr().err
+    assert (
+        "2 with unknown outcome; line 1 is the first that failed, and no line after line 2" in capsys.readouterr().err
+    )
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
