@@ -614,6 +614,20 @@ def test_a_dry_run_shows_what_a_reset_would_do(run: Run, brokers: FakeBrokers) -
     assert brokers.offsets["billing", "orders", 0] == 3
 
 
+@pytest.mark.parametrize(("offset", "code"), [(1, 2), (2, 0), (5, 0), (6, 2)])
+def test_a_queue_is_reset_to_any_of_its_offsets_and_its_end(
+    run: Run, brokers: FakeBrokers, offset: int, code: int
+) -> None:
+    """The end is a place, too: whatever comes next. What has expired is none."""
+    put(brokers, 5)
+    brokers.queues["orders", 0].base = 2
+    brokers.offsets["billing", "orders", 0] = 3
+
+    words = ("consumer", "reset-offset", "-g", "billing", "-t", "orders", "--queue", "0", "--offset", str(offset))
+    assert run(*words).exit_code == code
+    assert brokers.offsets["billing", "orders", 0] == (3 if code else offset)
+
+
 def test_a_reset_of_a_mistyped_name_or_place_changes_nothing(run: Run, brokers: FakeBrokers) -> None:
     """A group that nobody has is made only when that is asked for."""
     put(brokers, 5)

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import pytest
 
 from rocketstore.broker.remoting import clients as module
-from rocketstore.broker.remoting.clients import ClientTables, ConsumerGroup, Trouble
+from rocketstore.broker.remoting.clients import MEETINGS, ClientTables, ConsumerGroup, Trouble
 from rocketstore.remoting.bodies.clients import (
     ConsumerData,
     ConsumerIdList,
@@ -271,3 +271,14 @@ def test_two_consumers_with_one_client_id_that_connect_again_and_again_are_told(
         consumers.beat(f"a{number + 1}", client_id="me")
         consumers.close(f"b{number}")
     assert consumers.told
+
+
+@pytest.mark.parametrize("meetings", range(1, MEETINGS + 1))
+def test_so_many_meetings_of_one_client_id_make_it_two_clients_and_no_fewer(meetings: int) -> None:
+    """A client whose old connection hangs once or twice is one client all the same."""
+    consumers = _Consumers()
+    consumers.beat("0", client_id="me")
+    for number in range(meetings):
+        consumers.beat(f"{number + 1}", client_id="me")
+        consumers.close(f"{number}")
+    assert consumers.told == ([(Trouble.CLIENT_ID, "g")] if meetings == MEETINGS else [])

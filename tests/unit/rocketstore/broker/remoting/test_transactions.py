@@ -15,7 +15,8 @@ from rocketstore.message.record import decode_record, encode_record
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.codes import AnswerCode, RequestCode
 from rocketstore.remoting.frame import Frame
-from rocketstore.state.changes import TopicConfig
+from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
+from rocketstore.state.tables import Tables
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
@@ -290,6 +291,23 @@ def test_what_nobody_answers_for_is_given_up_and_may_be_resumed() -> None:
         assert check.fields["tranStateTableOffset"] == "1"
         assert decode_record(check.body).properties["TRANSACTION_CHECK_TIMES"] == "1"
         assert stored(broker, "T") == []
+
+
+def test_what_was_given_up_before_its_topic_was_deleted_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor if there is a topic of that name again: its message was for the old one."""
+    with RemotingHarness(replace(SOON, transaction_check_max=1)) as broker, broker.dial() as client:
+        beat(client, "producers")
+        client.send(properties=PREPARED)
+        client.request(RequestCode.CHECK_TRANSACTION_STATE)
+        wait_until(lambda: len(stored(broker, OP_TOPIC)) == 1, "it is given up")
+        (kept,) = stored(broker, "TRANS_CHECK_MAX_TIME_TOPIC")
+        waits = (QueueOffset("TRANS_CHECK_MAX_TIME_TOPIC", 0, kept.queue_offset + 1),)
+        tables = Tables([DeleteTopic("T", waits=waits), PutTopic(TopicConfig("T", 4, 4))])
+        monkeypatch.setattr(broker.state, "place_for", tables.place_for)
+        asked = {"msgId": offset_message_id(STORE_HOST, kept.offset)}
+        refused = client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, asked)
+        assert (refused.code, "topic T was deleted since" in refused.remark) == (1, True)
+        assert len(stored(broker, HALF_TOPIC)) == 1
 
 
 def test_a_resumption_that_was_refused_may_be_asked_for_again() -> None:
