@@ -53,6 +53,17 @@ def ending_at_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def confirm(question: str) -> None:
+    """Return only after a yes. Raises ``click.Abort``, or without a terminal an error that names the option to pass."""
+    try:
+        click.confirm(question, abort=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo()  # ends the line of the question
+        raise click.ClickException("not confirmed, so nothing was changed: pass --yes to confirm in a script") from None
+
+
 def print_json(value: object) -> None:
     """One JSON document on one line."""
     click.echo(escaped_json(json.dumps(value, ensure_ascii=False)))

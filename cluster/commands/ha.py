@@ -304,7 +304,7 @@ def promote(  # noqa: PLR0913  # one parameter per option
     if open_losses:
         raise click.ClickException(f"not promoted. To promote it nevertheless: {' '.join(open_losses)}")
     if not yes:
-        click.confirm(f"Make this slave {role} of {config.name} from offset {own.end} on?", abort=True)
+        terminal.confirm(f"Make this slave {role} of {config.name} from offset {own.end} on?")
     path = write_override(config, RoleOverride(BrokerRole(role), config.broker_id, int(time.time() * 1000)))
     click.echo(
         f"promoted: restart this broker, and it is {role} of {config.name} (epoch {own.epoch + 1}), from offset "

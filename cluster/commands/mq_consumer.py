@@ -245,9 +245,7 @@ def delete(name: str | None, group: str | None, yes: bool, target: BrokerTarget)
         raise click.UsageError("name the group to delete once: as the argument, or with -g")
     name = name or group or ""
     if not yes:
-        click.confirm(
-            f"Delete group {name}, its offsets, the messages it would retry and its dead letters?", abort=True
-        )
+        terminal.confirm(f"Delete group {name}, its offsets, the messages it would retry and its dead letters?")
     with target.groups() as groups:
         groups.only_one().delete_group(name)
     click.echo(f"deleted group {name}")

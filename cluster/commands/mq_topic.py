@@ -164,7 +164,7 @@ def delete(name: str, yes: bool, target: BrokerTarget) -> None:
         for _, admin in places:
             admin.topic(name)  # a misspelled name is told before anybody is asked
         if not yes:
-            click.confirm(f"Delete topic {name} and its messages?", abort=True)
+            terminal.confirm(f"Delete topic {name} and its messages?")
         for broker, admin in places:
             admin.delete_topic(name)
             click.echo(f"deleted topic {name}{_at(broker)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from cluster import terminal
 from cluster.commands.inspection import node_directory
 from dledger import flag_values
 from dledger.clock import Clock
@@ -59,7 +60,7 @@ def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None,
             click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")
             return
         if not yes:
-            click.confirm("Confirm that nothing this node has forgotten is still needed?", abort=True)
+            terminal.confirm("Confirm that nothing this node has forgotten is still needed?")
         store.hard_state.save(vouched)
         forget_remembered(FileSystem(), directory)  # otherwise the members just restored would be doubted again
     click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")

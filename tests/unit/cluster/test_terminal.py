@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+
+import click
 import pytest
 
 from cluster import terminal
@@ -51,3 +54,12 @@ def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "a     here   1.00",
         "b     there  22.00  something long that happened",
     ]
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_a_script_that_is_asked_learns_the_option(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """Nobody answers there: a bare "Aborted!" would not say how to go on."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+
+    with pytest.raises(click.ClickException, match="nothing was changed: pass --yes"):
+        terminal.confirm("Delete it?")
