@@ -218,11 +218,16 @@ class NameServerRegistration:
         return ""
 
     async def _look_who_may_register(self, server: _NameServer, timeout_s: float) -> None:
-        """Once: access control guards this broker, and a stranger who registers gets what clients mean for it."""
+        """Until it has answered once. A stranger who registers gets what clients mean for this broker, which its access
+        control cannot prevent. No answer keeps the broker from registering: the next round asks again.
+        """
         if server.is_looked_at or not self._parts.config.access.acl_enable:
             return
+        try:
+            answer = await self._client.call(server.address, Frame(RequestCode.GET_NAMESRV_CONFIG, 0), timeout_s)
+        except (*FAILURES, FrameError):
+            return
         server.is_looked_at = True
-        answer = await self._client.call(server.address, Frame(RequestCode.GET_NAMESRV_CONFIG, 0), timeout_s)
         settings = answer.body[:CONFIG_BYTES_MAX].decode("utf-8", "replace").splitlines()
         if answer.code or not any(one.startswith("allowedBrokers=") and one.partition("=")[2] for one in settings):
             _LOG.warning(

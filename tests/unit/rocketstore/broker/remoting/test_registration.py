@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from dledger.config import AccessConfig
 from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
@@ -39,6 +41,8 @@ class _NameServers:
         self.masters: dict[str, str] = {}
         """What they know, by broker."""
         self.looked = 0
+        self.configs: list[Frame | Exception] = []
+        """Answers to who may register; when they are used up, ``allowedBrokers`` is set."""
         self.answer: dict[str, str] = {}
         self.answers = asyncio.Event()
         self.answers.set()
@@ -53,6 +57,11 @@ class _NameServers:
             self.looked += 1
             table = {name: BrokerData("c", name, {0: address}) for name, address in self.masters.items()}
             return request.answer(body=ClusterInfo(table, {}).encode())
+        if request.code == RequestCode.GET_NAMESRV_CONFIG:
+            answer = self.configs.pop(0) if self.configs else Frame(0, 0, body=b"allowedBrokers=10.0.0.0/8")
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         self.ids.append((request.fields["brokerId"], request.fields.get(TERM_FIELD)))
         assert request.fields["dledgerAllTopics"] == "true"
         self.asked += 1
@@ -250,6 +259,24 @@ def test_a_name_server_whose_connection_ends_is_told_again_at_once() -> None:
         assert [address for address, _ in servers.told[before:]] == ["127.0.0.1:2"]
 
     _registering(test, register_name_server_period=60_000)
+
+
+def test_a_name_server_that_lets_anybody_register_is_named(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Once each, with access control; one that does not answer is asked again, and is registered with all the same."""
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts: []\n")
+
+    async def test(_: Harness, registration: NameServerRegistration, servers: _NameServers) -> None:
+        servers.configs = [TimeoutError(), TimeoutError(), Frame(0, 0, body=b"allowedBrokers="), Frame(1, 0)]
+        while servers.configs:
+            await registration.announce()
+        assert [address for address, _ in servers.told].count("127.0.0.1:1") >= 2, "registered without an answer, too"
+        await registration.announce()
+
+    _registering(test, access=AccessConfig(acl_enable=True, acl_file=rules))
+
+    named = [one.args[0] for one in caplog.records if "allowedBrokers" in one.msg and isinstance(one.args, tuple)]
+    assert sorted(map(str, named)) == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
 @pytest.mark.parametrize("known_before", ["", "10.0.0.1:10911"])
