@@ -186,10 +186,20 @@ class QuorumAckChecker:
             if isinstance(producer, DLedgerError):
                 return producer
             batch = state.log.append_as_leader(state.term, bodies, channel=producer.slot)
-        except (DiskFullError, EntryTooLargeError, InvalidRequestError) as error:
+        except DiskFullError as error:
+            return self._disk_full(error)
+        except (EntryTooLargeError, InvalidRequestError) as error:
             return error
         leader.producers.note(producer, batch.first_index, len(bodies), now_ms)
         return replace(batch, duplicates=self._located(leader.producers, plan, now_ms)) if plan.stored else batch
+
+    def _disk_full(self, error: DiskFullError) -> DLedgerError:
+        """To be repeated if the others have room: the elector hands over to one of them."""
+        state, leader = self._state, self._state.role
+        if not state.peers or not isinstance(leader, Leader) or full_members(state, leader):
+            return error
+        state.outbox.wake |= Wake.ELECTOR
+        return LeaderTransferringError(f"{error}; leadership moves to a member whose disk has room: retry shortly")
 
     def _register(self, producers: ProducerTable, name: str, now_ms: int) -> KnownProducer | TooManyProducersError:
         log = self._state.log

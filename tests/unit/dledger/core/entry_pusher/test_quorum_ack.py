@@ -60,9 +60,22 @@ def test_what_the_store_refuses_is_answered() -> None:
     solo = leading()
     assert isinstance(append(solo).error, InvalidRequestError)
     solo.log.disk_full = True
+    solo.leader_role.disk_full.update(dict.fromkeys(solo.leader_role.disk_full, True))
     assert isinstance(append(solo, b"x").error, DiskFullError)
 
     assert solo.node.quorum_ack.pending_entries == 0
+
+
+def test_a_leader_whose_disk_alone_is_full_asks_for_another_try() -> None:
+    """The group goes on without it, and so shall its clients: the others have room, and one of them will lead."""
+    solo = leading()
+    solo.log.disk_full = True
+
+    error = append(solo, b"x").error
+
+    assert isinstance(error, LeaderTransferringError)
+    assert error.outcome == "not_applied"
+    assert solo.log.last.index == 0
 
 
 def test_pending_entries_and_bytes_are_bounded_but_one_batch_always_fits() -> None:
