@@ -11,7 +11,9 @@ from cluster.drill.history import EventKind, HistoryRecorder, SendOutcome
 from cluster.drill.target import Direction, DrillError, DrillTarget
 from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch, wait_until
+from dledger.conditions import ConditionKind
 from dledger.types import NodeId
+from rocketstore.client import BrokerStatus
 
 SERVICE_TIMEOUT_S: Final = 60.0
 CATCH_UP_TIMEOUT_S: Final = 90.0
@@ -112,7 +114,9 @@ class Stage:
         return leader
 
     def wait_recovered(self, one: Round, nodes: Collection[NodeId] = ()) -> None:
-        """Wait until every node (of ``nodes``) responds and has all that the leader had at the start of this wait."""
+        """Wait until every node (of ``nodes``) responds, has all that the leader had at the start of this wait, and
+        counts for elections: the next fault may leave no others.
+        """
         chosen = nodes or self.target.nodes
         leader = self.leader()
         status = self.watch.statuses.get(leader)
@@ -126,7 +130,7 @@ class Stage:
             return (
                 len(statuses) == len(chosen)
                 and len(terms) == 1
-                and all(status.max_offset >= mark for status in statuses.values())
+                and all(status.max_offset >= mark and _has_standing(status) for status in statuses.values())
             )
 
         wait_until(all_have, CATCH_UP_TIMEOUT_S, "not every node has caught up")
@@ -166,3 +170,7 @@ class Stage:
             f"fewer than {enough} messages were acknowledged "
             f"({self._recorder.count(SendOutcome.REFUSED)} refused so far)",
         )
+
+
+def _has_standing(status: BrokerStatus) -> bool:
+    return all(one.kind != ConditionKind.NO_STANDING for one in status.conditions)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from cluster.drill.history import HistoryRecorder
 from cluster.drill.stage import DrillOptions, Stage
+from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch
+from dledger.conditions import Condition, ConditionKind
 from dledger.types import NodeId
 
 if TYPE_CHECKING:
@@ -18,12 +21,18 @@ NODES = [NodeId(f"n{number}") for number in range(3)]
 ACKNOWLEDGED = 5000
 
 
-def alike(end: int) -> BrokerStatus:
+def alike(end: int, *conditions: Condition) -> BrokerStatus:
     """What each of the nodes says of itself."""
     return cast(
         "BrokerStatus",
         SimpleNamespace(
-            max_offset=end, end_offset=end, dispatch_behind_bytes=0, raft_role="FOLLOWER", term=1, is_master=False
+            max_offset=end,
+            end_offset=end,
+            dispatch_behind_bytes=0,
+            raft_role="FOLLOWER",
+            term=1,
+            is_master=False,
+            conditions=conditions,
         ),
     )
 
@@ -65,3 +74,30 @@ def test_a_status_is_as_old_as_the_question() -> None:
 
     assert set(watch.statuses) == set(NODES[:2])
     assert set(watch.statuses_since(1.5)) == {NODES[1]}
+
+
+class NewDiskWatch(Watch):
+    """The last of its nodes has caught up at once; it counts once it has been looked at a few times."""
+
+    looks = 0
+
+    def statuses_since(self, asked_s: float) -> dict[NodeId, BrokerStatus]:
+        self.looks += 1
+        lacking = Condition(ConditionKind.NO_STANDING, "its vote does not count", 0)
+        return {node: alike(1, *([lacking] if node == NODES[-1] and self.looks < 5 else [])) for node in NODES}
+
+    def leader(self, timeout_s: float, *, other_than: NodeId | None = None) -> NodeId:
+        return NODES[0]
+
+
+def test_a_group_has_recovered_only_once_all_its_members_count() -> None:
+    """The next fault may leave no others: a new disk holds everything a moment before its vote counts."""
+    recorder = HistoryRecorder()
+    watch = NewDiskWatch({}, recorder)
+    target = cast("DrillTarget", SimpleNamespace(nodes=tuple(NODES)))
+    one = Round(1, "kill", NODES[-1], 0.0)
+
+    Stage(target, watch, recorder, DrillOptions()).wait_recovered(one)
+
+    assert watch.looks >= 5
+    assert not math.isnan(one.recovered_s)
