@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from cluster.drill.history import HistoryRecorder, NodeView
 from cluster.drill.target import SECURITY, DrillError
+from cluster.local.group import wait_until as poll_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
 from rocketstore.client import Admin, BrokerStatus
@@ -19,7 +20,9 @@ INTERVAL_S: Final = 0.05
 STALL_S: Final = 0.5
 """A tick this late shows that this process, and so all its measurements, was stalled."""
 ANSWER_TIMEOUT_S: Final = 0.5
-_POLL_S: Final = 0.02
+
+wait_until: Final = partial(poll_until, error=DrillError)
+"""``condition, timeout_s, complaint``: as for local groups; the drill has failed at the deadline."""
 
 
 class Watch:
@@ -108,13 +111,3 @@ def _view(status: BrokerStatus) -> NodeView:
     if status.raft_role:
         return NodeView(status.raft_role, status.term, status.is_master)
     return NodeView(status.role, is_master=status.is_master)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
-    """Poll until the condition holds. Raises ``DrillError`` with the complaint at the deadline."""
-    never = threading.Event()
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() >= give_up_at:
-            raise DrillError(f"{complaint} within {timeout_s:g} s")
-        never.wait(_POLL_S)

@@ -393,13 +393,15 @@ def processor_ticks(pid: int) -> int:
         return 0
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
-    """Poll until the condition holds. Raises ``LocalGroupError`` with the complaint at the deadline."""
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, complaint: str, *, error: type[Exception] = LocalGroupError
+) -> None:
+    """Poll until the condition holds. Raises ``error`` with the complaint at the deadline."""
     never = threading.Event()
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= give_up_at:
-            raise LocalGroupError(f"{complaint} within {timeout_s:g} s")
+            raise error(f"{complaint} within {timeout_s:g} s")
         never.wait(_POLL_S)
 
 

@@ -12,7 +12,7 @@ from cluster.demo import digest_of
 from cluster.local.detours import DetouredGroup
 from cluster.local.group import LocalGroup
 from dledger.rpc.ports import NodeStatus
-from dledger.types import NodeId, Term
+from dledger.types import NodeId, Role, Term
 from tests.support.history import AppendOp, History, Outcome, check
 from tests.support.waiting import wait_until
 from tests.support.workload import Workload, read_log
@@ -46,6 +46,10 @@ class WatchedGroup(LocalGroup):
     def wait_for(self, condition: Callable[[dict[NodeId, NodeStatus]], bool], what: str, timeout_s: float = 20) -> None:
         """Wait until the statuses of the nodes that answer satisfy ``condition``."""
         wait_until(lambda: condition(self.statuses()), what, timeout_s)
+
+    def wait_deposed(self, node: NodeId) -> None:
+        """Wait until a leader whom no quorum answers has stopped to lead (check-quorum, dissertation §6.2)."""
+        self.wait_for(lambda all_: node in all_ and all_[node].role is not Role.LEADER, f"{node} steps down")
 
     def data_dir(self, node: NodeId) -> Path:
         """Where the node's segments are."""

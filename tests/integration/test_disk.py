@@ -140,11 +140,6 @@ def test_second_process_on_one_directory_is_refused(group: Group) -> None:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def wait_until_deposed(group: Group, node: NodeId) -> None:
-    """A leader that lost its quorum notices."""
-    group.wait_for(lambda all_: all_[node].role is not Role.LEADER, f"{node} steps down")
-
-
 def start_damaged(group: Group, node: NodeId) -> str:
     """Start a node that is expected to refuse; gives what it says."""
     said = len(group.logs(node))
@@ -222,7 +217,7 @@ def test_two_lost_disks_do_not_begin_anew_while_the_third_has_everything(group: 
     for node in lost:
         group.kill(node)
         shutil.rmtree(group.store_dir(node))
-    wait_until_deposed(group, leader)
+    group.wait_deposed(leader)
 
     group.start(lost[0])
     group.start(lost[1])

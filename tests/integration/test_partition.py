@@ -9,7 +9,7 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.errors import DLedgerError
-from dledger.types import NodeId, Role
+from dledger.types import NodeId
 from tests.integration.harness import Group, ProxiedGroup
 from tests.integration.namespaces import NamespacedGroup
 from tests.support.history import AppendOp, Outcome
@@ -34,11 +34,6 @@ def append_to_one(group: Group, node: NodeId, value: bytes, timeout_s: float = 1
     return operation.outcome
 
 
-def wait_until_deposed(group: Group, node: NodeId) -> None:
-    """Check-quorum (dissertation §6.2): a leader whom no quorum answers stops to be one."""
-    group.wait_for(lambda all_: node in all_ and all_[node].role is not Role.LEADER, f"{node} steps down")
-
-
 def test_minority_commits_nothing_and_the_majority_goes_on(proxied: ProxiedGroup) -> None:
     """The leader alone on one side: it must not acknowledge, the two others elect and do."""
     proxied.append(50)
@@ -49,7 +44,7 @@ def test_minority_commits_nothing_and_the_majority_goes_on(proxied: ProxiedGroup
     lonely = append_to_one(proxied, old, b"to the minority")
     new = proxied.leader(other_than=old)
     crowded = append_to_one(proxied, new, b"to the majority", timeout_s=10)
-    wait_until_deposed(proxied, old)
+    proxied.wait_deposed(old)
     stuck_at = proxied.statuses()[old].committed_index
     proxied.network.heal_all()
 
@@ -76,7 +71,7 @@ def test_partitioned_leader_under_load(proxied: ProxiedGroup, way: str) -> None:
                 network.block(other, old)
         proxied.leader(other_than=old)
         load.history.wait_for_acks(100)
-        wait_until_deposed(proxied, old)
+        proxied.wait_deposed(old)
         network.heal_all()
         load.history.wait_for_acks(100)
 
@@ -137,7 +132,7 @@ def test_real_packet_loss_around_the_leader(namespaced: NamespacedGroup, way: st
                 namespaced.drop(other, old)
         namespaced.leader(other_than=old)
         load.history.wait_for_acks(100)
-        wait_until_deposed(namespaced, old)
+        namespaced.wait_deposed(old)
         namespaced.heal_all()
         load.history.wait_for_acks(100)
 
