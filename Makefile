@@ -68,13 +68,16 @@ demo: $(DEMO_STAMP) ## Three nodes, a killed leader, nothing lost; they stay (DE
 	@$(BIN)/dledger demo $(DEMO_ARGS)
 
 test: $(STAMP) ## What needs Python only, in minutes: all units, some seeds, a dozen process tests (PYTEST_ARGS=-x)
+	@$(BIN)/python -m tests.support.bytecode --tier=test
 	$(BIN)/python -m pytest --tier=test -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 test-all: $(STAMP) ## Everything but hours: with processes, faults, containers, browser, Spark (installs Debian's packages as root)
 	@tools/system-packages.sh || true
+	@$(BIN)/python -m tests.support.bytecode
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 test-rest: $(STAMP) ## What `make test-all` runs and `make test` does not
+	@$(BIN)/python -m tests.support.bytecode --tier=rest
 	$(BIN)/python -m pytest --tier=rest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 durations: $(STAMP) ## Measure how long each module takes, which decides the order of `make test-all`
