@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from tools.tidy.calls import ROOT, NotedCall, cost
-from tools.tidy.census import take_census
+from tools.tidy.census import ARGUMENTS_MAX, ATTRIBUTES_MAX, take_census
 from tools.tidy.operations import watch_appends, watch_sends
 
 _REPETITIONS: Final = 100
@@ -24,6 +24,10 @@ def main(arguments: list[str]) -> int:
     _print("public top-level functions and classes", census.public_names)
     _print("protocols", len(census.protocols))
     _print("class names in more than one module", f"{len(census.doubled_classes)}{doubled}")
+    _print(
+        f"classes of more than {ATTRIBUTES_MAX} attributes or {ARGUMENTS_MAX} arguments",
+        f"{len(census.large_classes)}  {', '.join(census.large_classes)}",
+    )
     logging.disable(logging.WARNING)
     with TemporaryDirectory() as directory:
         appends = watch_appends(Path(directory) / "group", _REPETITIONS)
@@ -42,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(what: str, value: object) -> None:
-    sys.stdout.write(f"{what:<40} {value}\n")
+    sys.stdout.write(f"{what:<50} {value}\n")
 
 
 def _print_files(repetitions: list[list[NotedCall]]) -> None:
