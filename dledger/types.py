@@ -333,3 +333,11 @@ class HardState:
     def fence(self, reason: str) -> HardState:
         """The same, fenced because of ``reason``."""
         return HardState(self.term, self.vote, Standing.DOUBTFUL, reason, fenced=True)
+
+
+class TlsServerMode(StrEnum):
+    """What remoting clients may use: plaintext, both, or TLS."""
+
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError
 from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
+from dledger.types import TlsServerMode
 from dledger.values import CLIENT_PORT_OFFSET, address_text, is_loopback, parse_address, parse_addresses
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.delay import DelayLevels
-from rocketstore.types import BrokerRole, TlsServerMode
+from rocketstore.types import BrokerRole
 
 PERMISSION_READ: Final = 4
 PERMISSION_WRITE: Final = 2

@@ -23,12 +23,13 @@ from dledger.java_families import UNUSED, Risk
 from dledger.limits import limits_of
 from dledger.setting_notices import alarms_first, notices, places
 from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary
+from dledger.types import TlsServerMode
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.role_override import overridden
 from rocketstore.setting_corrections import correct, refusals
-from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer, TlsServerMode
+from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""

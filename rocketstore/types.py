@@ -44,14 +44,6 @@ class FlushDiskType(StrEnum):
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
-class TlsServerMode(StrEnum):
-    """What remoting clients may use: plaintext, both, or TLS."""
-
-    DISABLED = "disabled"
-    PERMISSIVE = "permissive"
-    ENFORCING = "enforcing"
-
-
 class BrokerRole(StrEnum):
     """Masters take writes, slaves refuse them."""
 

@@ -22,9 +22,9 @@ from benchmarks.registry import Scenario
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import ALONE
 from cluster.local.brokers import LocalBrokers
-from rocketstore.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.frame import Frame
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 
 CONNECTIONS: Final = 10_000
 CONSUMERS: Final = 1000

@@ -17,11 +17,11 @@ from benchmarks.processes import ChildError
 from benchmarks.registry import Scenario
 from benchmarks.targets import JAVA_BROKERS
 from cluster.local.brokers import LocalBrokers
+from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
 
 SENDS: Final[Mapping[str, tuple[str, int]]] = {
     "remoting_send_one": ("threads", 1),

@@ -22,13 +22,13 @@ from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import HOST, free_ports
 from dledger.conditions import ConditionKind
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.frame import Frame
 from rocketstore.client import Producer, TopicInfo
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 
 REPLICATION: Final = "ha_replication"
 SYNC: Final = "sync_master_send"

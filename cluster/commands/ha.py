@@ -27,8 +27,8 @@ from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.types import BrokerRole
 
 if TYPE_CHECKING:
+    from dledger.remoting.blocking import BlockingRemotingClient
     from rocketstore.broker_config import BrokerConfig
-    from rocketstore.remoting.blocking import BlockingRemotingClient
     from rocketstore.remoting.bodies.runtime import RuntimeInfo
 
 _COLUMNS: Final = ("broker", "id", "address", "role", "epoch", "end", "lag", "behind", "contact", "notes")
@@ -104,9 +104,9 @@ def status(as_json: bool, target: BrokerTarget) -> None:
 
 
 def _ask_all(target: BrokerTarget) -> list[_Asked]:
+    from dledger.remoting.blocking import BlockingRemotingClient
     from rocketstore.client.name_server_tls import context_maker
     from rocketstore.nameserver.lookups import NameServers
-    from rocketstore.remoting.blocking import BlockingRemotingClient
 
     security = target.security.for_client()
     asked = target.name_servers or target.addresses
@@ -131,11 +131,11 @@ def _ask_all(target: BrokerTarget) -> list[_Asked]:
 def _ask(
     frames: BlockingRemotingClient, security: CommandSecurity, timeout_s: float, one: _Asked, *, learned: bool
 ) -> _Asked:
+    from dledger.remoting.client import UnreachableError
+    from dledger.remoting.connection import DisconnectedError
+    from dledger.remoting.errors import FrameError, RequestError
     from rocketstore.client.name_server_tls import check_plaintext
     from rocketstore.client.runtime import question, read_answer
-    from rocketstore.remoting.client import UnreachableError
-    from rocketstore.remoting.connection import DisconnectedError
-    from rocketstore.remoting.errors import FrameError, RequestError
 
     known = security.for_client()
     try:
@@ -334,8 +334,8 @@ def _own_address(config: BrokerConfig) -> str:
 
 def _asked_itself(config: BrokerConfig, timeout_s: float, security: CommandSecurity) -> _Asked:
     """What the broker with these settings says of itself, if it runs."""
+    from dledger.remoting.blocking import BlockingRemotingClient
     from rocketstore.client.name_server_tls import context_maker
-    from rocketstore.remoting.blocking import BlockingRemotingClient
 
     own_address = _own_address(config)
     with closing(BlockingRemotingClient(tls=context_maker([own_address], security.for_client()))) as frames:
@@ -346,8 +346,8 @@ def _look_around(
     config: BrokerConfig, others: Sequence[str], timeout_s: float, security: CommandSecurity
 ) -> tuple[tuple[PromotionCheck, ...], HaFacts]:
     """Ask everybody. Raises ``ClickException`` if this slave itself does not answer."""
+    from dledger.remoting.blocking import BlockingRemotingClient
     from rocketstore.client.name_server_tls import context_maker
-    from rocketstore.remoting.blocking import BlockingRemotingClient
 
     own_address = _own_address(config)
     own_names = {own_address, config.address(config.listen_port)}

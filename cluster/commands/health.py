@@ -133,13 +133,13 @@ def _check_server(address: str | None, service: str, timeout_s: float, security:
 
 def _check_name_server(address: str | None, timeout_s: float, security: CommandSecurity) -> tuple[str, str]:
     """Whom it asked, and the problem, if any."""
+    from dledger.remoting.blocking import BlockingRemotingClient
+    from dledger.remoting.client import UnreachableError
+    from dledger.remoting.connection import DisconnectedError
+    from dledger.remoting.errors import FrameError
+    from dledger.remoting.frame import Frame
     from rocketstore.client.name_server_tls import context_maker
-    from rocketstore.remoting.blocking import BlockingRemotingClient
-    from rocketstore.remoting.client import UnreachableError
     from rocketstore.remoting.codes import RequestCode
-    from rocketstore.remoting.connection import DisconnectedError
-    from rocketstore.remoting.errors import FrameError
-    from rocketstore.remoting.frame import Frame
 
     tls: Callable[[], ssl.SSLContext] | None
     if address is None:

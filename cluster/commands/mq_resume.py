@@ -26,14 +26,15 @@ def resume(message_id: str, target: BrokerTarget) -> None:
 
     The message id is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC.
     """
+    from dledger.remoting.client import UnreachableError
+    from dledger.remoting.codes import AnswerCode
+    from dledger.remoting.connection import DisconnectedError
+    from dledger.remoting.errors import FrameError, RequestError
+    from dledger.remoting.frame import Frame
     from rocketstore.client.frames import open_frames  # here, so that --help does not load gRPC
     from rocketstore.client.name_server_tls import check_plaintext
     from rocketstore.client.runtime import body_of, sign
-    from rocketstore.remoting.client import UnreachableError
-    from rocketstore.remoting.codes import AnswerCode, RequestCode
-    from rocketstore.remoting.connection import DisconnectedError
-    from rocketstore.remoting.errors import FrameError, RequestError
-    from rocketstore.remoting.frame import Frame
+    from rocketstore.remoting.codes import RequestCode
     from rocketstore.remoting.headers import ResumeCheckHeader, write_header
 
     check_offset_id(message_id)

@@ -14,15 +14,15 @@ import click
 from cluster import terminal
 from cluster.broker_target import BrokerTarget
 from dledger.errors import ConfigError
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.client import UnreachableError
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.errors import RequestError
 from rocketstore.client.name_server_tls import check_plaintext, context_maker
 from rocketstore.client.runtime import question, read_answer
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.tables import MASTER_ID
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.bodies.routes import ClusterInfo
-from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.connection import DisconnectedError
-from rocketstore.remoting.errors import RequestError
 
 _COLUMNS: Final = ("cluster", "broker", "id", "address", "role", "term", "version", "in/s", "out/s", "notes")
 _LEAST: Final = ("version", "id", "out/s", "in/s", "cluster", "term")

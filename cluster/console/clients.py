@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cluster.console.browse import QUEUES_MAX, ranges_of, safe_text
 from dledger.access.permissions import RETRY_PREFIX
 from dledger.errors import AccessDeniedError, InvalidRequestError, UnavailableError
+from dledger.remoting.client import UnreachableError
+from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.client.allocation import owners, queues_in_java_order
 from rocketstore.client.frames import open_frames
 from rocketstore.client.name_server_tls import check_plaintext
@@ -22,11 +27,7 @@ from rocketstore.message.checks import check_topic
 from rocketstore.nameserver.groups import shares_of
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.remoting.bodies.clients import ConsumerConnectionList, MessageModel, ProducersByGroup
-from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
-from rocketstore.remoting.connection import DisconnectedError
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import GroupHeader, write_header
 
 if TYPE_CHECKING:

@@ -21,6 +21,10 @@ from cluster.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_
 from cluster.console.sampler import wall_ms
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.client.errors import NotFoundError
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import body_of, sign
@@ -30,11 +34,7 @@ from rocketstore.nameserver.groups import TopicShare, shares_of
 from rocketstore.nameserver.tables import MASTER_ID
 from rocketstore.remoting.bodies.routes import TopicRouteData
 from rocketstore.remoting.bodies.stats import TopicStatsTable
-from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import TopicHeader, write_header
 
 TIMEOUT_S: Final = 2.0

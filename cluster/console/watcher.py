@@ -17,13 +17,13 @@ from cluster.console.fleet import Fleet
 from cluster.console.sampler import wall_ms
 from dledger.client.security import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.remoting.errors import RequestError
 from rocketstore.client.aio_frames import open_frames
 from rocketstore.client.name_server_tls import check_plaintext
 from rocketstore.client.runtime import question, read_answer
 from rocketstore.nameserver.aio_lookups import AsyncNameServers
-from rocketstore.remoting.client import RemotingClient, UnreachableError
-from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
-from rocketstore.remoting.errors import RequestError
 
 ASKED_PER_S_MAX: Final = 50
 

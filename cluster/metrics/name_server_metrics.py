@@ -8,9 +8,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.metrics.families import Families
+from dledger.remoting.server import UNKNOWN
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.server import UNKNOWN
 
 _NAMES = {int(one): one.name for one in RequestCode} | {UNKNOWN: "unknown"}
 

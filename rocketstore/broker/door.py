@@ -2,7 +2,7 @@
 
 A remoting frame begins with its length, which is below 16 MiB, so its first byte is zero. gRPC begins with HTTP/2's
 preface, or with TLS that offers HTTP/2 (ALPN); remoting clients use TLS without ALPN. gRPC handles its own TLS; TLS of
-remoting connections is handled by ``rocketstore.remoting.door``.
+remoting connections is handled by ``dledger.remoting.acceptor``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc
 
 from dledger.access.addresses import place_of
 from dledger.errors import ConfigError
+from dledger.remoting.acceptor import REMOTING_FRAME, RemotingAcceptor
 from dledger.rpc import options
 from dledger.rpc.client_hello import HANDSHAKE_RECORD, protocols_offered
 from dledger.rpc.clients.connections import Place
@@ -25,7 +26,6 @@ from dledger.rpc.front_door import DoorLimits, FrontDoor, Take, Verdict, listen
 from dledger.rpc.private_socket import PrivateSocket
 from dledger.rpc.tls_keeper import TlsKeeper
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.remoting.door import REMOTING_FRAME, RemotingDoor
 
 _log = logging.getLogger("rocketstore")
 
@@ -45,7 +45,7 @@ class BrokerDoor:
         self._config = config
         self._tls = tls_keeper
         self._remoting = remoting
-        self._clients = RemotingDoor(
+        self._clients = RemotingAcceptor(
             "broker",
             remoting,
             tls_keeper,

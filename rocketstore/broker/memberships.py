@@ -14,6 +14,10 @@ from typing import NamedTuple
 from dledger.access.permissions import RETRY_PREFIX
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import InvalidRequestError
+from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.connection import Place
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from dledger.rpc.clients.calls import Call
 from rocketstore.broker.codec import check_client_id, parse
 from rocketstore.broker.parts import BrokerParts
@@ -26,10 +30,7 @@ from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
-from rocketstore.remoting.connection import Place
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import check_group, check_name
 from rocketstore.types import PutMessageStatus, PutResult
 

@@ -10,6 +10,10 @@ from dledger.access.guard import ResourceKind
 from dledger.access.permissions import Permission
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import InvalidRequestError
+from dledger.remoting.codes import Language
+from dledger.remoting.connection import Place
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from dledger.rpc.clients.answers import Leases
 from dledger.rpc.clients.calls import Call
 from rocketstore.broker.codec import check_client_id, parse
@@ -20,10 +24,7 @@ from rocketstore.broker.remoting.members import Members
 from rocketstore.broker.transactions.run import EndedBeforeError, EndingError, EndRefusedError, NotReadyError
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
-from rocketstore.remoting.codes import Language, RequestCode
-from rocketstore.remoting.connection import Place
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import CheckTransactionHeader, read_header
 from rocketstore.state.changes import check_name
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult

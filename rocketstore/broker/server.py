@@ -27,6 +27,7 @@ from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.instruments import SILENT, Instruments
+from dledger.remoting.client import RemotingClient
 from dledger.rpc import options as rpc_options
 from dledger.rpc import tls
 from dledger.rpc.bridge import LoopBridge, LoopThread
@@ -66,7 +67,6 @@ from rocketstore.ha.service import HA_PORT_OFFSET, HaService
 from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.ha import HA_PORT
-from rocketstore.remoting.client import RemotingClient
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.limits import StateLimits
 from rocketstore.state.unserved import TIMER_TOPIC, unserved

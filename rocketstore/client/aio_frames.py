@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dledger.client.security import ClientSecurity
+from dledger.remoting.client import RemotingClient
 from rocketstore.client.name_server_tls import context_maker
-from rocketstore.remoting.client import RemotingClient
 
 
 def open_frames(addresses: Sequence[str], security: ClientSecurity) -> RemotingClient:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 from dledger.client.security import ClientSecurity
-from rocketstore.remoting.acl import signed
+from dledger.remoting.acl import signed
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 
 _REASON_CHARS_MAX: Final = 200
 """Java's error responses include a position in its code."""

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import InvalidRequestError
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import Report, supervise
 from rocketstore.ha.slave import MasterView
-from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import Change
 from rocketstore.state.rocketmq_files import CONSUMER_OFFSETS, DELAY_OFFSETS, GROUPS, TOPICS, changes_in

@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from dledger.remoting.client import UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.remoting.bodies.routes import ClusterInfo, TopicList, TopicRouteData
-from rocketstore.remoting.client import UnreachableError
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import DisconnectedError
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
 
 REFRESH_S: Final = 30.0

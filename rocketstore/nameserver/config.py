@@ -9,9 +9,9 @@ from typing import Annotated
 from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.config import SecurityConfig
 from dledger.limits import Port, Range, Unit, out_of_range
+from dledger.types import TlsServerMode
 from dledger.values import MIB
 from rocketstore.nameserver.tables import TableLimits
-from rocketstore.types import TlsServerMode
 
 _Count = Annotated[int, Range(1, 10_000_000)]
 

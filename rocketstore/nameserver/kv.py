@@ -9,10 +9,10 @@ from typing import Final
 
 from dledger.errors import ConfigError
 from dledger.records import record
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.errors import RequestError
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """RocketMQ's namespace of ordered topics: ``topic`` to ``broker:queues;broker:queues``."""

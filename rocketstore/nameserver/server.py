@@ -9,6 +9,8 @@ import threading
 from typing import Final
 
 from dledger.errors import ConfigError, ShutdownError
+from dledger.remoting.acceptor import RemotingAcceptor
+from dledger.remoting.server import RemotingServer, ServerLimits
 from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.front_door import DoorLimits, FrontDoor, listen
 from dledger.rpc.tls_keeper import TlsKeeper
@@ -18,8 +20,6 @@ from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameServerMeasurements, NameService
 from rocketstore.nameserver.tables import RouteTables
-from rocketstore.remoting.door import RemotingDoor
-from rocketstore.remoting.server import RemotingServer, ServerLimits
 
 _LOG = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class NameServer:
             host_unsent_bytes_max=config.host_receive_bytes_max,
         )
         self._server = server = RemotingServer("the name server", self._service.handlers(), limits)
-        door = RemotingDoor("name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX)
+        door = RemotingAcceptor("name server", server.protocol, self._tls, config.tls_server_mode, HANDSHAKE_S_MAX)
         self._door = FrontDoor("name server's", door.look, "", DoorLimits(0, first_bytes_timeout_s=HANDSHAKE_S_MAX))
         self._door.open(listening)
         self._look()

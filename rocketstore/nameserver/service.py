@@ -18,6 +18,11 @@ from dledger import properties
 from dledger.access.addresses import AddressPattern, any_matches, plain_host
 from dledger.errors import ConfigError
 from dledger.records import record
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import Handler, Handlers, RemotingServer
 from dledger.values import parse_address, parse_boolean
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.groups import QUEUES_MAX
@@ -26,10 +31,7 @@ from rocketstore.nameserver.settings import shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     AddedAnswer,
     BrokerHeader,
@@ -48,7 +50,6 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
-from rocketstore.remoting.server import Handler, Handlers, RemotingServer
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from dledger.errors import ConfigError
 from dledger.java_families import UNUSED
 from dledger.setting_notices import alarms_first, notices
 from dledger.setting_sources import SettingTarget, Vocabulary
+from dledger.types import TlsServerMode
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.types import TlsServerMode
 
 OF_THE_IMAGE: Final = frozenset({"store_path_root_dir"})
 """Set in the container image, for brokers."""

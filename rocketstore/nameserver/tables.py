@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dledger.records import record
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.errors import RequestError
 
 SILENCE_MS: Final = 120_000
 """RocketMQ's: a broker that has not registered for this time is removed."""

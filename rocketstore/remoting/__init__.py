@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol (4.x): frames, headers, bodies, servers and clients. Independent of brokers."""
+"""RocketMQ's requests (4.x): codes, headers and bodies. Independent of brokers; ``dledger.remoting`` carries them."""

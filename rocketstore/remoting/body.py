@@ -16,9 +16,9 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import ObjectKey, dumps, dumps_plain, loads
-from rocketstore.remoting.frame import FRAME_BYTES_MAX
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import ObjectKey, dumps, dumps_plain, loads
+from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Bits, Named, camel
 
 ITEMS_MAX: Final = 131_072

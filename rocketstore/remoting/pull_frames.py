@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, encode, head_of
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, encode, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
 
 _NAMES: Final = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocketstore.remoting.frame import Frame, HeaderForm, encode
+from dledger.remoting.frame import Frame, HeaderForm, encode
 from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
 
 _SHORT: Final = ("a", "b", "c", "d", "e", "f", "g", "h")

@@ -11,11 +11,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
+from dledger.remoting.codes import Language
+from dledger.remoting.frame import Frame, HeaderForm
 from rocketstore.remoting import headers
 from rocketstore.remoting.bodies import clients, groups, queues, routes, stats, topics
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import Language
-from rocketstore.remoting.frame import Frame, HeaderForm
 from rocketstore.remoting.headers import Bits
 
 

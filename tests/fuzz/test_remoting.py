@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.remoting.acl import is_signed, signed
+from dledger.remoting.acl import is_signed, signed
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.fastjson import dumps, loads
+from dledger.remoting.frame import Frame, HeaderForm, cut, decode, encode
 from rocketstore.remoting.bodies import topics
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.fastjson import dumps, loads
-from rocketstore.remoting.frame import Frame, HeaderForm, cut, decode, encode
 from rocketstore.remoting.headers import read_header, write_header
 from tests.fuzz.remoting_shapes import BODIES, HEADERS, INT32, TEXTS, frames_of, made
 from tests.fuzz.shapes import changed_json, fuzzed, mutilated

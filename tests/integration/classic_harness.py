@@ -17,11 +17,11 @@ from cluster.local.detours import DetouredGroup
 from cluster.local.group import HOST
 from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
+from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
 from rocketstore.client import Producer, SendFuture, SendReceipt
 from rocketstore.client.received import split_records
 from rocketstore.message.message import Message
-from rocketstore.remoting.codes import AnswerCode
 from rocketstore.types import PutMessageStatus
 from tests.integration.broker_harness import QUEUES, SMALL_FILES, BrokerGroup
 from tests.integration.harness import N0

@@ -12,14 +12,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.fastjson import loads
+from dledger.remoting.frame import Frame
 from rocketstore.client.received import split_records
 from rocketstore.message.record import decode_record
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.fastjson import loads
-from rocketstore.remoting.frame import Frame
 from tests.interop import rocketmq
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until

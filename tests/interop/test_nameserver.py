@@ -17,10 +17,10 @@ from cluster.broker_target import BrokerTarget
 from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.local.group import free_ports
+from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until

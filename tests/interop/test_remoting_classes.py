@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketstore.remoting.acl import signature
+from dledger.remoting.acl import signature
+from dledger.remoting.frame import Frame, HeaderForm, decode, encode
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.frame import Frame, HeaderForm, decode, encode
 from tests.fuzz.remoting_shapes import BODIES, frames_of, made
 from tests.interop import java
 

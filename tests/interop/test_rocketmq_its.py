@@ -13,12 +13,11 @@ import pytest
 from cluster.local.brokers import LocalBrokers
 from cluster.local.tls import LocalTls
 from dledger.config import ClientAuth, SecurityConfig
-from dledger.types import NodeId
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.types import NodeId, TlsServerMode
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
-from rocketstore.types import TlsServerMode
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

@@ -12,12 +12,12 @@ import pytest
 
 from cluster.local.brokers import LocalBrokers
 from dledger.errors import DLedgerError
+from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.client import Admin, ClusterTransactionalProducer, PreparedMessage, TopicInfo, TransactionState
 from rocketstore.message.message import Message
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from tests.interop import java, rocketmq
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

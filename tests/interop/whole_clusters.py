@@ -10,9 +10,9 @@ from typing import Final
 
 from cluster.local.brokers import LocalBrokers
 from cluster.local.group import free_ports
+from dledger.remoting.blocking import BlockingRemotingClient
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from tests.interop import rocketmq
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running

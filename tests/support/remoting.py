@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from rocketstore.remoting.acl import signed
+from dledger.remoting.acl import signed
+from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode
 
 TIMEOUT_S: Final = 30.0
 

@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc.bridge import LoopThread
 from dledger.rpc.front_door import stop_serving
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.bodies.stats import TopicOffset, TopicStatsTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import TopicHeader, read_header
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
 JAVA: Mapping[str, str] = {"brokerVersionDesc": "V4_9_7", "putTps": "1.5 2.5 3.5", "getTransferedTps": "7.25 0.0 0.0"}
 

@@ -20,6 +20,13 @@ from dledger.access.permissions import permission_text
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
 from dledger.errors import AccessDeniedError
+from dledger.remoting.acl import ACCESS_KEY, is_signed
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import Place, RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import Answer, Handler
+from dledger.types import TlsServerMode
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.clients import ClientLink, StreamLink
 from rocketstore.broker.remoting.decoding import BodyDecoder
@@ -39,18 +46,13 @@ from rocketstore.broker.transactions.messages import real_topic
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.acl import ACCESS_KEY, is_signed
 from rocketstore.remoting.bodies.clients import ProducersByGroup
 from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import Place, RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.server import Answer, Handler
-from rocketstore.types import BrokerRole, TlsServerMode
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.types import BrokerRole
 
 _LOG: Final = logging.getLogger("rocketstore")
 DENIED: Final = "AclException: "

@@ -8,16 +8,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import LITTLE, Answer, Handler
+from dledger.remoting.shares import HostShares
 from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusals import NotStoredError
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.server import LITTLE, Answer, Handler
-from rocketstore.remoting.shares import HostShares
 from rocketstore.types import BrokerRole, PutResult
 
 READS_WAITING_MAX: Final = 256

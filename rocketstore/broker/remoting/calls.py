@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration, check_queues
 from rocketstore.broker.remoting.clients import Client, ClientTables
@@ -21,10 +25,7 @@ from rocketstore.remoting.bodies.stats import (
     ResetOffsetBodyForC,
 )
 from rocketstore.remoting.bodies.topics import TopicConfigData
-from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
-from rocketstore.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     ConsumeDirectlyHeader,
     ConsumerStatusHeader,

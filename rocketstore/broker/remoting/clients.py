@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError, Place
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
     ConsumerData,
@@ -23,10 +27,6 @@ from rocketstore.remoting.bodies.clients import (
     MessageModel,
     SubscriptionData,
 )
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import DisconnectedError, Place
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 
 SILENT_S_MAX: Final = 120.0
 """RocketMQ's: a client without a heartbeat for this long is dropped."""

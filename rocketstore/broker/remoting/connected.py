@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Iterable
 
 from dledger.errors import InvalidRequestError
+from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.clients import Client, ClientTables
@@ -20,10 +24,6 @@ from rocketstore.remoting.bodies.clients import (
     ProducersByGroup,
 )
 from rocketstore.remoting.bodies.groups import GroupList
-from rocketstore.remoting.codes import AnswerCode, Language
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import GroupHeader, ProducerGroupHeader, TopicHeader, read_header
 
 

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
+from dledger.remoting.server import Answer, Handler
 from rocketstore.broker.readers import ReadThreads
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.server import Answer, Handler
 
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 """Larger bodies are decoded by a thread: about eighty subscriptions."""

@@ -14,16 +14,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from dledger.remoting.acl import ACCESS_KEY
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from dledger.remoting.server import LITTLE, Answer, Direct, Handler
+from dledger.remoting.shares import HostShares
 from dledger.values import host_of, parse_address
 from rocketstore.broker.parts import BrokerParts
-from rocketstore.remoting.acl import ACCESS_KEY
-from rocketstore.remoting.client import RemotingClient, UnreachableError
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.remoting.server import LITTLE, Answer, Direct, Handler
-from rocketstore.remoting.shares import HostShares
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole
 
 _log = logging.getLogger(__name__)

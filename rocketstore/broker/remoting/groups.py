@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList, SubscriptionGroupTable
 from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import DeleteGroupHeader, GroupConfigHeader, read_header
 from rocketstore.state.changes import GroupConfig
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.errors import RequestError
 
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""

@@ -8,6 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from dledger.conditions import ConditionKind
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.access import QuotaOf
 from rocketstore.broker.remoting.clients import ClientLink, ClientTables, Trouble
@@ -22,10 +26,6 @@ from rocketstore.remoting.bodies.clients import (
     MessageModel,
 )
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import GroupHeader, UnregisterClientHeader, read_header
 from rocketstore.state.changes import check_group
 from rocketstore.types import BrokerRole

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 from dledger.access.guard import ResourceKind
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX, Permission
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.message.record import TOPIC_BYTES_MAX
 from rocketstore.remoting.bodies.clients import CheckClientBody, HeartbeatData, LockQueuesBody
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigList
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import EndTransactionHeader, SendBackHeader, read_header
 
 SUB, PUB = Permission.SUB, Permission.PUB

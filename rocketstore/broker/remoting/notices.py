@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting.clients import ClientLink
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import GroupHeader, write_header
 
 INTERVAL_S: Final = 0.1

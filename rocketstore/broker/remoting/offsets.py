@@ -8,14 +8,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import LoopCallback
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import StateDone
 from rocketstore.broker.refusals import NotFoundRefusalError, NotPermittedError, OutOfRangeError
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import (
     GroupQueueHeader,
     OffsetAnswer,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.clients import ClientTables
@@ -13,9 +16,6 @@ from rocketstore.broker.tag_filter import TagFilter
 from rocketstore.remoting.bodies.clients import SubscriptionData
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header
 from rocketstore.state.changes import OFFSETS_MAX, QueueOffset
 

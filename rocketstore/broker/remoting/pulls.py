@@ -10,6 +10,11 @@ from typing import Final, NamedTuple
 
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame, head_of
+from dledger.remoting.server import Handler
 from dledger.rpc.clients.answers import Leases
 from rocketstore.broker.codec import Pull
 from rocketstore.broker.parts import BrokerParts
@@ -20,13 +25,8 @@ from rocketstore.broker.remoting.offsets import Offsets
 from rocketstore.broker.remoting.registration import MASTER_ID
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.clients import MessageModel
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
-from rocketstore.remoting.server import Handler
 from rocketstore.state.changes import GroupConfig
 from rocketstore.types import BrokerRole, GetMessageStatus, GetResult
 

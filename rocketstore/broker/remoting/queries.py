@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame
 from rocketstore.remoting.headers import (
     QueryMessageAnswer,
     QueryMessageHeader,

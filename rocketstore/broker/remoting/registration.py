@@ -17,16 +17,16 @@ from random import uniform
 from socket import AF_INET, SOCK_STREAM
 from typing import Final
 
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.connection import DisconnectedError, TooManyCallsError
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.frame import Frame
 from dledger.values import parse_address
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.topic_table import TopicTable
 from rocketstore.remoting.bodies.routes import ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigTable, body_crc32
-from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.connection import DisconnectedError, TooManyCallsError
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import (
     BrokerHeader,
     RegisterBrokerAnswer,

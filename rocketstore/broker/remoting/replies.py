@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.clients import ClientTables
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import PushReplyHeader, SendAnswer, SendHeader, read_header, write_header
 
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"

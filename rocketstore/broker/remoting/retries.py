@@ -15,6 +15,10 @@ from random import randrange
 from typing import Final
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import NotStoredError
@@ -35,10 +39,7 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX
 from rocketstore.message.record import CorruptRecordError, decode_record
-from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX, AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import VERSION_SEND_BACK_MAX
 from rocketstore.remoting.headers import SendBackHeader, SendHeader, read_header
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS

@@ -10,6 +10,11 @@ from typing import Final
 
 from dledger import __version__, properties
 from dledger.errors import ConfigError
+from dledger.remoting.codes import VERSION, AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import dumps
+from dledger.remoting.frame import Frame
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.parts import BrokerParts
@@ -22,11 +27,6 @@ from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table
 from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.codes import VERSION, AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import dumps
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import AclVersionAnswer, VersionAnswer, write_header
 from rocketstore.settings import properties_of
 

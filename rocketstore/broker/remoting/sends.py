@@ -16,6 +16,10 @@ from typing import Final, NamedTuple
 
 from dledger.access.permissions import DEAD_PREFIX, RETRY_PREFIX
 from dledger.access.quota import Quota
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import Place, RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.hosts import host_address
 from rocketstore.broker.parts import BrokerParts
@@ -38,10 +42,7 @@ from rocketstore.message.message import (
     Message,
 )
 from rocketstore.message.properties import decode_properties
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import Place, RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import SendAnswer, SendHeader, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.state.changes import TopicConfig

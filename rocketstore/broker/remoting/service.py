@@ -7,6 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from dledger.access.quota import TooManyWaitsError
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import FRAME_BYTES_MAX
+from dledger.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
 from rocketstore.broker.long_polling import TooManyPullsError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.refusals import REFUSALS, NotFoundRefusalError, NotPermittedError, NotStoredError
@@ -31,11 +36,7 @@ from rocketstore.broker.remoting.statistics import Statistics
 from rocketstore.broker.remoting.stats import Stats
 from rocketstore.broker.remoting.topics import Topics
 from rocketstore.broker.remoting.transactions import RemotingTransactions
-from rocketstore.remoting.client import RemotingClient
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.remoting.server import Direct, Handler, Handlers, RemotingServer, ServerLimits
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import PutMessageStatus
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
@@ -127,6 +128,7 @@ class RemotingService:
                 unsent_bytes_max=unsent,
                 host_unsent_bytes_max=unsent * percent // 100,
             ),
+            ANNOUNCED,
         )
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
         self._statistics.start()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
 
 _BEGIN, _END = b'{"offsetTable":{', b"}}"
 

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.measurements import first_groups, first_topics
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.retries import Retries
 from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import StatsDataHeader, read_header
 
 SAMPLE_S: Final = 10.0

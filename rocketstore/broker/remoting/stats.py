@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import Frame
 from rocketstore.broker.hosts import host_text
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration, check_queues
@@ -22,8 +24,6 @@ from rocketstore.remoting.bodies.stats import (
     TopicStatsTable,
 )
 from rocketstore.remoting.bodies.topics import TopicConfigData
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import (
     BrokerConsumeStatsHeader,
     ConsumeStatsHeader,

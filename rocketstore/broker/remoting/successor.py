@@ -15,6 +15,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.errors import CorruptLogError, DiskError
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import Report, supervise
 from rocketstore.broker.remoting.registration import FAILURES, MASTER_ID
 from rocketstore.broker_config import BrokerConfig
@@ -22,10 +25,7 @@ from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty,
 from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import Frame
 
 _LOG: Final = logging.getLogger("rocketstore")
 TIMEOUT_S: Final = 1.0

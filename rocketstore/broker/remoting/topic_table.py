@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.delay import DelayLevels
 from rocketstore.remoting.bodies.topics import DataVersion, TopicConfigData, TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.errors import RequestError
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC
 

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker.remoting.topic_table import TopicTable, known_topic, system_topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from rocketstore.remoting.headers import PutTopicHeader, TopicHeader, read_header
 from rocketstore.state.changes import TopicConfig
 

@@ -12,6 +12,10 @@ from itertools import count, islice
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import Place, RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.codec import SendCall
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.remoting.clients import Client, ClientLink, ClientTables
@@ -21,10 +25,7 @@ from rocketstore.broker.transactions.run import EndRefusedError, NotReadyError
 from rocketstore.message.ids import is_of_process, offset_message_id, parse_offset_message_id, process_of
 from rocketstore.message.message import PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, Message
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import Place, RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     CheckTransactionHeader,
     EndTransactionHeader,

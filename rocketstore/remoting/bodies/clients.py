@@ -8,9 +8,9 @@ from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
+from dledger.remoting.codes import Language
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.body import AtMost, Body
-from rocketstore.remoting.codes import Language
 from rocketstore.remoting.headers import Int32, Int64, Named
 
 CLIENT_BYTES_MAX: Final = 2 * 1024 * 1024

@@ -9,11 +9,11 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Final, Self
 
 from dledger.records import record
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import dumps, loads
+from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.body import ITEMS_MAX, AtMost, Body, read
 from rocketstore.remoting.codes import VERSION_REGISTER_BODY
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import dumps, loads
-from rocketstore.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Int32, Int64
 
 FILTER_SERVERS_MAX: Final = 1024

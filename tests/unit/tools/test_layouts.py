@@ -24,7 +24,7 @@ HOMES: Final = {
     "rocketstore/message/ids.py": "message ids",
     "rocketstore/queue_numbers/record.py": "bodies of sets of queue numbers",
     "rocketstore/remoting/bodies/topics.py": "RocketMQ's compressed registrations; nothing stored",
-    "rocketstore/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
+    "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
 }

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from cluster import cli
 from cluster.commands import nameserver as nameserver_module
 from dledger.config import ClientAuth
+from dledger.types import TlsServerMode
 from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.types import TlsServerMode
 from tests.unit.rocketstore.nameserver.wire import Caller
 
 TIMEOUT_S = 60

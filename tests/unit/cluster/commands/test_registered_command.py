@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cluster import cli
+from dledger.remoting.acl import is_signed
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.acl import is_signed
 from tests.support.runtime_broker import ours, runtime_broker
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 

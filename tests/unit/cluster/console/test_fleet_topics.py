@@ -14,10 +14,11 @@ from cluster.console.fleet import Fleet
 from cluster.console.fleet_topics import ROUND_REQUESTS, FleetTopics
 from cluster.console.listing import Wanted
 from dledger.client.security import ClientSecurity
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
-from rocketstore.remoting.client import RemotingClient, UnreachableError
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 
 SERVER = "s:1"
 

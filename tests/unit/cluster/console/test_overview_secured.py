@@ -17,9 +17,9 @@ from cluster.connection import GroupTarget
 from cluster.console.server import ConsoleServer, ListenAddress
 from cluster.security_options import CommandSecurity
 from dledger.config import AccessConfig, SecurityConfig
+from dledger.types import TlsServerMode
 from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
-from rocketstore.types import TlsServerMode
 from tests.support.certificates import files
 from tests.support.waiting import wait_until
 from tests.unit.cluster.console.support import request

@@ -21,6 +21,9 @@ from cluster.metrics.families import Families
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from rocketstore.broker.server import BrokerServer
@@ -30,11 +33,9 @@ from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
 from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from tests.support.waiting import wait_until
 
 N0 = NodeId("n0")

@@ -17,6 +17,7 @@ from cluster import certs
 from cluster.local.detours import ProxyNetwork
 from cluster.local.group import free_ports
 from dledger.conditions import ConditionKind
+from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId
 from rocketstore.broker.server import BrokerServer
@@ -24,7 +25,7 @@ from rocketstore.client import Producer
 from rocketstore.message.message import Message
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.bodies.ha import HaStatus
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.settings import load_broker_settings
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from dledger.remoting.codes import AnswerCode
+from rocketstore.remoting.codes import RequestCode
 from tests.support.fake_broker import FakeBrokers, fake_brokers
 from tests.unit.rocketstore.nameserver.wire import Caller, calling, config_in, running
 

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import GroupConsumer, GroupDelivery, GroupOptions, QueueName
 from rocketstore.nameserver.server import NameServer
 from rocketstore.pb import broker_pb2 as pb
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 from tests.unit.rocketstore.nameserver.wire import Caller, calling, config_in, running

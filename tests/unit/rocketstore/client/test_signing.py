@@ -9,10 +9,10 @@ import pytest
 
 import rocketstore
 from dledger.client.security import ClientSecurity, TlsFiles
+from dledger.remoting.acl import is_signed
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.client.runtime import body_of, question, sign
-from rocketstore.remoting.acl import is_signed
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 
 ROOT = Path(rocketstore.__file__).parent.parent
 TLS = TlsFiles(Path("ca.crt"))
@@ -57,7 +57,7 @@ def test_one_place_signs_in_this_way() -> None:
     for package in ("rocketstore", "cluster", "dledger", "dledger_spark"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.module == "rocketstore.remoting.acl":
+                if isinstance(node, ast.ImportFrom) and node.module == "dledger.remoting.acl":
                     names = {one.name for one in node.names}
                     signers |= {path.relative_to(ROOT).as_posix()} if names & {"signed", "signature"} else set()
     assert signers == {"rocketstore/client/runtime.py"}

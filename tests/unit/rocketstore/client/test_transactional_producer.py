@@ -14,6 +14,7 @@ import pytest
 from dledger.access.rules import parse_rules
 from dledger.client.discovery import Directory
 from dledger.errors import AccessDeniedError, ConfigError, InvalidRequestError, UnavailableError
+from dledger.remoting.frame import Frame
 from rocketstore.client import (
     AsyncTransactionalProducer,
     PreparedMessage,
@@ -29,7 +30,6 @@ from rocketstore.message.message import Message
 from rocketstore.message.record import CorruptRecordError, encode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, PutMessageStatus, PutResult, StoredPlace
 from tests.support.fake_broker import FakeBrokers

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.frame import Frame
 from dledger.rpc import loops
 from rocketstore.ha.slave import MasterView
 from rocketstore.ha.slave_sync import SlaveSync
-from rocketstore.remoting.client import RemotingClient, UnreachableError
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import BrokerRole

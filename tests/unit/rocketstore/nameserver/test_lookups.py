@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.frame import Frame, encode
 from dledger.rpc import loops
 from dledger.values import parse_address
 from rocketstore.nameserver.aio_lookups import AsyncNameServers
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import ROUTES_MAX, NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
-from rocketstore.remoting.client import RemotingClient, UnreachableError
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import DisconnectedError
-from rocketstore.remoting.frame import Frame, encode
+from rocketstore.remoting.codes import RequestCode
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, calling, config_in, running
 
 ROUTE = b'{"brokerDatas":[],"queueDatas":[]}'

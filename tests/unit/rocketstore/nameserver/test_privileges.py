@@ -7,8 +7,9 @@ from typing import Final
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running
 
 ANYBODY, BROKERS, ADMINS = "anybody", "brokers", "admins"

@@ -15,6 +15,10 @@ import pytest
 
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.fastjson import loads
+from dledger.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, encode
 from dledger.values import parse_address
 from rocketstore.nameserver import server as server_module
 from rocketstore.nameserver import service as service_module
@@ -22,10 +26,7 @@ from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX, NameService
 from rocketstore.nameserver.tables import SILENCE_MS, RouteTables
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.fastjson import loads
-from rocketstore.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, encode
+from rocketstore.remoting.codes import RequestCode
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, Caller, calling, config_in, running
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 

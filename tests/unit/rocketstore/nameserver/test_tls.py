@@ -11,13 +11,13 @@ import pytest
 
 from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
+from dledger.remoting.blocking import BlockingRemotingClient
 from dledger.rpc import tls
+from dledger.types import TlsServerMode
 from dledger.values import parse_address
 from rocketstore.nameserver.errors import NameServerError
 from rocketstore.nameserver.lookups import NameServers
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.blocking import BlockingRemotingClient
-from rocketstore.types import TlsServerMode
 from tests.support.certificates import files
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, config_in, running
 

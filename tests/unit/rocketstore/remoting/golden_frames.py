@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rocketstore.remoting.frame import Frame, HeaderForm, decode
+from dledger.remoting.frame import Frame, HeaderForm, decode
 
 
 class Golden(NamedTuple):

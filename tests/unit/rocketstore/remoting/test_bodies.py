@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.codes import Language
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.clients import (
     CLIENT_BYTES_MAX,
     GROUPS_MAX,
@@ -41,8 +43,6 @@ from rocketstore.remoting.bodies.stats import (
 )
 from rocketstore.remoting.bodies.topics import DataVersion
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import Language
-from rocketstore.remoting.errors import RequestError
 
 MQ = '{"brokerName":"b","queueId":1,"topic":"t"}'
 QUEUE = MessageQueue("t", "b", 1)

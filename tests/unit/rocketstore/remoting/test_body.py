@@ -9,11 +9,11 @@ from typing import Annotated
 import pytest
 
 from dledger.records import record
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.clients import ConsumerData, ConsumeType, HeartbeatData, MessageModel
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.body import ITEMS_MAX, TEXT_CHARS_MAX, AtMost, Body, NullableText
-from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.headers import Int32, Int64, Named
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rocketstore.remoting.codes import LANGUAGES, VERSION, AnswerCode, Language, RequestCode
+from dledger.remoting.codes import LANGUAGES, VERSION, AnswerCode, Language
+from rocketstore.remoting.codes import RequestCode
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 

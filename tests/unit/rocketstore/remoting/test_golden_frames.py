@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.codes import Language
+from dledger.remoting.fastjson import loads
+from dledger.remoting.frame import Frame, cut, decode, encode
 from rocketstore.remoting.bodies.clients import (
     ConsumeFromWhere,
     ConsumerIdList,
@@ -25,9 +28,7 @@ from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, TopicRouteD
 from rocketstore.remoting.bodies.stats import ConsumeStats, TopicStatsTable
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigTable, body_crc32
 from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import Language, RequestCode
-from rocketstore.remoting.fastjson import loads
-from rocketstore.remoting.frame import Frame, cut, decode, encode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     BrokerHeader,
     CheckTransactionHeader,

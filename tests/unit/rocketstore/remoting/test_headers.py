@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting import headers
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.errors import RequestError
 from rocketstore.remoting.headers import (
     PullHeader,
     QueueHeader,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.remoting.errors import FrameError, RequestError
-from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, head_of
+from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull
 from tests.support.remoting import pull_fields

@@ -7,6 +7,8 @@ import zlib
 
 import pytest
 
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.bodies.topics import (
     FILTER_SERVERS_MAX,
     DataVersion,
@@ -16,8 +18,6 @@ from rocketstore.remoting.bodies.topics import (
     body_crc32,
 )
 from rocketstore.remoting.body import ITEMS_MAX
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import FRAME_BYTES_MAX
 
 TOPICS = TopicConfigTable(
     DataVersion(3, 1795330144179),

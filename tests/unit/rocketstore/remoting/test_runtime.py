@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.errors import RequestError
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import MEMBERS_MAX, TEXT_MAX, RuntimeInfo, own_table
-from rocketstore.remoting.errors import RequestError
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 MEMBERS = {"n1": "h:2", "n0": "h:1", "n2": ""}

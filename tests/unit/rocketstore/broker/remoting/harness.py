@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.frame import Frame
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.front_door import stop_serving
 from rocketstore.broker.remoting.service import RemotingService
-from rocketstore.remoting.client import RemotingClient
-from rocketstore.remoting.frame import Frame
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.harness import Harness
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN

@@ -10,12 +10,14 @@ import pytest
 
 from dledger.access.rules import parse_rules
 from dledger.config import AccessConfig
+from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame, HeaderForm
 from rocketstore.broker.remoting.needs import RULES
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
-from rocketstore.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from rocketstore.remoting.bodies.clients import (
     CheckClientBody,
     ConsumerData,
@@ -30,8 +32,7 @@ from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.bodies.topics import TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import Frame, HeaderForm
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields

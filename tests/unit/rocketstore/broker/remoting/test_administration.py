@@ -10,14 +10,15 @@ from typing import cast
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
 from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.remoting import administration
 from rocketstore.broker.remoting.administration import Administration
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.errors import RequestError
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import FLAG_RESPONSE, Frame, HeaderForm, encode
 from rocketstore.broker.remoting.sends import _OTHERS
 from rocketstore.message.batch import BATCH_MESSAGES_MAX, encode_batch
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress, Message
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import FLAG_RESPONSE, Frame, HeaderForm, encode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import SendAnswer, write_header
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.frame import Frame, encode
 from rocketstore.broker.remoting import calls
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.stats import ConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC
-from rocketstore.remoting.codes import AnswerCode, Language, RequestCode
-from rocketstore.remoting.frame import Frame, encode
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN

@@ -6,6 +6,8 @@ from typing import NamedTuple, cast
 
 import pytest
 
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
 from rocketstore.broker.remoting import clients as module
 from rocketstore.broker.remoting.clients import MEETINGS, ClientTables, ConsumerGroup, Trouble
 from rocketstore.remoting.bodies.clients import (
@@ -15,8 +17,6 @@ from rocketstore.remoting.bodies.clients import (
     ProducerData,
     SubscriptionData,
 )
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
 
 
 class _Place(NamedTuple):

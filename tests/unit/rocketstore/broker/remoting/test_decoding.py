@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.readers import ReadThreads
 from rocketstore.broker.remoting import decoding
 from rocketstore.broker.remoting.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, LockQueuesBody, SubscriptionData
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.access.rules import parse_rules
+from dledger.remoting.acl import signed
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.acl import signed
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields

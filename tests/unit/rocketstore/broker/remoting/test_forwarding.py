@@ -9,14 +9,15 @@ from contextlib import ExitStack
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import cut
+from dledger.remoting.shares import HostShares
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting import forwarding
 from rocketstore.broker.remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import cut
-from rocketstore.remoting.shares import HostShares
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until

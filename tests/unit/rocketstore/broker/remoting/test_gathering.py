@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.remoting import sends
 from rocketstore.commit_log.port import PutDone
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_WAIT, Message
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.errors import RequestError
 from rocketstore.broker.remoting import locks as module
 from rocketstore.broker.remoting.locks import LOCK_S, QueueLocks
 from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.errors import RequestError
 
 
 class _Locks(QueueLocks):

@@ -12,12 +12,12 @@ import pytest
 from cluster import certs
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.errors import ConfigError
+from dledger.types import TlsServerMode
 from rocketstore.broker.server import BrokerServer
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MessageStoreConfig
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
-from rocketstore.types import TlsServerMode
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
 

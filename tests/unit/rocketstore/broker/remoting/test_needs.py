@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dledger.access.guard import ResourceKind
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting.needs import PUB, RULES, SUB, Need, action_of, resource_of
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 

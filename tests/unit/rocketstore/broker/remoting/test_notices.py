@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 from typing import cast
 
+from dledger.remoting.frame import Frame
 from dledger.rpc import loops
 from rocketstore.broker.remoting import notices as module
 from rocketstore.broker.remoting.clients import ClientLink
 from rocketstore.broker.remoting.notices import Notices
-from rocketstore.remoting.frame import Frame
 
 
 class _Link:

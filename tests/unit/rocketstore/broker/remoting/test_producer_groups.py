@@ -13,6 +13,7 @@ import pytest
 from dledger.access.rules import parse_rules
 from dledger.client.security import ChannelMaker, ClientSecurity
 from dledger.config import AccessConfig
+from dledger.remoting.frame import Frame
 from rocketstore.broker.codec import SERVICE
 from rocketstore.broker.producer_groups import CHECKS_WAITING_MAX, ProducerLink
 from rocketstore.broker.remoting.clients import SILENT_S_MAX
@@ -20,7 +21,6 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.record import decode_record
 from rocketstore.pb import broker_pb2 as pb
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket

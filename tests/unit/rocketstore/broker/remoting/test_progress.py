@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.broker.ports import GroupView
 from rocketstore.broker.remoting.slave_source import SlaveSource
 from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import FRAME_BYTES_MAX
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dledger.errors import ShutdownError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import RemotingConnection
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.connection import RemotingConnection
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS
 from tests.support.remoting import RemotingSocket

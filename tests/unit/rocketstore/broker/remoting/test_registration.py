@@ -13,6 +13,9 @@ from typing import Any, cast
 import pytest
 
 from dledger.config import AccessConfig
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import Frame
 from dledger.rpc import loops
 from rocketstore.broker.parts import BrokerParts
 from rocketstore.broker.ports import GroupView
@@ -21,10 +24,7 @@ from rocketstore.broker.remoting.registration import TERM_FIELD, NameServerRegis
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody
-from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import Frame
 from rocketstore.state.changes import TopicConfig
 from tests.unit.rocketstore.broker.harness import Harness
 

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.ports import GroupView
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.topics import TopicConfigData
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from dledger.conditions import ConditionKind
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting.statistics import Sample, Statistics, Total
 from rocketstore.remoting.bodies.clients import CheckClientBody, SubscriptionData
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.bodies.stats import BrokerStatsData
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker.remoting.harness import RemotingHarness, captured

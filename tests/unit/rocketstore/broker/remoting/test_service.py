@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.remoting import sends
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.port import PutDone
@@ -19,7 +20,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.topics import TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.remoting.bodies.clients import ConsumerConnectionList, ProducerConnectionList, ProducersByGroup
 from rocketstore.remoting.bodies.groups import GroupList
 from rocketstore.remoting.bodies.queues import MessageQueue
@@ -16,7 +17,7 @@ from rocketstore.remoting.bodies.stats import (
     TopicOffset,
     TopicStatsTable,
 )
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS
 from tests.support.remoting import RemotingSocket

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting.successor import SuccessorWatch
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.ha.proof import PROOF, PROVE, answer
 from rocketstore.remoting.bodies.ha import HaFacts
 from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, KVTable
-from rocketstore.remoting.client import RemotingClient
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import Frame
 
 COMMON = Random(1).randbytes(40_000)
 

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.ports import GroupView
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rocketstore.remoting.bodies.routes import TopicList
 from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole
 from tests.support.remoting import RemotingSocket

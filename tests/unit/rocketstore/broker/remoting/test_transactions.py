@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.frame import Frame
 from rocketstore.broker.remoting import sends
 from rocketstore.broker.transactions.messages import check_record
 from rocketstore.broker_config import BrokerConfig
@@ -13,8 +15,7 @@ from rocketstore.message.ids import offset_message_id, parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record, encode_record
 from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
-from rocketstore.remoting.codes import AnswerCode, RequestCode
-from rocketstore.remoting.frame import Frame
+from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.tables import Tables
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult
@@ -55,11 +56,11 @@ def end(client: RemotingSocket, prepared: Frame, how: int, **changes: object) ->
 
 
 def test_captured_frames_begin_and_end_transactions() -> None:
-    """With our offsets. What RocketMQ's broker answers is what ours does."""
+    """With our offsets. RocketMQ's broker answers the same, without announcing what ours does."""
     with RemotingHarness(None, TopicConfig("ProbeTopic", 4, 4)) as broker, broker.dial() as client:
         answer = captured(client, "F38")
         expected = GOLDEN["F39"].frame
-        assert (answer.code, answer.fields.keys()) == (expected.code, expected.fields.keys())
+        assert (answer.code, set(answer.fields)) == (expected.code, {*expected.fields, *ANNOUNCED})
         assert {name: answer.fields[name] for name in ("queueId", "queueOffset")} == {
             "queueId": "3",
             "queueOffset": "0",

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from dledger.config import AccessConfig
+from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.server import BrokerServer
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeStats, TopicOffset, TopicStatsTable
-from rocketstore.remoting.codes import AnswerCode, RequestCode
+from rocketstore.remoting.codes import RequestCode
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker.remoting.harness import captured

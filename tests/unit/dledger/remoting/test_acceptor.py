@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from dledger.remoting.acceptor import RemotingAcceptor
+from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
-from rocketstore.remoting.door import RemotingDoor
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
 TIMEOUT_S = 30
 TURNS_MAX = 5
@@ -28,7 +28,7 @@ def test_a_connection_given_up_while_it_is_made_is_forgotten(turns: int) -> None
 
     async def main() -> None:
         server = a_server()
-        door = RemotingDoor("test", server.protocol, None, None, TIMEOUT_S)
+        door = RemotingAcceptor("test", server.protocol, None, None, TIMEOUT_S)
         with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
             accepted, _ = listening.accept()
             accepted.setblocking(False)

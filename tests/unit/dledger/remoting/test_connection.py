@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.remoting import connection as module
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
+from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
-from rocketstore.remoting import connection as module
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import ByteRoom, Owner, RemotingConnection, TooManyCallsError
-from rocketstore.remoting.frame import FRAME_BYTES_MAX, Frame, cut, encode
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
 MIB = 1 << 20
 AT_ONCE_BYTES = 256 * 1024

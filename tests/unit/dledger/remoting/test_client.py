@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
-from rocketstore.remoting.client import RemotingClient
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.remoting.server import Handlers, RemotingServer, ServerLimits
 
 _CODE = 1
 MIB = 1 << 20

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.remoting import frame as frame_module
-from rocketstore.remoting.codes import VERSION, Language
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import (
+from dledger.remoting import frame as frame_module
+from dledger.remoting.codes import VERSION, Language
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import (
     ANSWER_HEADER_BYTES_MAX,
     FIELDS_MAX,
     FLAG_ONEWAY,

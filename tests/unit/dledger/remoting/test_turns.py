@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting import turns as module
+from dledger.remoting.turns import Turns
 from dledger.rpc import loops
-from rocketstore.remoting import turns as module
-from rocketstore.remoting.turns import Turns
 
 
 class _Work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode
 
 
 class FrameError(Exception):

@@ -15,7 +15,7 @@ from dledger.rpc.client_hello import HANDSHAKE_RECORD
 from dledger.rpc.front_door import Take, Verdict, hang_up
 from dledger.rpc.relay import peer_name
 from dledger.rpc.tls_keeper import TlsKeeper
-from rocketstore.types import TlsServerMode
+from dledger.types import TlsServerMode
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ REMOTING_FRAME: Final = 0x00
 """The first byte of a remoting connection: a frame begins with its length, which is below 16 MiB."""
 
 
-class RemotingDoor:
+class RemotingAcceptor:
     """Serves a ``FrontDoor``: ``look`` for a port of remoting only, ``take_plain`` and ``take_sealed`` for any."""
 
     def __init__(

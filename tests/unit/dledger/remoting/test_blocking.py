@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rocketstore.remoting.blocking import BlockingRemotingClient
-from rocketstore.remoting.client import UnreachableError
+from dledger.remoting.blocking import BlockingRemotingClient
+from dledger.remoting.client import UnreachableError
+from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, HEADER_BYTES_MAX, Frame, encode
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, HEADER_BYTES_MAX, Frame, encode
 
 
 def test_closing_during_a_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Final
 
 from dledger.records import record
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import ByteRoom, Owner, Place, RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame
-from rocketstore.remoting.shares import HostShares
-from rocketstore.remoting.turns import Turns
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import NOTHING_ANNOUNCED, ByteRoom, Owner, Place, RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from dledger.remoting.shares import HostShares
+from dledger.remoting.turns import Turns
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,8 +78,12 @@ class Handlers:
 class RemotingServer:
     """Create a ``protocol()`` for each accepted connection. Everything runs on the loop's thread."""
 
-    def __init__(self, name: str, handlers: Handlers, limits: ServerLimits) -> None:
+    def __init__(
+        self, name: str, handlers: Handlers, limits: ServerLimits, announced: Mapping[str, str] = NOTHING_ANNOUNCED
+    ) -> None:
+        """``announced``: fields that the first answer on each connection has besides its own."""
         self._name = name
+        self._announced = announced
         self._handlers = handlers
         self._limits = limits
         self._room = ByteRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
@@ -115,7 +119,7 @@ class RemotingServer:
         """The protocol of one accepted connection."""
         if self._scan is None and not self._is_closing:
             self._scan = asyncio.get_running_loop().call_later(SCAN_INTERVAL_S, self._look)
-        return RemotingConnection(self._owner, self._room, self._unsent_room)
+        return RemotingConnection(self._owner, self._room, self._unsent_room, announced=self._announced)
 
     async def close(self, grace_s: float) -> None:
         """Accept no more requests, let those in progress finish for ``grace_s``, then close the connections."""

@@ -14,9 +14,9 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from rocketstore.remoting.codes import LANGUAGES, VERSION, Language
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.fastjson import strict
+from dledger.remoting.codes import LANGUAGES, VERSION, Language
+from dledger.remoting.errors import FrameError
+from dledger.remoting.fastjson import strict
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's ``frameMaxLength``: a whole frame, including its length field."""

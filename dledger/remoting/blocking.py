@@ -12,11 +12,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
+from dledger.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError, reason_of
+from dledger.remoting.connection import DisconnectedError
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, LENGTH_BYTES, Frame, decode, encode, frame_length
 from dledger.values import parse_address
-from rocketstore.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError, reason_of
-from rocketstore.remoting.connection import DisconnectedError
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import ANSWER_HEADER_BYTES_MAX, LENGTH_BYTES, Frame, decode, encode, frame_length
 
 _CHUNK_BYTES: Final = 256 * 1024
 _OPAQUE_MASK: Final = (1 << 31) - 1

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from dledger.remoting import server as module
+from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.connection import RemotingConnection
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, cut, encode, head_of
+from dledger.remoting.server import Handler, Handlers, RemotingServer, ServerLimits
+from dledger.remoting.turns import TURN_S
 from dledger.rpc import loops
-from rocketstore.remoting import server as module
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.connection import RemotingConnection
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.frame import Frame, cut, encode
-from rocketstore.remoting.server import Handler, Handlers, RemotingServer, ServerLimits
-from rocketstore.remoting.turns import TURN_S
-from tests.unit.rocketstore.remoting.test_connection import Transport
+from tests.unit.dledger.remoting.test_connection import Transport
 
 MIB = 1 << 20
 SLOW = 7
@@ -194,6 +194,69 @@ def test_what_is_answered_at_once_does_not_make_a_turn_long(monkeypatch: pytest.
         assert codes == dict.fromkeys(range(100), 1) | {50: 2, 60: AnswerCode.NO_PERMISSION}
         assert server.requests_under_way == 0
         assert server._shares.is_empty
+        await server.close(0)
+
+    _on_a_loop(test)
+
+
+@pytest.mark.parametrize("form", HeaderForm)
+def test_the_first_answer_announces_our_codes_and_no_other_does(form: HeaderForm) -> None:
+    """However it is sent: in parts, together with the next one, and after a request of the server's own."""
+
+    async def test() -> None:
+        def answer(connection: RemotingConnection, frame: Frame) -> None:
+            connection.tell(Frame(9, 0))
+            body = b"body"
+            answers = [frame.answer(fields={"own": "1"}, body=body), frame.answer(AnswerCode.SYSTEM_BUSY)]
+            connection.let_go(frame)
+            connection.send(head_of(answers[0], len(body)), body, encode(answers[1]))
+
+        handlers = Handlers(direct={1: answer}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
+        for _ in range(2):
+            connection, transport = server.protocol(), Transport("192.0.2.1")
+            transport.protocol = connection
+            connection.connection_made(cast("asyncio.Transport", transport))
+
+            connection.data_received(encode(Frame(1, 7, form=form)) + encode(Frame(1, 8, form=form)))
+            connection.flush()
+
+            frames = cut(bytes(transport.written))[0]
+            answers = [one for one in frames if one.is_response]
+            assert [one.fields for one in answers] == [{"own": "1", **ANNOUNCED}, {}, {"own": "1"}, {}]
+            assert [one.body for one in answers] == [b"body", b"", b"body", b""]
+            assert [one.code for one in frames if not one.is_response] == [9, 9]
+        await server.close(0)
+
+    _on_a_loop(test)
+
+
+def test_an_answer_without_room_leaves_the_announcement_to_the_next() -> None:
+    """It goes as it is: an answer counts for more than what is announced."""
+
+    async def test() -> None:
+        def ignore(connection: RemotingConnection, frame: Frame) -> None:
+            """It is answered below."""
+
+        handlers = Handlers(direct={1: ignore}, awaited={}, closed=lambda _: None, code_of=lambda _: None)
+        server = RemotingServer("test", handlers, ServerLimits(9, 9, 9, 9, 9.0, *[256 * MIB] * 4), ANNOUNCED)
+        connection, transport = server.protocol(), Transport("192.0.2.1")
+        transport.protocol = connection
+        connection.connection_made(cast("asyncio.Transport", transport))
+        request = Frame(1, 7)
+        full = request.answer(body=bytes(FRAME_BYTES_MAX - 8 - len(encode(request.answer()))))
+        answers = list[Frame]()
+
+        for answer in (full, request.answer(), request.answer()):
+            connection.data_received(encode(request))
+            connection.done(request, answer)
+            answers += cut(bytes(transport.written))[0]
+            transport.written.clear()
+            transport.unsent = 0
+            connection.resume_writing()  # all of it was read
+
+        assert [one.fields for one in answers] == [{}, ANNOUNCED, {}]
+        assert answers[0].body == full.body
         await server.close(0)
 
     _on_a_loop(test)

@@ -9,15 +9,16 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.access.addresses import counted_host, plain_host
 from dledger.records import record
-from rocketstore.remoting.codes import AnswerCode
-from rocketstore.remoting.errors import FrameError
-from rocketstore.remoting.frame import (
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import (
+    ANSWER_HEADER_BYTES_MAX,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     HEADER_BYTES_MAX,
@@ -25,10 +26,11 @@ from rocketstore.remoting.frame import (
     Frame,
     LargeFields,
     cut,
+    decode,
     encode,
     frame_length,
 )
-from rocketstore.remoting.shares import HostShares
+from dledger.remoting.shares import HostShares
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,8 +54,7 @@ UNSENT_BYTES_HIGH: Final = 256 * 1024
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """With this many, the connection is closed: responses to earlier requests still add to them."""
 _OPAQUE_MASK: Final = (1 << 31) - 1
-
-
+NOTHING_ANNOUNCED: Final[Mapping[str, str]] = {}
 _RESET: Final = (1).to_bytes(4, sys.byteorder) + bytes(4)
 """``struct linger``: on, 0 s, so that a close discards what is unsent and resets the connection."""
 _CLOSE: Final = bytes(8)
@@ -102,10 +103,16 @@ class RemotingConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, owner: Owner, room: ByteRoom, unsent_room: ByteRoom, header_bytes_max: int = HEADER_BYTES_MAX
+        self,
+        owner: Owner,
+        room: ByteRoom,
+        unsent_room: ByteRoom,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        announced: Mapping[str, str] = NOTHING_ANNOUNCED,
     ) -> None:
-        """``header_bytes_max``: of what is received."""
+        """``header_bytes_max``: of what is received. ``announced``: fields added to the first answer."""
         self._header_bytes_max = header_bytes_max
+        self._announced = announced  # nothing any more once it is sent
         self._owner = owner
         self._room = room
         self._unsent_room = unsent_room
@@ -301,6 +308,8 @@ class RemotingConnection(asyncio.Protocol):
         """
         if self.is_closed or self._transport is None:
             return
+        if self._announced:
+            parts = self._with_announcement(parts)
         self._out.extend(parts)
         self._out_bytes += sum(map(len, parts))
         if not self._under_way and not self._taking:
@@ -310,6 +319,20 @@ class RemotingConnection(asyncio.Protocol):
             self._loop.call_soon(self.flush)
         elif self._out_bytes > UNSENT_BYTES_HIGH:
             self.flush()
+
+    def _with_announcement(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Add the announced fields if this is an answer that has room for them; else a later one gets them."""
+        data = memoryview(b"".join(parts))
+        end = LENGTH_BYTES + frame_length(data)
+        frame = decode(data, 0, end, ANSWER_HEADER_BYTES_MAX)
+        if not frame.is_response:
+            return parts
+        try:
+            first = encode(frame._replace(fields={**frame.fields, **self._announced}))
+        except FrameError:
+            return parts
+        self._announced = NOTHING_ANNOUNCED
+        return first, bytes(data[end:])
 
     def flush(self) -> None:
         """Send now what was passed to ``send``."""

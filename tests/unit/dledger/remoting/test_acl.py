@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketstore.remoting.acl import (
-    ACCESS_KEY,
-    SECURITY_TOKEN,
-    SIGNATURE,
-    UNIQUE_KEY_QUERY,
-    is_signed,
-    signature,
-    signed,
-)
-from rocketstore.remoting.frame import HeaderForm, decode, encode
+from dledger.remoting.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, UNIQUE_KEY_QUERY, is_signed, signature, signed
+from dledger.remoting.frame import HeaderForm, decode, encode
 from tests.unit.rocketstore.remoting.golden_frames import CPP, GOLDEN
 
 SIGNED = {name: one.frame for name, one in GOLDEN.items() if SIGNATURE in one.frame.fields}

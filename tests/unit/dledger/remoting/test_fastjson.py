@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from rocketstore.remoting.errors import RequestError
-from rocketstore.remoting.fastjson import (
+from dledger.remoting.errors import RequestError
+from dledger.remoting.fastjson import (
     DEPTH_MAX,
     ESCAPES_MAX,
     TOLERANT_VALUES_MAX,

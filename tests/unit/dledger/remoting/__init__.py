@@ -1,0 +1,1 @@
+"""Tests of the remoting layer: frames, connections, servers and clients."""
