@@ -20,6 +20,8 @@ from rocketstore.types import GetMessageStatus
 
 WAIT_S = 20.0
 FOREVER_MS = 1 << 60
+EVENS, ODDS = list(range(0, 100, 2)), list(range(1, 100, 2))
+"""The numbers of 100 messages in each of two queues."""
 
 
 class UnsyncedFs(FileSystem):
@@ -51,6 +53,11 @@ def small_config(root: Path, **changes: Any) -> MessageStoreConfig:  # noqa: ANN
         disk_space_clean_forcibly_ratio=100,
     )
     return replace(config, **changes)
+
+
+def at(config: MessageStoreConfig, root: Path) -> MessageStoreConfig:
+    """The same settings for the store in another directory."""
+    return replace(config, store_path_root_dir=root)
 
 
 def make_store(config: MessageStoreConfig, *, fs: FileSystem | None = None, clock: Clock | None = None) -> MessageStore:
