@@ -13,6 +13,7 @@ from rocketstore.broker.server import BrokerServer
 from rocketstore.nameserver.server import NameServer
 from rocketstore.settings import load_broker_settings
 from tests.interop import java, rocketmq
+from tests.interop.admin_session import AdminSession, admin_session
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.nameserver.wire import config_in, running
@@ -26,11 +27,6 @@ GROUP = "interop-consumers"
 UNIQUE_ID = "7F00000100002A139A55333C3B4C0000"
 PROPERTIES = f"KEYS\x01key1 key2\x02UNIQ_KEY\x01{UNIQUE_ID}\x02TAGS\x01A"
 START_TIMEOUT_S = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs() -> None:
-    java.build()
 
 
 @pytest.fixture
@@ -59,25 +55,39 @@ def broker(tmp_path: Path, name_server: NameServer) -> Iterator[BrokerServer]:
         started.stop()
 
 
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminSession]:
+    """A process per command would take most of the time, and exceed mqadmin's limit of 5 s on a busy machine."""
+    java.build()
+    with admin_session(tmp_path_factory.mktemp("admin")) as started:
+        yield started
+
+
 @pytest.fixture
-def admin(tmp_path: Path, name_server: NameServer) -> _Admin:
-    return _Admin(tmp_path / "admin", name_server.address)
+def admin(session: AdminSession, name_server: NameServer) -> _Admin:
+    return _Admin(session, name_server.address)
 
 
 class _Admin:
     """Runs commands; what they print, its words separated by one blank."""
 
-    def __init__(self, directory: Path, name_server: str) -> None:
-        self.directory = directory
+    def __init__(self, session: AdminSession, name_server: str) -> None:
+        self._session = session
         self._name_server = name_server
 
     def __call__(self, *arguments: str) -> str:
-        printed = rocketmq.admin(self.directory, *arguments, "-n", self._name_server)
-        return re.sub(r"[ \t]+", " ", printed)
+        printed = self._run(*arguments)
+        assert "SubCommandException" not in printed, f"{' '.join(arguments)}:\n{printed}"
+        return printed
 
     def failing(self, *arguments: str) -> str:
         """The reason."""
-        return rocketmq.failed_admin(self.directory, *arguments, "-n", self._name_server)
+        printed = self._run(*arguments)
+        assert "SubCommandException" in printed, f"{' '.join(arguments)} did not fail"
+        return printed
+
+    def _run(self, *arguments: str) -> str:
+        return re.sub(r"[ \t]+", " ", self._session(*arguments, "-n", self._name_server))
 
 
 def _prepare(admin: _Admin, broker: BrokerServer) -> str:

@@ -360,6 +360,7 @@ def test_what_is_set(both: Both) -> None:
 
 OWN_SETTINGS: Final = frozenset(
     [
+        "cleanFileForciblyEnable",
         "dLegerPeers",
         "listenPort",
         "maxTransferBytesOnMessageInDisk",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from tests.unit.rocketstore.nameserver.wire import config_in, running
 pytestmark = pytest.mark.interop
 
 TOPIC: Final = "Transactions"
+GROUP: Final = "interop-transactions"
 LOAD_S: Final = 30
 KILLS: Final = 3
 PYTHONS: Final = 1_000_000
@@ -80,7 +81,7 @@ def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: Na
                 wait_until(lambda: all(brokers.is_running(node) for node in brokers.nodes), "all run again", 60)
             wait_until(lambda: "done 0" in printed(), "the producer has sent everything", 120)
             wait_until(lambda: _none_open(brokers), "all transactions have ended", 120)
-            acknowledged = {int(line.split()[0]) for line in printed() if not line.startswith("done")}
+            acknowledged = _numbers(printed)
         count = _stored(admin)
         found: Counter[int] = Counter()
         with brokers.consumer("check", TOPIC) as consumer:
@@ -93,8 +94,13 @@ def test_each_transaction_ends_once_whoever_dies(tmp_path: Path, name_server: Na
 
 
 def test_java_and_python_producers_answer_for_each_other(tmp_path: Path, name_server: NameServer) -> None:
-    """In one group they are asked in turn, about whatever either has left open, and each transaction ends once."""
+    """Who prepared a transaction is asked, and once it is gone, the other member of its group; each ends once."""
+    unsure: set[int] = set()
     asked: set[int] = set()
+
+    def hesitate(prepared: PreparedMessage) -> TransactionState:
+        unsure.add(int(prepared.message.body))
+        return TransactionState.UNKNOWN
 
     def check(prepared: PreparedMessage) -> TransactionState:
         number = int(prepared.message.body)
@@ -108,27 +114,37 @@ def test_java_and_python_producers_answer_for_each_other(tmp_path: Path, name_se
     ):
         brokers.master()
         admin.put_topic(TopicInfo(TOPIC, 4, 4))
-        arguments = ("transact", name_server.address, TOPIC, "10")
-        with (
-            rocketmq.open_client(tmp_path / "client", *arguments) as printed,
-            ClusterTransactionalProducer(name_server.address, group="interop-transactions", check=check) as producer,
-        ):
+        arguments = ("transact", name_server.address, TOPIC)
+        with rocketmq.open_client(tmp_path / "client", *arguments, "10") as printed:
             wait_until(lambda: _stored(admin) > 0, "messages of the Java producer are committed", 60)
             ours = range(PYTHONS, PYTHONS + 100)
-            for number in ours:
-                message = Message(TOPIC, b"%d" % number)
-                assert producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN).problem is None
+            with ClusterTransactionalProducer(name_server.address, group=GROUP, check=hesitate) as producer:
+                for number in ours:
+                    message = Message(TOPIC, b"%d" % number)
+                    assert producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN).problem is None
+                wait_until(lambda: unsure >= set(ours), "the Python producer is asked about all it has left open", 60)
             wait_until(lambda: "done 0" in printed(), "the Java producer has sent everything", 120)
-            wait_until(lambda: _none_open(brokers), "all transactions have ended", 120)
-            theirs = {int(line.split()[0]) for line in printed() if not line.startswith("done")}
+            wait_until(lambda: _none_open(brokers), "the Java producer has ended all transactions", 120)
+            theirs = _numbers(printed)
+        assert unsure == set(ours), "while both are connected, each is asked about its own"
+
+        with ClusterTransactionalProducer(name_server.address, group=GROUP, check=check):
+            with rocketmq.open_client(tmp_path / "killed", *arguments, "600") as printed:
+                wait_until(lambda: len(_numbers(printed)) > 100, "another Java producer has prepared messages", 60)
+            killed = _numbers(printed)
+            wait_until(lambda: _none_open(brokers), "the Python producer has ended what the killed one left", 120)
         count = _stored(admin)
         found: Counter[int] = Counter()
         with brokers.consumer("check", TOPIC) as consumer:
             while found.total() < count:
                 found.update(int(one.body) for one in consumer.poll())
-    assert found == Counter(number for number in {*theirs, *ours} if number % 2 == 0)
-    left_open = {number for number in theirs if number % 4 > 1}
-    assert left_open & asked, "Python answers for Java"
-    assert left_open - asked, "and Java for itself"
-    assert set(ours) & asked, "Python answers for itself"
-    assert set(ours) - asked, "and Java for Python"
+    expected = Counter(number for numbers in (theirs, ours, killed) for number in numbers if number % 2 == 0)
+    assert not expected - found, "committed, and lost"
+    assert set(found - expected) <= {max(killed) + 1}, "rolled back or ended twice"  # the last one was not printed
+    assert {number for number in asked if number % 4 > 1}, "Python answers for Java"
+    assert asked <= {*killed, max(killed) + 1}
+
+
+def _numbers(printed: Callable[[], list[str]]) -> set[int]:
+    """What the Java producer has prepared, and said so."""
+    return {int(line.split()[0]) for line in printed() if not line.startswith("done")}

@@ -176,6 +176,23 @@ def test_a_later_message_in_place_of_an_expired_one_is_no_other_history(brokers:
         assert drain(source, 3) == [b"6", b"7", b"8"]
 
 
+def test_offsets_that_are_gone_bring_nothing_again_after_the_last_known_message_expired(brokers: FakeBrokers) -> None:
+    """The group is deleted just after retention: the message in that place is a later one, and no other history."""
+    put(brokers, 5, at_ms=1_700_000_000_000)
+    with consumer(brokers, queues=[0], auto_commit_s=None, pull_wait_ms=50) as source:
+        drain(source, 5)
+        source.commit()
+        put(brokers, 3, start=5, at_ms=1_700_000_000_000)
+        drain(source, 3)
+        with brokers.changed:
+            queue = brokers.queues["orders", 0]
+            queue.records[4] = queue.records[5]
+            brokers.offsets.clear()
+        source.commit()
+        assert committed(brokers) == {0: 8}
+        assert not source.poll(1, 0.2)
+
+
 def test_a_lost_end_moves_nobody_forward(brokers: FakeBrokers) -> None:
     """Who has gone back meanwhile reads everything from there on, although what it read last is another message now."""
     put(brokers, 6, at_ms=1_700_000_000_000)
