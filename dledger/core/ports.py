@@ -97,7 +97,7 @@ class Log(Protocol):
 
     @property
     def disk_full(self) -> bool:
-        """Whether appends are currently refused for lack of space."""
+        """Whether appends are currently refused for lack of space; runs that need no new file are not."""
 
     def term_at(self, index: LogIndex) -> Term:
         """The term of an entry from ``begin.index`` to ``last.index``, both included.
@@ -130,7 +130,8 @@ class Log(Protocol):
 
         The bytes are copied unchanged, so positions are identical; for a run that starts at the next segment the log
         writes its own tail blank first. Raises ``MisplacedRunError`` (nothing written) if the run does not continue the
-        log in index, term, chain CRC or position, and ``DiskFullError``.
+        log in index, term, chain CRC or position, and ``DiskFullError``. A full disk does not refuse what fits into
+        the files that are there: a new leader's first entry must get through, or nobody is served until there is room.
         """
 
     def slice_run(self, first_index: LogIndex, max_bytes: int) -> LogIndex:

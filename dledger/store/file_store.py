@@ -269,7 +269,7 @@ class FileStore(LogReader):
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
         state, run = self._state, checked.run
-        self._check_writable()
+        self._check_writable(even_if_full=True)
         problem = records.run_problem(checked, from_index, state.last, state.tip.chain_crc)
         if problem:
             raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
@@ -281,16 +281,21 @@ class FileStore(LogReader):
             raise MisplacedRunError(f"the run does not follow the end of the log: {problem}")
         units = checked.index_units[(from_index - run.first_index) * INDEX_UNIT_BYTES :]
         writes = [(position, data)] if position == state.end else [self._files.tail_blank(state.end), (position, data)]
+        if self._disk_full and not self._files.hold(writes, checked.last.index):
+            raise self._full()
         self._write(writes, units, checked.last, Mark(checked.last.index, position + len(data), checked.last_chain_crc))
         self._instruments.wrote(checked.last.index - from_index + 1, len(data), as_leader=False)
         return checked.last
 
-    def _check_writable(self) -> None:
+    def _check_writable(self, *, even_if_full: bool = False) -> None:
         self._state.check_usable()
         if self._unwiped and not self._disk_full:
             self._wipe()
-        if self._disk_full:
-            raise DiskFullError(f"the disk of {self.directory} is full: appends resume once there is room")
+        if self._disk_full and (self._unwiped or not even_if_full):
+            raise self._full()
+
+    def _full(self) -> DiskFullError:
+        return DiskFullError(f"the disk of {self.directory} is full: appends resume once there is room")
 
     def _write(self, writes: list[Write], units: bytes, last: EntryId, end: Mark) -> None:
         """Write a change completely or without effect, then publish it."""

@@ -19,6 +19,7 @@ _LOG = logging.getLogger("dledger")
 TMP_SUFFIX: Final = ".tmp"
 WHOLE_BYTES_MAX: Final = 1 << 30
 """More than any of our files that are read whole; a larger one is not ours, or was extended."""
+_STAT_BLOCK_BYTES: Final = 512
 _GROUP_READS: Final = 0o050
 """In a directory's mode without access for others: the administrator lets its group read the contents."""
 
@@ -67,7 +68,15 @@ class FileSystem:
         os.fdatasync(fd)
 
     def allocate(self, fd: int, length: int) -> None:
-        """Give a file real blocks for ``length`` bytes, all zero."""
+        """Give a file real blocks for ``length`` bytes, all zero.
+
+        Takes nothing if there is no room for all of them: trying would use up what is left for a moment, also for
+        everybody else on this disk.
+        """
+        disk = os.fstatvfs(fd)
+        free = (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
+        if length - os.fstat(fd).st_blocks * _STAT_BLOCK_BYTES > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, length)
 
     def sync_dir(self, path: Path) -> None:

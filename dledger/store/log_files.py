@@ -232,6 +232,11 @@ class LogFiles:
         """The data segments of a change, one per write, created if needed. Raises ``OSError``."""
         return [self.data.ensure(position) for position, _ in writes]
 
+    def hold(self, writes: Iterable[Write], last_index: int) -> bool:
+        """Whether there is a segment for each of ``writes``, and for the index up to ``last_index``."""
+        unit = last_index * INDEX_UNIT_BYTES
+        return all(self.data.find(position) for position, _ in writes) and self.index.find(unit) is not None
+
     def index_segments_for(self, first_index: int, units_length: int) -> list[MappedFile]:
         """The index segments of some units, created if needed. Raises ``OSError``."""
         start, stop = first_index * INDEX_UNIT_BYTES, first_index * INDEX_UNIT_BYTES + units_length

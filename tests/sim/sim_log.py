@@ -125,8 +125,9 @@ class SimLog(MemoryStore):
         return batch
 
     def append_run(self, checked: CheckedRun, from_index: LogIndex) -> EntryId:
-        if self.disk_full:
-            raise DiskFullError("the disk is full")
+        position = checked.run.position + checked.offset_of(from_index)
+        if self.disk_full and position // self._segment_bytes != max(0, self._end - 1) // self._segment_bytes:
+            raise DiskFullError("the disk is full, and the run needs the next file")
         offset = len(self._records)
         last = super().append_run(checked, from_index)
         self._note_from(offset)

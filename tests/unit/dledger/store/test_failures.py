@@ -299,6 +299,58 @@ def test_high_usage_refuses_appends_before_the_disk_is_full(config: StoreConfig)
     store.close()
 
 
+def test_a_full_disk_takes_runs_that_need_no_new_file(tmp_path: Path) -> None:
+    """A follower above disk_full_ratio stores what fits into its files, such as a new leader's first entry, no more."""
+    leader = open_store(small_config(tmp_path / "leader"))
+    bodies = fill(leader, 40)
+    fs = FailingFs()
+    follower = open_store(small_config(tmp_path / "follower", disk_full_ratio=0.9), fs)
+
+    def replicate(index: int) -> None:
+        run = leader.read_run(LogIndex(index), LogIndex(index))
+        follower.append_run(follower.check_run(run), LogIndex(index))
+
+    replicate(0)
+    fs.disk = DiskUsage(1000, 50, 950)
+    follower.clean(LogIndex(-1))
+    assert _says_full(follower)
+    fs.calls.clear()
+
+    with suppress(DiskFullError):
+        for index in range(1, 40):
+            replicate(index)
+
+    stored = bodies_of(follower)
+    assert 1 < len(stored) < 40
+    with pytest.raises(DiskFullError, match="appends resume once there is room"):
+        replicate(len(stored))
+    assert stored == bodies[: len(stored)]
+    assert not [call for call, _path in fs.calls if call == "allocate"]
+    with pytest.raises(DiskFullError):
+        fill(follower, 1)
+    leader.close()
+    follower.close()
+
+
+def test_no_room_is_taken_for_a_file_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reserving more than the disk has left fails before it uses up the rest, for everybody on that disk."""
+    fs = FileSystem()
+    fd = fs.create(tmp_path / "file")
+    fs.allocate(fd, 8192)
+    reserved: list[int] = []
+    monkeypatch.setattr("os.posix_fallocate", lambda _fd, _offset, length: reserved.append(length))
+    left = os.fstatvfs(fd)
+    few = os.statvfs_result((*left[:1], 4096, left[2], 2, 2, *left[5:]))
+    monkeypatch.setattr("os.fstatvfs", lambda _fd: few)
+
+    with pytest.raises(OSError, match="No space left"):
+        fs.allocate(fd, 8192 + 3 * 4096)
+    assert not reserved
+    fs.allocate(fd, 8192 + 2 * 4096)
+    assert reserved == [16384]
+    fs.close(fd)
+
+
 def _says_full(store: FileStore) -> bool:
     return store.disk_full  # asked through a function, because a type checker thinks that it cannot change
 

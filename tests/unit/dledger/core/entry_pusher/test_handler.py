@@ -313,15 +313,19 @@ def test_damage_of_the_own_record_is_told_and_no_push_is_judged_by_it(kind: Push
 
 
 def test_a_full_disk_is_answered() -> None:
-    """Trap 10: DISK_FULL with the watermarks, so that the leader can go on from there."""
+    """Trap 10: DISK_FULL with the watermarks, so that the leader goes on from there; not before a file is needed."""
     solo = Solo(terms=(1,))
-    source = Source(1, 1, 1)
+    source = Source(1, 1)
+    for _ in range(2):
+        source.log.append_as_leader(Term(1), [bytes(600_000)])
     solo.push(N1, source.compare(0))
     solo.log.disk_full = True
 
-    (answer,) = solo.push(N1, source.append(1))
+    stored = solo.push(N1, source.append(1, 1))
+    (refused,) = solo.push(N1, source.append(2, 2))
 
-    assert (answer.code, answer.verified_index) == (ResponseCode.DISK_FULL, 0)
+    assert {answer.code for answer in stored} == {ResponseCode.SUCCESS}
+    assert (refused.code, refused.verified_index) == (ResponseCode.DISK_FULL, 1)
 
 
 def test_an_earlier_attempt_is_ignored() -> None:
