@@ -14,6 +14,8 @@ class AnsweredBy(StrEnum):
 
     BROKER = "broker"
     NAME_SERVER = "name server"
+    BOTH = "name server and broker"
+    """Brokers tell of their own group, to clients that have no name server; Apache's brokers do not."""
     CLIENT = "client"
 
 
@@ -42,6 +44,10 @@ def _by_name_server(note: str = "") -> Supported:
     return Supported(AnsweredBy.NAME_SERVER, Support.YES, note)
 
 
+def _by_both(note: str = "") -> Supported:
+    return Supported(AnsweredBy.BOTH, Support.YES, note)
+
+
 def _to_client(note: str = "") -> Supported:
     return Supported(AnsweredBy.CLIENT, Support.YES, note)
 
@@ -56,6 +62,7 @@ def _not(note: str, receiver: AnsweredBy = AnsweredBy.BROKER) -> Supported:
 
 _AT_MASTER: Final = "a slave passes it on to the master"
 _ACL: Final = "code 3: access rules are a file on each broker ([access.md](access.md))"
+_OWN_GROUP: Final = "a broker tells of its own group only, which RocketMQ's brokers do not"
 _QUEUES: Final = "about 20,000 queues at most"
 
 CODES: Final[Mapping[Code, Supported]] = {
@@ -108,8 +115,8 @@ CODES: Final[Mapping[Code, Supported]] = {
     Code.DELETE_KV_CONFIG: _by_name_server(),
     Code.REGISTER_BROKER: _by_name_server(),
     Code.UNREGISTER_BROKER: _by_name_server(),
-    Code.GET_ROUTEINFO_BY_TOPIC: _by_name_server(),
-    Code.GET_BROKER_CLUSTER_INFO: _by_name_server(),
+    Code.GET_ROUTEINFO_BY_TOPIC: _by_both(_OWN_GROUP),
+    Code.GET_BROKER_CLUSTER_INFO: _by_both(_OWN_GROUP),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _by_broker(_AT_MASTER),
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _by_broker("without the groups that RocketMQ always has"),
     Code.GET_TOPIC_STATS_INFO: _by_broker(),

@@ -23,7 +23,7 @@ from tests.unit.rocketstore.broker.test_server import plain
 _WAITING: Final = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 """May wait for a minute, as asked."""
 _ASKED: Final = sorted(
-    code for code, one in CODES.items() if one.receiver is AnsweredBy.BROKER and code not in _WAITING
+    code for code, one in CODES.items() if one.receiver in (AnsweredBy.BROKER, AnsweredBy.BOTH) and code not in _WAITING
 )
 _VALID: Final[Mapping[str, str]] = {
     "topic": "T",

@@ -29,6 +29,7 @@ from rocketstore.broker.remoting.pulls import RemotingPulls
 from rocketstore.broker.remoting.queries import Queries
 from rocketstore.broker.remoting.replies import Replies
 from rocketstore.broker.remoting.retries import Retries
+from rocketstore.broker.remoting.routes import Routes
 from rocketstore.broker.remoting.runtime import RunningBroker
 from rocketstore.broker.remoting.sends import RemotingSends
 from rocketstore.broker.remoting.slave_source import SlaveSource
@@ -177,11 +178,14 @@ def _administration(  # the parts of remoting that administrators ask
     slaves = SlaveSource(parts, admin)
     running = RunningBroker(parts, admin, statistics, announce)
     replies = Replies(parts, clients)
+    routes = Routes(parts)
     asked: dict[int, Handler] = {
         code.UPDATE_AND_CREATE_TOPIC: topics.put,
         code.DELETE_TOPIC_IN_BROKER: topics.delete,
         code.UPDATE_AND_CREATE_TOPIC_LIST: topics.put_all,
         code.GET_TOPIC_CONFIG: topics.one,
+        code.GET_ROUTEINFO_BY_TOPIC: routes.of_topic,
+        code.GET_BROKER_CLUSTER_INFO: routes.of_cluster,
         code.GET_ALL_TOPIC_CONFIG: topics.all,
         code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.of_the_system,
         code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.put,

@@ -17,7 +17,7 @@ from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 TOPIC, GROUP = ResourceKind.TOPIC, ResourceKind.GROUP
 ELSEWHERE = {
-    *range(RequestCode.PUT_KV_CONFIG, RequestCode.GET_BROKER_CLUSTER_INFO + 1),
+    *range(RequestCode.PUT_KV_CONFIG, RequestCode.UNREGISTER_BROKER + 1),
     RequestCode.CHECK_TRANSACTION_STATE,
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER,
@@ -47,6 +47,8 @@ OPEN = {
     RequestCode.GET_ALL_PRODUCER_INFO,
     RequestCode.GET_BROKER_RUNTIME_INFO,
     RequestCode.GET_BROKER_HA_STATUS,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
 }
 """Every account may ask these; what they show or do is checked by the message, or by the answer."""
 
