@@ -1,0 +1,233 @@
+"""What every client has: connections, routes, a clock for each call, and the rules by which a request is repeated.
+
+``Cluster`` belongs to the event loop it was opened on. A client is given the addresses of a group's brokers, or of name
+servers: everything else is the same for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from dledger.errors import ConfigError
+from dledger.values import parse_address, split
+from rocketstore.client.aio.connections import ATTEMPT_S_MAX, BrokerConnections, Deadline
+from rocketstore.client.aio.errors import (
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    NotFoundError,
+    TimedOutError,
+    may_repeat,
+)
+from rocketstore.client.aio.route_servers import RouteServers
+from rocketstore.client.aio.routes import RouteCache, RoutedBroker, TopicRoute, no_such_topic
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from dledger.client.security import ClientSecurity
+    from dledger.remoting.connection import RemotingConnection
+    from dledger.remoting.frame import Frame
+
+PAUSE_S: Final = 0.05
+"""Before a request is repeated for the first time; then up to ``PAUSE_S_MAX``, each time twice as long."""
+PAUSE_S_MAX: Final = 1.0
+OTHER_PROCESS: Final = "this client was made in another process: make one after the fork"
+_T = TypeVar("_T")
+
+
+class Cluster:
+    """The brokers behind some addresses. Create it on the event loop that it is used on.
+
+    ``requests`` receives what brokers ask of this client; ``lost`` is called with the address of each connection that
+    ended by itself. Raises ``ConfigError`` for addresses that are none, for both kinds of them or neither, and for what
+    ``ClientSecurity`` does not allow.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | str | None,
+        name_servers: Sequence[str] | str | None,
+        *,
+        timeout_s: float,
+        security: ClientSecurity | None = None,
+        requests: Callable[[RemotingConnection, Frame], None] | None = None,
+        lost: Callable[[str], None] | None = None,
+    ) -> None:
+        given = parse_given(addresses, name_servers)
+        self.by_name_servers: Final = name_servers is not None
+        if self.by_name_servers and security is not None:
+            _check_signing(security)
+        self.timeout_s: Final = timeout_s
+        self.connections: Final = BrokerConnections(given, security, requests=requests, lost=lost)
+        source = RouteServers(self.connections, given, are_name_servers=self.by_name_servers, timeout_s=timeout_s)
+        self.routes: Final = RouteCache(source)
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self.is_closed = False
+
+    async def close(self) -> None:
+        """Close every connection; calls in progress fail. Idempotent."""
+        self.is_closed = True
+        self.routes.close()
+        await self.connections.close()
+
+    def check(self) -> None:
+        """Raises ``ClientClosedError`` if it is closed, or used in a forked child or on another loop."""
+        if os.getpid() != self._process:
+            raise ClientClosedError(OTHER_PROCESS)
+        if self.is_closed:
+            raise ClientClosedError("this client is closed")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientClosedError("this client was made on another event loop: make one for each loop")
+
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        """The end of a call that begins now."""
+        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+    # -- finding brokers -----------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        """Where a topic is. Raises ``NotFoundError``, and what keeps it from being looked up."""
+        route = await within(deadline, self.routes.find(topic), f"the route of topic {topic}")
+        if route is None:
+            raise no_such_topic(topic, by_name_servers=self.by_name_servers)
+        return route
+
+    async def brokers(self, deadline: Deadline) -> tuple[RoutedBroker, ...]:
+        """All brokers, by name, as they are known now. Raises ``BrokerUnreachableError`` if there are none."""
+        await within(deadline, self.routes.refresh_brokers(), "the list of brokers")
+        found = self.routes.brokers
+        if not found:
+            raise BrokerUnreachableError("no broker has registered with the name server")
+        return found
+
+    async def broker(self, name: str, deadline: Deadline) -> RoutedBroker:
+        """The brokers of a name; an empty name means the only ones. Raises ``NotFoundError``, which lists them."""
+        known = self.routes.broker(name) if name else None
+        if known is not None:
+            return known
+        found = await self.brokers(deadline)
+        named = [one for one in found if name in ("", one.name)]
+        if len(named) != 1:
+            names = ", ".join(one.name for one in found)
+            asked = f"no brokers are named {name}" if name else "there are several brokers: name one"
+            raise NotFoundError(f"{asked} (there are {names})")
+        return named[0]
+
+    # -- asking brokers ------------------------------------------------------------------------------------------------
+
+    async def ask_master(
+        self,
+        name: str,
+        code: int,
+        header: DataclassInstance | None = None,
+        body: bytes = b"",
+        *,
+        deadline: Deadline,
+        harmless: bool = True,
+    ) -> Frame:
+        """The successful answer of the master of that name, found again after each change until the deadline.
+
+        ``harmless``: carrying the request out twice is the same as once, so that it may be repeated without knowing
+        what became of it. Raises ``RefusedError`` and the other errors of the last attempt.
+        """
+
+        async def attempt() -> Frame:
+            address = (await self.broker(name, deadline)).master
+            if not address:
+                raise BrokerUnreachableError(f"brokers {name or 'of this group'} have no master now")
+            timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+            return await self.connections.ask(address, code, header, body, timeout_s=timeout_s)
+
+        return await self.repeat(attempt, deadline, harmless=harmless)
+
+    async def ask_reader(
+        self,
+        name: str,
+        code: int,
+        header: DataclassInstance | None = None,
+        body: bytes = b"",
+        *,
+        deadline: Deadline,
+    ) -> Frame:
+        """The successful answer of the master of that name, or without one of a copy. Raises as ``ask_master``."""
+
+        async def attempt() -> Frame:
+            broker = await self.broker(name, deadline)
+            failure: ClientError | None = None
+            for address in broker.readable:
+                timeout_s = min(ATTEMPT_S_MAX, deadline.remaining_s)
+                try:
+                    return await self.connections.ask(address, code, header, body, timeout_s=timeout_s)
+                except ClientError as error:
+                    if not may_repeat(error, harmless=True):
+                        raise
+                    failure = failure or error
+            raise failure or BrokerUnreachableError(f"brokers {name or 'of this group'} have no address now")
+
+        return await self.repeat(attempt, deadline, harmless=True)
+
+    async def repeat(self, attempt: Callable[[], Awaitable[_T]], deadline: Deadline, *, harmless: bool) -> _T:
+        """``attempt`` until it succeeds, or fails for good, or the deadline passes: then its last error."""
+        pause_s = PAUSE_S
+        while True:
+            self.check()
+            try:
+                return await attempt()
+            except ClientError as error:
+                if not may_repeat(error, harmless=harmless) or deadline.remaining_s <= pause_s:
+                    raise
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            try:
+                await within(deadline, self.routes.refresh_brokers(), "the list of brokers")
+            except ClientError:  # the next attempt says what is the matter
+                self.check()
+
+
+async def within(deadline: Deadline, awaited: Awaitable[_T], what: str) -> _T:
+    """The result by the deadline. Raises ``TimedOutError``: nothing was done."""
+    try:
+        async with asyncio.timeout(deadline.remaining_s):
+            return await awaited
+    except TimeoutError as error:
+        raise TimedOutError(f"{what} was not found within {deadline.timeout_s:g} s", outcome="not_applied") from error
+
+
+def parse_given(addresses: Sequence[str] | str | None, name_servers: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The addresses of brokers, or of name servers, given as one text or several. Raises ``ConfigError``."""
+    if (addresses is None) == (name_servers is None):
+        raise ConfigError(["give either the addresses of brokers, or name_servers=… (not both)"])
+    given = addresses if addresses is not None else name_servers
+    parts = split(given, ",;") if isinstance(given, str) else given or ()
+    found = tuple(dict.fromkeys(one.strip() for one in parts if one.strip()))
+    problems = [] if found else ["no address given: give host:port of at least one broker or name server"]
+    for one in found:
+        try:
+            parse_address(one)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _check_signing(security: ClientSecurity) -> None:
+    """RocketMQ's signature says neither what is asked, nor whom, nor when.
+
+    Whoever gets one can use it for other requests, at other brokers, for as long as the account exists, and anybody who
+    can reach a name server can register there.
+    """
+    if security.access_key and security.tls is None and not security.trust_name_servers:
+        raise ConfigError(
+            [
+                "an access key with name_servers needs TLS, because anybody can register an address at a name server "
+                "and would get signatures that never expire: use ClientSecurity(tls=TlsFiles(…)), or "
+                "trust_name_servers=True to accept the risk"
+            ]
+        )

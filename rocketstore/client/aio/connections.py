@@ -1,0 +1,211 @@
+"""Connections to brokers and name servers: one per address, signed requests, answers or errors of this client.
+
+What may leave this machine is decided here: without TLS only loopback addresses are dialled, unless
+``ClientSecurity.insecure`` is set; that holds for addresses that brokers and name servers tell, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from dledger.errors import ConfigError
+from dledger.remoting.acl import signed
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
+from dledger.remoting.errors import FrameError
+from dledger.remoting.frame import Frame
+from dledger.rpc import tls
+from dledger.rpc.file_watch import FileWatch
+from dledger.values import plaintext_problems
+from rocketstore.client.aio.errors import (
+    BrokerBusyError,
+    BrokerUnreachableError,
+    ClientClosedError,
+    ConnectionEndedError,
+    MessageRefusedError,
+    TimedOutError,
+    refusal_of,
+)
+from rocketstore.remoting.headers import write_header
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from dledger.client.security import ClientSecurity
+
+ATTEMPT_S_MAX: Final = 3.0
+"""RocketMQ's ``sendMsgTimeout``: how long one server may take, of the time that a call has in all."""
+PROTOCOL_FIELD: Final = "dledger"
+"""In the first answer of a broker of this project on each connection: the version of the requests that are its own."""
+_USE_TLS: Final = "use TLS (security=ClientSecurity(tls=TlsFiles(…)))"
+_INSIST: Final = "pass security=ClientSecurity(insecure=True)"
+_TLS_HINT: Final = "; if it requires TLS, give the CA of its certificate: security=ClientSecurity(tls=TlsFiles(…))"
+
+
+class Deadline:
+    """The end of one call, by the loop's clock."""
+
+    __slots__ = ("_at", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._at = asyncio.get_running_loop().time() + timeout_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; 0 once it has passed."""
+        return max(self._at - asyncio.get_running_loop().time(), 0.0)
+
+    @property
+    def expired(self) -> bool:
+        """Whether it has passed."""
+        return not self.remaining_s
+
+
+class BrokerConnections:
+    """Opens connections on demand, up to 256, and closes those used least.
+
+    ``requests`` receives what servers ask of this client; ``lost`` is called with the address of each connection that
+    ends by itself. Raises ``ConfigError`` for TLS files that cannot be used, and for ``given`` addresses that plaintext
+    must not be sent to.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[str],
+        security: ClientSecurity | None = None,
+        *,
+        requests: Callable[[RemotingConnection, Frame], None] | None = None,
+        lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._access_key = security.access_key if security is not None else ""
+        self._secret_key = security.secret_key if security is not None else ""
+        self._may_be_plain = security is not None and (security.tls is not None or security.insecure)
+        self._contexts = None if security is None or security.tls is None else ContextSource(security.tls)
+        self._lost = lost
+        if problems := self._plaintext_problems(given):
+            raise ConfigError(problems)
+        self._client = RemotingClient(requests=requests, tls=self._contexts, lost=self._forget)
+        self._protocols: dict[str, int] = {}  # by address, of the present connection: 0 for another program
+        self._is_closed = False
+
+    async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        """The answer, whatever its code. Requests to one address are sent in the order of the calls.
+
+        Raises ``BrokerUnreachableError``, ``ConnectionEndedError``, ``TimedOutError``, ``BrokerBusyError`` and
+        ``MessageRefusedError`` (it fits into no frame).
+        """
+        self._check(address)
+        if self._access_key:
+            request = request._replace(fields=self._signed(request.fields, request.body))
+        try:
+            answer = await self._client.call(address, request, timeout_s)
+        except UnreachableError as error:
+            raise self._unreachable(error, address) from error
+        except DisconnectedError as error:
+            hint = _TLS_HINT if self._contexts is None and address not in self._protocols else ""
+            raise ConnectionEndedError(f"{error}{hint}") from error
+        except TimeoutError as error:
+            raise TimedOutError(f"{address} did not answer within {timeout_s:.3g} s") from error
+        except TooManyCallsError as error:
+            raise BrokerBusyError(str(error), address=address) from error
+        except FrameError as error:
+            raise MessageRefusedError(f"the request fits into no frame: {error}") from error
+        announced = answer.fields.get(PROTOCOL_FIELD)
+        if announced is not None or address not in self._protocols:
+            self._protocols[address] = _version(announced or "")
+        return answer
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        header: DataclassInstance | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+    ) -> Frame:
+        """A successful answer. Raises ``RefusedError`` for any other one, and what ``call`` does."""
+        fields = {} if header is None else write_header(header)
+        answer = await self.call(address, Frame(code, 0, fields, body), timeout_s)
+        if answer.code != AnswerCode.SUCCESS:
+            raise refusal_of(answer, address)
+        return answer
+
+    async def tell(self, address: str, request: Frame) -> None:
+        """Send a request that is not answered. Raises ``BrokerUnreachableError``: it was not sent."""
+        self._check(address)
+        if self._access_key:
+            request = request._replace(fields=self._signed(request.fields, request.body))
+        try:
+            await self._client.tell(address, request)
+        except UnreachableError as error:
+            raise self._unreachable(error, address) from error
+        except FrameError as error:
+            raise MessageRefusedError(f"the request fits into no frame: {error}") from error
+
+    def protocol_version(self, address: str) -> int:
+        """The version of this project's own requests that the server has announced; 0: none, or not connected yet."""
+        return self._protocols.get(address, 0)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Close all connections; calls in progress fail. Idempotent. ``at_once``: without an orderly end."""
+        self._is_closed = True
+        await self._client.close(at_once=at_once)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check(self, address: str) -> None:
+        if self._is_closed:
+            raise ClientClosedError("this client is closed")
+        if not self._may_be_plain and (problems := self._plaintext_problems([address])):
+            raise BrokerUnreachableError(f"a server named {address} as another server, but {problems[0]}")
+
+    def _plaintext_problems(self, addresses: Sequence[str]) -> list[str]:
+        return [] if self._may_be_plain else plaintext_problems(addresses, _USE_TLS, _INSIST)
+
+    def _signed(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
+        return signed(fields, body, self._access_key, self._secret_key)
+
+    def _unreachable(self, error: UnreachableError, address: str) -> BrokerUnreachableError | ClientClosedError:
+        if self._is_closed:
+            return ClientClosedError("this client is closed")
+        if isinstance(error.__cause__, ssl.SSLError):
+            return BrokerUnreachableError(tls.explain(error.__cause__, address))
+        return BrokerUnreachableError(str(error))
+
+    def _forget(self, address: str) -> None:
+        self._protocols.pop(address, None)
+        if self._lost is not None:
+            self._lost(address)
+
+
+class ContextSource:
+    """Makes the TLS context of each new connection, anew if the files have changed; it checks the servers' names."""
+
+    def __init__(self, files: tls.TlsFiles) -> None:
+        self._files = files
+        self._watch = FileWatch(files.paths)
+        self._watch.changed()
+        self._context = self._read()
+
+    def __call__(self) -> ssl.SSLContext:
+        if self._watch.changed():
+            try:
+                self._context = self._read()
+            except ConfigError:  # half-written, perhaps: the old ones until the next connection
+                self._watch.again()
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        context = tls.client_context(tls.read(self._files))
+        context.check_hostname = True
+        return context
+
+
+def _version(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -1,0 +1,185 @@
+"""Errors of producers, consumers and administrators: one class per distinct reaction.
+
+::
+
+    ClientError                     any of them
+    ├── ClientClosedError           the client was closed: make another one
+    ├── BrokerUnreachableError      no connection, or no master yet: nothing was sent
+    ├── TimedOutError               no answer by the deadline
+    ├── ConnectionEndedError        the connection ended before the answer
+    ├── SendQueueFullError          too much is waiting to be sent: slow down
+    ├── BadAnswerError              an answer that cannot be understood
+    ├── PartlySentError             some messages of one call are stored: ``results`` says which
+    └── RefusedError                a broker or name server said no; ``answer_code`` is RocketMQ's number
+        ├── NotMasterError          this broker takes no writes now: another one may
+        ├── BrokerBusyError         overloaded: slow down, try again
+        ├── BrokerFailedError       it failed by itself
+        ├── NotFoundError           no such topic, group, queue, message or client
+        ├── ForbiddenError          the account, or the topic, does not permit it
+        ├── MessageRefusedError     no broker would take this message
+        └── RequestNotKnownError    the program that was asked does not have this request
+
+``outcome`` of each says whether the request may have taken effect: ``"not_applied"`` is safe to repeat, ``"unknown"``
+may have been carried out, or may still be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from dledger.errors import DLedgerError, Outcome
+from dledger.remoting.codes import AnswerCode
+
+if TYPE_CHECKING:
+    from dledger.remoting.frame import Frame
+    from rocketstore.client.aio.results import SendResult
+
+REMARK_CHARS_MAX: Final = 500
+"""How much of a server's remark an error repeats: Java's may contain a stack trace."""
+
+
+class ClientError(DLedgerError):
+    """The base class of the errors of this client."""
+
+    def __init__(self, message: str, *, outcome: Outcome | None = None) -> None:
+        super().__init__(message)
+        if outcome is not None:
+            self.outcome = outcome
+
+
+class ClientClosedError(ClientError):
+    """Raised when the client was closed, or made in another process."""
+
+
+class BrokerUnreachableError(ClientError):
+    """Raised when no connection to a server could be made, or no broker is the master: nothing was sent."""
+
+
+class TimedOutError(ClientError):
+    """Raised when no answer came by the deadline; ``outcome`` says whether the request may have been carried out."""
+
+    outcome: Outcome = "unknown"
+
+
+class ConnectionEndedError(ClientError):
+    """Raised when the connection ended before the answer."""
+
+    outcome: Outcome = "unknown"
+
+
+class SendQueueFullError(ClientError):
+    """Raised when a producer has too many messages, or bytes, that are not sent yet: slow down."""
+
+
+class BadAnswerError(ClientError):
+    """Raised when an answer cannot be understood: a body that is no JSON, a field that is no number."""
+
+    outcome: Outcome = "unknown"
+
+
+class PartlySentError(ClientError):
+    """Raised when only some messages of one call are stored, or may be.
+
+    ``results`` has a ``SendResult`` or an error per message, in the order of the call.
+    """
+
+    outcome: Outcome = "unknown"
+
+    def __init__(self, message: str, results: Sequence[SendResult | ClientError]) -> None:
+        super().__init__(message)
+        self.results = tuple(results)
+
+
+class RefusedError(ClientError):
+    """Raised when a server answered with an error; ``answer_code`` is RocketMQ's, 0 if this client refused it."""
+
+    def __init__(
+        self, message: str, *, answer_code: int = 0, address: str = "", outcome: Outcome | None = None
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        self.answer_code = answer_code
+        self.address = address
+
+
+class NotMasterError(RefusedError):
+    """Raised when a broker takes no writes now (a slave, starting, stopping, its disk full): another one may."""
+
+
+class BrokerBusyError(RefusedError):
+    """Raised when a broker has too much to do, or this account uses up its share: slow down and try again."""
+
+
+class BrokerFailedError(RefusedError):
+    """Raised when a broker failed; RocketMQ's say so also of requests whose outcome they do not know."""
+
+
+class NotFoundError(RefusedError):
+    """Raised when a topic, a group, a queue, a message or a client does not exist."""
+
+
+class ForbiddenError(RefusedError):
+    """Raised when the account lacks the permission, the key is wrong, or the topic may not be written or read."""
+
+
+class MessageRefusedError(RefusedError):
+    """Raised for a message that no broker would take: too large, or its topic, queue or properties are not allowed."""
+
+
+class RequestNotKnownError(RefusedError):
+    """Raised when the program that was asked does not have this request: it is older, or of another kind."""
+
+
+_KINDS: Final[Mapping[int, type[RefusedError]]] = {
+    AnswerCode.SYSTEM_BUSY: BrokerBusyError,
+    AnswerCode.FLOW_CONTROL: BrokerBusyError,
+    AnswerCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotKnownError,
+    AnswerCode.VERSION_NOT_SUPPORTED: RequestNotKnownError,
+    AnswerCode.MESSAGE_ILLEGAL: MessageRefusedError,
+    AnswerCode.SERVICE_NOT_AVAILABLE: NotMasterError,
+    AnswerCode.NO_PERMISSION: ForbiddenError,
+    AnswerCode.TOPIC_NOT_EXIST: NotFoundError,
+    AnswerCode.QUERY_NOT_FOUND: NotFoundError,
+    AnswerCode.SUBSCRIPTION_NOT_EXIST: NotFoundError,
+    AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST: NotFoundError,
+    AnswerCode.CONSUMER_NOT_ONLINE: NotFoundError,
+    AnswerCode.NO_MESSAGE: NotFoundError,
+}
+_UNKNOWN_OUTCOMES: Final = frozenset({BrokerFailedError})
+
+
+def refusal_of(answer: Frame, address: str) -> RefusedError:
+    """The error for an answer with a code other than SUCCESS.
+
+    A code without a class of its own is a ``BrokerFailedError``, whose outcome is unknown: a broker also answers
+    SYSTEM_ERROR when something went wrong after it had stored a message.
+    """
+    kind = _KINDS.get(answer.code, BrokerFailedError)
+    name = AnswerCode(answer.code).name if answer.code in AnswerCode.__members__.values() else f"code {answer.code}"
+    remark = answer.remark.strip()[:REMARK_CHARS_MAX]
+    return kind(
+        f"{address}: {name}: {remark}" if remark else f"{address}: {name}",
+        answer_code=answer.code,
+        address=address,
+        outcome="unknown" if kind in _UNKNOWN_OUTCOMES else "not_applied",
+    )
+
+
+_PASSING: Final = (BrokerUnreachableError, NotMasterError, BrokerBusyError)
+_UNCLEAR: Final = (TimedOutError, ConnectionEndedError, BrokerFailedError)
+_ELSEWHERE: Final = (NotFoundError, ForbiddenError)
+
+
+def may_repeat(error: BaseException, *, harmless: bool = False) -> bool:
+    """Whether asking the same again, perhaps of a new master, may help and can do no harm.
+
+    ``harmless``: carrying the request out twice is the same as once (reads, settings, offsets).
+    """
+    if isinstance(error, _PASSING):
+        return harmless or error.outcome == "not_applied"
+    return isinstance(error, _UNCLEAR) and (harmless or error.outcome == "not_applied")
+
+
+def may_send_elsewhere(error: BaseException) -> bool:
+    """Whether another broker may take the message: RocketMQ's retryable codes, if this one certainly did not."""
+    return isinstance(error, (*_PASSING, *_UNCLEAR, *_ELSEWHERE)) and error.outcome == "not_applied"

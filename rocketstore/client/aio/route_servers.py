@@ -1,0 +1,162 @@
+"""Asks name servers, or the brokers of a group, where topics and brokers are.
+
+Name servers do not know each other, and a restarted one is empty for half a minute; a broker may be gone, or a deposed
+master that does not know it yet. So the last one that answered is asked first, and the next one as well if it does not
+answer within half a second, or does not know the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.errors import RequestError
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio.connections import ATTEMPT_S_MAX, BrokerConnections
+from rocketstore.client.aio.errors import (
+    BadAnswerError,
+    BrokerUnreachableError,
+    ClientError,
+    RefusedError,
+    RequestNotKnownError,
+    refusal_of,
+)
+from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, TopicRouteData
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.headers import RouteHeader, write_header
+
+HEDGE_S: Final = 0.5
+"""How long a server may take before the next one is asked, too."""
+LEARNT_MAX: Final = 32
+"""Addresses of a group's other brokers that are asked, besides those given."""
+
+
+class RouteServers:
+    """``RouteSource`` over connections. ``are_name_servers``: otherwise brokers, which tell of their own group."""
+
+    def __init__(
+        self, connections: BrokerConnections, addresses: Sequence[str], *, are_name_servers: bool, timeout_s: float
+    ) -> None:
+        self._connections = connections
+        self._given = tuple(addresses)
+        self._are_name_servers = are_name_servers
+        self._timeout_s = min(timeout_s, ATTEMPT_S_MAX)
+        self._learnt: tuple[str, ...] = ()
+        self._first = ""
+        """The address that answered last."""
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """GET_ROUTEINFO_BY_TOPIC; None for a topic that does not exist. Raises ``ClientError``."""
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, write_header(RouteHeader(topic, True)))
+        answer = await self._ask(request)
+        if answer is None:
+            return None
+        try:
+            data = TopicRouteData.decode(answer.body or b"{}")
+        except RequestError as error:
+            raise BadAnswerError(f"route of topic {topic}: {error}") from error
+        return TopicRouteData(data.queue_datas, self._reachable(data.broker_datas), {}, data.order_topic_conf)
+
+    async def clusters(self) -> ClusterInfo:
+        """GET_BROKER_CLUSTER_INFO. Raises ``ClientError``."""
+        answer = await self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
+        try:
+            info = ClusterInfo.decode(answer.body if answer is not None and answer.body else b"{}")
+        except RequestError as error:
+            raise BadAnswerError(f"list of brokers: {error}") from error
+        brokers = self._reachable(tuple(info.broker_addr_table.values()))
+        return ClusterInfo({one.broker_name: one for one in brokers}, info.cluster_addr_table)
+
+    def distrust(self) -> None:
+        """Ask another server first next time."""
+        addresses = self._addresses()
+        at = addresses.index(self._first) if self._first in addresses else -1
+        self._first = addresses[(at + 1) % len(addresses)]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _reachable(self, brokers: Sequence[BrokerData]) -> tuple[BrokerData, ...]:
+        """The brokers by the addresses to use, which are learnt if brokers told them.
+
+        A broker alone in its group is used at the address that was given, whatever it takes for its own: it may be
+        behind a port that is forwarded.
+        """
+        if self._are_name_servers:
+            return tuple(brokers)
+        told = {address for one in brokers for address in one.broker_addrs.values() if address}
+        if len(told) == len(self._given) == 1 and not self._learnt:
+            return tuple(
+                BrokerData(one.cluster, one.broker_name, dict.fromkeys(one.broker_addrs, self._given[0]))
+                for one in brokers
+            )
+        if len(told) > 1:  # one that knows only itself may have been cut off from its group
+            self._learnt = tuple(sorted(told))[:LEARNT_MAX]
+        return tuple(brokers)
+
+    def _addresses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self._given, *self._learnt)))
+
+    async def _ask(self, request: Frame) -> Frame | None:
+        """The first successful answer; None if the topic is unknown to all that answer. Raises ``ClientError``."""
+        addresses = self._addresses()
+        first = addresses.index(self._first) if self._first in addresses else 0
+        waiting = [*addresses[first:], *addresses[:first]]
+        asking: dict[asyncio.Task[Frame], str] = {}
+        failures: list[ClientError] = []
+        is_unknown = False
+        try:
+            while waiting or asking:
+                if waiting:
+                    address = waiting.pop(0)
+                    call = self._connections.call(address, request, self._timeout_s)
+                    asking[asyncio.get_running_loop().create_task(call)] = address
+                patience_s = HEDGE_S if waiting else None
+                done, _ = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    address = asking.pop(task)
+                    answer = self._read(address, task, failures)
+                    if answer is not None and answer.code == AnswerCode.SUCCESS:
+                        self._first = address
+                        return answer
+                    is_unknown = is_unknown or answer is not None
+        finally:
+            for task in asking:
+                task.cancel()
+        if is_unknown:
+            return None
+        raise self._failure(failures)
+
+    def _read(self, address: str, task: asyncio.Task[Frame], failures: list[ClientError]) -> Frame | None:
+        """A successful answer, or that the topic does not exist; None for anything else, which is noted."""
+        try:
+            answer = task.result()
+        except ClientError as error:
+            failures.append(error)
+            return None
+        if answer.code in (AnswerCode.SUCCESS, AnswerCode.TOPIC_NOT_EXIST):
+            return answer
+        if answer.code == AnswerCode.REQUEST_CODE_NOT_SUPPORTED and not self._are_name_servers:
+            failures.append(
+                RequestNotKnownError(
+                    f"{address} does not tell where its topics are, as Apache RocketMQ's brokers do not: give the "
+                    "addresses of name servers (name_servers=…)",
+                    answer_code=answer.code,
+                    address=address,
+                )
+            )
+        else:
+            refusal = refusal_of(answer, address)
+            refusal.outcome = "not_applied"
+            failures.append(refusal)
+        return None
+
+    def _failure(self, failures: Sequence[ClientError]) -> ClientError:
+        """A server that said no is more telling than those that said nothing."""
+        for one in failures:
+            if isinstance(one, RefusedError):
+                return one
+        reasons = "; ".join(dict.fromkeys(map(str, failures)))
+        who = "name server" if self._are_name_servers else "broker"
+        return BrokerUnreachableError(f"no {who} answered: {reasons}")

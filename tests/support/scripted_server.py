@@ -1,0 +1,140 @@
+"""A remoting server that answers as a test says, on the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
+from dledger.remoting.frame import Frame
+from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from rocketstore.remoting.codes import RequestCode
+
+Reply: TypeAlias = Frame | None
+"""None: no answer."""
+Script: TypeAlias = Callable[[Frame], Reply | Awaitable[Reply]]
+_BYTES_MAX = 1 << 28
+
+
+def silence(_frame: Frame) -> None:
+    """A script that never answers."""
+
+
+class ScriptedServer:
+    """``scripts`` answer by request code; a code without one is answered as Apache's brokers do: not supported."""
+
+    def __init__(self) -> None:
+        self.scripts: dict[int, Script] = {}
+        self.requests: list[Frame] = []
+        """All that came, in order."""
+        self.connections: list[RemotingConnection] = []
+        """Those that are open."""
+        self.address = ""
+        self.accepted = 0
+        room = ByteRoom(_BYTES_MAX, _BYTES_MAX)
+        self._room = room
+        self._owner = Owner(self._opened, self._take, self._closed)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, context: ssl.SSLContext | None = None) -> None:
+        """Listen on a free port; with a context, for TLS."""
+        factory = lambda: RemotingConnection(self._owner, self._room, self._room)  # noqa: E731
+        self._server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0, ssl=context)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._server is not None:
+            self._server.close()
+        self.hang_up()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def hang_up(self) -> None:
+        """End every connection; the port stays open."""
+        for one in tuple(self.connections):
+            one.close("the test says so")
+
+    def codes(self) -> list[int]:
+        """The codes of all requests, in order."""
+        return [one.code for one in self.requests]
+
+    def of(self, code: int) -> list[Frame]:
+        """The requests of a code."""
+        return [one for one in self.requests if one.code == code]
+
+    def _opened(self, connection: RemotingConnection) -> None:
+        self.accepted += 1
+        self.connections.append(connection)
+
+    def _closed(self, connection: RemotingConnection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+
+    def _take(self, connection: RemotingConnection, frame: Frame) -> None:
+        self.requests.append(frame)
+        script = self.scripts.get(frame.code)
+        if script is None:
+            connection.done(frame, frame.answer(AnswerCode.REQUEST_CODE_NOT_SUPPORTED, "request type not supported"))
+            return
+        reply = script(frame)
+        if isinstance(reply, Frame):
+            connection.done(frame, reply)
+        elif reply is None:
+            connection.let_go(frame)
+        else:
+            task = asyncio.get_running_loop().create_task(self._reply(connection, frame, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, connection: RemotingConnection, frame: Frame, reply: Awaitable[Reply]) -> None:
+        answer = await reply
+        if answer is None:
+            connection.let_go(frame)
+        else:
+            connection.done(frame, answer)
+
+
+class Topics:
+    """Scripts for a server that tells routes: ``brokers`` by name and id, ``topics`` by name and broker."""
+
+    def __init__(self, brokers: Mapping[str, Mapping[int, str]], topics: Mapping[str, Mapping[str, int]]) -> None:
+        self.brokers = {name: dict(one) for name, one in brokers.items()}
+        self.topics = {name: dict(one) for name, one in topics.items()}
+        self.permission = 6
+
+    def route(self, frame: Frame) -> Frame:
+        """GET_ROUTEINFO_BY_TOPIC."""
+        found = self.topics.get(frame.fields["topic"])
+        if found is None:
+            return frame.answer(AnswerCode.TOPIC_NOT_EXIST, "no route info")
+        queues = tuple(QueueData(name, count, count, self.permission) for name, count in found.items())
+        data = tuple(BrokerData("C", name, self.brokers[name]) for name in found)
+        return frame.answer(body=TopicRouteData(queues, data).encode())
+
+    def clusters(self, frame: Frame) -> Frame:
+        """GET_BROKER_CLUSTER_INFO."""
+        table = {name: BrokerData("C", name, addresses) for name, addresses in self.brokers.items()}
+        return frame.answer(body=ClusterInfo(table, {"C": tuple(table)}).encode())
+
+    def serve(self, server: ScriptedServer) -> None:
+        """Let a server tell this."""
+        server.scripts[RequestCode.GET_ROUTEINFO_BY_TOPIC] = self.route
+        server.scripts[RequestCode.GET_BROKER_CLUSTER_INFO] = self.clusters
+
+
+@asynccontextmanager
+async def scripted_server(context: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
+    """One, listening."""
+    server = ScriptedServer()
+    await server.start(context)
+    try:
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,229 @@
+"""Connections of the clients: answers or errors, signatures, and what may leave this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster.certs import make_authority, make_node
+from dledger.client.security import ClientSecurity
+from dledger.errors import ConfigError, DLedgerError
+from dledger.remoting.acl import is_signed
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
+from dledger.rpc import tls
+from rocketstore.client.aio import errors
+from rocketstore.client.aio.connections import BrokerConnections, ContextSource
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.headers import QueueHeader
+from tests.support import certificates
+from tests.support.on_loop import on_loop, until
+from tests.support.scripted_server import scripted_server, silence
+
+CODE = RequestCode.GET_MAX_OFFSET
+
+
+@on_loop
+async def test_a_successful_answer_is_returned_and_any_other_one_raised() -> None:
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = lambda frame: frame.answer(fields={"offset": frame.fields["queueId"]})
+        answer = await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        assert answer.fields["offset"] == "7"
+        server.scripts[CODE] = lambda frame: frame.answer(AnswerCode.TOPIC_NOT_EXIST, "no topic T")
+        with pytest.raises(errors.NotFoundError, match=f"{server.address}: TOPIC_NOT_EXIST: no topic T") as caught:
+            await connections.ask(server.address, CODE, QueueHeader("T", 7), timeout_s=10)
+        assert caught.value.answer_code == AnswerCode.TOPIC_NOT_EXIST
+        await connections.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "outcome"),
+    [
+        (AnswerCode.SYSTEM_ERROR, errors.BrokerFailedError, "unknown"),
+        (AnswerCode.SYSTEM_BUSY, errors.BrokerBusyError, "not_applied"),
+        (AnswerCode.FLOW_CONTROL, errors.BrokerBusyError, "not_applied"),
+        (AnswerCode.SERVICE_NOT_AVAILABLE, errors.NotMasterError, "not_applied"),
+        (AnswerCode.NO_PERMISSION, errors.ForbiddenError, "not_applied"),
+        (AnswerCode.MESSAGE_ILLEGAL, errors.MessageRefusedError, "not_applied"),
+        (AnswerCode.REQUEST_CODE_NOT_SUPPORTED, errors.RequestNotKnownError, "not_applied"),
+        (AnswerCode.SUBSCRIPTION_GROUP_NOT_EXIST, errors.NotFoundError, "not_applied"),
+        (4711, errors.BrokerFailedError, "unknown"),
+    ],
+)
+def test_each_code_has_a_class_and_an_outcome(code: int, kind: type[errors.RefusedError], outcome: str) -> None:
+    """Nobody may take a message for not stored that perhaps is: a code that is not known leaves that open."""
+    found = errors.refusal_of(Frame(0, 1).answer(code, " x" * 1000), "b:1")
+    assert type(found) is kind
+    assert (found.outcome, found.answer_code, found.address) == (outcome, code, "b:1")
+    assert len(str(found)) < 600
+    assert isinstance(found, DLedgerError)
+
+
+@on_loop
+async def test_a_server_that_is_not_there_has_certainly_not_done_it() -> None:
+    async with scripted_server() as server:
+        address = server.address
+    connections = BrokerConnections([address])
+    with pytest.raises(errors.BrokerUnreachableError, match=address) as caught:
+        await connections.ask(address, CODE, timeout_s=10)
+    assert caught.value.outcome == "not_applied"
+    await connections.close()
+
+
+@on_loop
+async def test_a_connection_that_ends_leaves_open_whether_it_was_done() -> None:
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = silence
+        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10))
+        await until(lambda: server.requests, "it has arrived")
+        server.hang_up()
+        with pytest.raises(errors.ConnectionEndedError) as caught:
+            await asked
+        assert caught.value.outcome == "unknown"
+        assert "requires TLS" in str(caught.value)  # nothing has ever come from there
+        await connections.close()
+
+
+@on_loop
+async def test_without_an_answer_the_outcome_is_unknown() -> None:
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = silence
+        with pytest.raises(errors.TimedOutError, match=f"{server.address} did not answer within") as caught:
+            await connections.ask(server.address, CODE, timeout_s=0.05)
+        assert caught.value.outcome == "unknown"
+        await connections.close()
+
+
+@on_loop
+async def test_every_request_of_an_account_is_signed() -> None:
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address], ClientSecurity(access_key="alice", secret_key="s3cret"))
+        server.scripts[CODE] = lambda frame: frame.answer()
+        await connections.ask(server.address, CODE, QueueHeader("T", 1), b"body", timeout_s=10)
+        await connections.tell(server.address, Frame(CODE, 0, {"topic": "T"}))
+        await until(lambda: len(server.requests) == 2, "both have arrived")
+        assert all(is_signed("s3cret", one.fields, one.body) for one in server.requests)
+        assert {one.fields["AccessKey"] for one in server.requests} == {"alice"}
+        await connections.close()
+
+
+@on_loop
+async def test_plaintext_stays_on_this_machine() -> None:
+    """Also towards addresses that a server tells; only who says insecure=True wants it otherwise."""
+    with pytest.raises(ConfigError, match="plaintext is for loopback addresses only"):
+        BrokerConnections(["192.0.2.1:10911"])
+    connections = BrokerConnections(["127.0.0.1:1"])
+    with pytest.raises(errors.BrokerUnreachableError, match=r"a server named 192.0.2.1:10911 as another server"):
+        await connections.ask("192.0.2.1:10911", CODE, timeout_s=10)
+    await connections.close()
+    await BrokerConnections(["192.0.2.1:10911"], ClientSecurity(insecure=True)).close()
+
+
+@on_loop
+async def test_servers_are_known_by_their_certificates(tmp_path: Path) -> None:
+    """One of another CA gets nothing, which is certain: another broker may be asked."""
+    for name in ("mine", "other"):
+        make_authority(tmp_path / name)
+        make_node(tmp_path / name, "n0")
+    async with scripted_server(tls.server_context(tls.read(certificates.files(tmp_path / "mine", "n0")))) as server:
+        server.scripts[CODE] = lambda frame: frame.answer()
+        mine = ClientSecurity(tls=certificates.files(tmp_path / "mine", "n0"))
+        connections = BrokerConnections([server.address], mine)
+        await connections.ask(server.address, CODE, timeout_s=10)
+        await connections.close()
+        other = ClientSecurity(tls=certificates.files(tmp_path / "other", "n0"))
+        connections = BrokerConnections([server.address], other)
+        with pytest.raises(errors.BrokerUnreachableError, match=r"certificate .* is not trusted") as caught:
+            await connections.ask(server.address, CODE, timeout_s=10)
+        assert caught.value.outcome == "not_applied"
+        await connections.close()
+
+
+@on_loop
+async def test_a_new_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None:
+    """The files are replaced while the client runs; half-written ones are passed over."""
+    make_authority(tmp_path)
+    make_node(tmp_path, "n0")
+    files = certificates.files(tmp_path, "n0")
+    contexts = ContextSource(files)
+    before = contexts()
+    assert contexts() is before
+    files.ca.write_bytes(files.ca.read_bytes()[:100])
+    assert contexts() is before
+    make_authority(tmp_path, force=True)
+    make_node(tmp_path, "n0", force=True)
+    assert contexts() is not before
+
+
+@on_loop
+async def test_a_server_that_announces_its_own_requests_is_known_by_its_first_answer() -> None:
+    """Until its connection ends: another program may listen there then."""
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = lambda frame: frame.answer(fields={"dledger": "1"})
+        assert connections.protocol_version(server.address) == 0
+        await connections.ask(server.address, CODE, timeout_s=10)
+        server.scripts[CODE] = lambda frame: frame.answer()
+        await connections.ask(server.address, CODE, timeout_s=10)
+        assert connections.protocol_version(server.address) == 1
+        server.hang_up()
+        await until(lambda: connections.protocol_version(server.address) == 0, "the connection has ended")
+        await connections.ask(server.address, CODE, timeout_s=10)
+        assert connections.protocol_version(server.address) == 0
+        await connections.close()
+
+
+@on_loop
+async def test_too_many_requests_without_an_answer_are_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dledger.remoting.connection.CALLS_MAX", 3)
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = silence
+        asked = [asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10)) for _ in range(3)]
+        await until(lambda: len(server.requests) == 3, "they have arrived")
+        with pytest.raises(errors.BrokerBusyError) as caught:
+            await connections.ask(server.address, CODE, timeout_s=10)
+        assert caught.value.outcome == "not_applied"
+        await connections.close(at_once=True)
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+@on_loop
+async def test_a_closed_client_says_so() -> None:
+    async with scripted_server() as server:
+        connections = BrokerConnections([server.address])
+        server.scripts[CODE] = silence
+        asked = asyncio.create_task(connections.ask(server.address, CODE, timeout_s=10))
+        await until(lambda: server.requests, "it has arrived")
+        await connections.close()
+        with pytest.raises(errors.ConnectionEndedError):
+            await asked
+        with pytest.raises(errors.ClientClosedError):
+            await connections.ask(server.address, CODE, timeout_s=10)
+        with pytest.raises(errors.ClientClosedError):
+            await connections.tell(server.address, Frame(CODE, 0))
+
+
+def test_what_may_be_repeated_depends_on_the_outcome_and_the_request() -> None:
+    unknown = errors.TimedOutError("?")
+    surely_not = errors.BrokerUnreachableError("?")
+    assert errors.may_repeat(surely_not)
+    assert not errors.may_repeat(unknown)
+    assert errors.may_repeat(unknown, harmless=True)
+    assert errors.may_repeat(errors.TimedOutError("?", outcome="not_applied"))
+    for error in (
+        errors.ForbiddenError("?"),
+        errors.MessageRefusedError("?"),
+        errors.ClientClosedError("?"),
+        OSError(),
+    ):
+        assert not errors.may_repeat(error, harmless=True)
+    assert errors.may_send_elsewhere(errors.ForbiddenError("?"))  # the permission of one broker was wiped
+    assert errors.may_send_elsewhere(errors.NotFoundError("?"))
+    assert not errors.may_send_elsewhere(unknown)
+    assert not errors.may_send_elsewhere(errors.MessageRefusedError("?"))
