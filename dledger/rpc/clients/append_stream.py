@@ -13,14 +13,13 @@ from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients import codec
 from dledger.rpc.clients.calls import Call
-from dledger.types import AppendedBatch
+from dledger.rpc.clients.log_requests import AppendOutcome
 from dledger.values import MIB
 
 REQUESTS_PENDING_MAX: Final = 1024
 """The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""
 BYTES_PENDING_MAX: Final = 16 * MIB
 
-AppendOutcome = AppendedBatch | DLedgerError
 Submit = Callable[[codec.Append, Callable[[AppendOutcome], None]], None]
 
 

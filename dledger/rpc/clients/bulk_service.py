@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dledger.access.quota import Quota, TooManyWaitsError
 from dledger.config import ServerConfig
-from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError
+from dledger.errors import DLedgerError, IdentityError, IndexOutOfRangeError, InvalidRequestError, InvariantError
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import BulkLog
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
@@ -135,14 +135,30 @@ class BulkService:
         place = self._log.place_of_index(first)
         return LogChunk(first, 0, place.position, place.position, b"", LogIndex(known.end.index - 1), known.begin.index)
 
-    async def locate(self, data: bytes) -> bytes:
-        """``Locate``."""
-        request = codec.decode_locate(data)
-        try:
-            self._check_group(request.group)
-            return codec.encode_located(await self._run(lambda: self._located(request)))
-        except DLedgerError as error:
-            return codec.encode_located(error)
+    async def locate(self, request: codec.Locate) -> codec.LocatedEntries:
+        """``Locate``. Raises ``DLedgerError``, as the two below do."""
+        self._check_group(request.group)
+        return await self._run(lambda: self._located(request))
+
+    async def one_chunk(self, request: codec.FetchLog, encode: Callable[[LogChunk], bytes]) -> bytes:
+        """The encoded first chunk of a fetch, for clients that ask for each; empty if there are no entries."""
+        self._check_group(request.group)
+        known = await self._run(self._log.committed_range)
+        end = min(request.end_index or known.end.index, known.end.index)
+        if request.first_index >= end:
+            return encode(await self._run(lambda: self._nothing(request.first_index)))
+        size = min(request.max_bytes or _NO_LIMIT, request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX)
+        await self._fetch_rate.take(size)
+        return await self._run(lambda: encode(self._log.read_chunk(request.first_index, LogIndex(end), size)))
+
+    async def some_digests(self, request: codec.BlockDigests) -> codec.Digested:
+        """The first digests of a request, for clients that ask for each step."""
+        block_bytes = _block_bytes(request)
+        self._check_group(request.group)
+        async with aclosing(self._digests(request, block_bytes)) as digests:
+            async for some in digests:
+                return some
+        raise InvariantError("a digest has at least one step")
 
     def _located(self, request: codec.Locate) -> codec.LocatedEntries:
         log = self._log
@@ -158,11 +174,7 @@ class BulkService:
     async def digests(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """``BlockDigests``."""
         request = codec.decode_digests_request(data)
-        block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
-        if not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
-            raise InvalidRequestError(
-                f"block_bytes={block_bytes} must be between {BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}"
-            )
+        block_bytes = _block_bytes(request)
         try:
             self._check_group(request.group)
             async with aclosing(self._digests(request, block_bytes)) as digests:
@@ -213,6 +225,13 @@ class BulkService:
                     "member (readFrom=any), or use fewer readers at once"
                 ) from None
             yield
+
+
+def _block_bytes(request: codec.BlockDigests) -> int:
+    block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
+    if not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
+        raise InvalidRequestError(f"block_bytes={block_bytes} must be between {BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}")
+    return block_bytes
 
 
 def _drop(reading: asyncio.Future[_Ready]) -> None:

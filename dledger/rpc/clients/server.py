@@ -17,6 +17,7 @@ from dledger.rpc import loops, options
 from dledger.rpc.bridge import LoopBridge, Report, log_failure
 from dledger.rpc.clients.aio_server import Methods, add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.log_requests import LogRequests
 from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.clients.standard_services import StandardServices
 from dledger.rpc.ports import LogNode
@@ -134,7 +135,8 @@ class ClientServer:
             share_percent=config.access.account_share_percent,
             conditions=self.conditions,
         )
-        service = LogService(config, self._node, self._bridge, connections, self._guard, self.conditions)
+        requests = LogRequests(config, self._node, self._bridge, self._guard, self.conditions)
+        service = LogService(requests, connections)
         try:
             server = aio_server(options.client_server_options(config), calls_max)
             self._methods = service.methods()
@@ -156,9 +158,9 @@ class ClientServer:
                 await statuses.enter_graceful_shutdown()
             finally:
                 await server.stop(None)
-                await service.drain()
+                await requests.drain()
         finally:
-            service.close()
+            requests.close()
             connections.close()
 
     def _wanted_port(self) -> int:

@@ -21,6 +21,7 @@ from dledger.client.channels import Service
 from dledger.client.discovery import Directory, ServerReport
 from dledger.client.security import ChannelMaker
 from dledger.client.shared import Deadline, rpc_failure
+from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
@@ -37,6 +38,7 @@ from dledger.rpc import options
 from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.aio_server import add_methods, aio_server
 from dledger.rpc.clients.connections import Connections
+from dledger.rpc.clients.log_requests import LogRequests
 from dledger.rpc.clients.log_service import LogService
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.sending import window
@@ -98,7 +100,8 @@ async def _served() -> AsyncIterator[AsyncGroup]:
 
 async def _serve(config: ServerConfig, node: FakeNode) -> grpc.aio.Server:
     """A client server on the present loop."""
-    service = LogService(config, node, LoopBridge(), Connections("unwatched", config.limits, share_percent=75))
+    requests = LogRequests(config, node, LoopBridge(), None, Conditions(config.node_id))
+    service = LogService(requests, Connections("unwatched", config.limits, share_percent=75))
     server = aio_server(options.client_server_options(config))
     add_methods(server, options.LOG_SERVICE, service.methods())
     options.bind(server, "127.0.0.1", config.client_port or 0, "client")
