@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.access.addresses import counted_host, plain_host
+from dledger.log_bound import BoundedLog
 from dledger.records import record
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.errors import FrameError
@@ -93,6 +94,8 @@ class Owner(NamedTuple):
     request: Callable[[RemotingConnection, Frame], None]
     """Called with a request; when it is done, the connection's ``done`` or ``let_go`` must be called once."""
     closed: Callable[[RemotingConnection], None]
+    log: BoundedLog | logging.Logger = _LOG
+    """Of the connections that are closed for a reason."""
 
 
 class RemotingConnection(asyncio.Protocol):
@@ -402,7 +405,7 @@ class RemotingConnection(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """Close the connection at once. Idempotent."""
         if not self.is_closed:
-            _LOG.info("hung up on %s: %s", self.place, reason)
+            self._owner.log.info("hung up on %s: %s", self.place, reason)
             self._end(reason)
             if self._transport is not None:
                 self._transport.abort()

@@ -14,6 +14,7 @@ from dataclasses import field
 from functools import partial
 from typing import Final
 
+from dledger.log_bound import BoundedLog
 from dledger.records import record
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import NOTHING_ANNOUNCED, ByteRoom, Owner, Place, RemotingConnection
@@ -88,7 +89,8 @@ class RemotingServer:
         self._limits = limits
         self._room = ByteRoom(limits.receive_bytes_max, limits.host_receive_bytes_max)
         self._unsent_room = ByteRoom(limits.unsent_bytes_max, limits.host_unsent_bytes_max)
-        self._owner = Owner(self._admit, self._take, self._forget)
+        self._hang_ups = BoundedLog(_LOG)
+        self._owner = Owner(self._admit, self._take, self._forget, self._hang_ups)
         self.refusals: Counter[tuple[int, int]] = Counter()
         """By the code of the request (``UNKNOWN`` if it has no handler) and of the answer."""
         self._connections: set[RemotingConnection] = set()
@@ -173,6 +175,7 @@ class RemotingServer:
                 connection.close(f"a frame has not come to its end within {PARTIAL_S_MAX:.0f} s")
             elif now - connection.heard_at > IDLE_S_MAX:
                 connection.close(f"nothing came or went for {IDLE_S_MAX:.0f} s")
+        self._hang_ups.flush()
         self._scan = loop.call_later(SCAN_INTERVAL_S, self._look)
 
     # -- requests ------------------------------------------------------------------------------------------------------

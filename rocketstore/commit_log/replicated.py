@@ -232,7 +232,11 @@ class ReplicatedCommitLog:
 
     def flush(self) -> int:
         """See ``CommitLog.flush``. Raises ``DiskError``."""
-        self._log.flush()
+        try:
+            self._log.flush()
+        except ShutdownError:  # a server that could not start has stopped itself, which flushed its log
+            if self._server.fatal is not None:
+                raise
         return self.flushed_offset
 
     def remaining_to_flush(self) -> int:

@@ -21,6 +21,7 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, TlsError
+from dledger.log_bound import BoundedLog
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.front_door import DoorLimits, FrontDoor, stop_serving
@@ -106,6 +107,8 @@ class HaMaster:
         self._waits = waits
         self._conditions = conditions
         self._tls = tls
+        self._ends = BoundedLog(_LOG)
+        """Of connections, which anyone can open who reaches the port."""
         self._servers: list[asyncio.Server] = []
         self._door: FrontDoor | None = None
         self._slaves: dict[asyncio.Task[None], _Slave] = {}
@@ -175,7 +178,7 @@ class HaMaster:
                 lambda: accepting, link, ssl=context, ssl_handshake_timeout=GREETING_TIMEOUT_S
             )
         except OSError as error:
-            _LOG.info("the slave %s is gone: %s", address, error)
+            self._ends.info("the slave %s is gone: %s", address, error)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = writer.get_extra_info("peername")
@@ -199,7 +202,9 @@ class HaMaster:
                 return
             host = by_host.most_common(1)[0][0]
         oldest = next(one for one in silent if one.host == host)
-        _LOG.info("the connection of %s is ended: it has not said what it wants, as others that wait", oldest.name)
+        self._ends.info(
+            "the connection of %s is ended: it has not said what it wants, as others that wait", oldest.name
+        )
         oldest.end()
 
     def _make_room_to_follow(self, slave: _Slave) -> str:
@@ -231,10 +236,12 @@ class HaMaster:
         except (CorruptLogError, DiskError) as error:
             self._refuse(slave, f"its part of the log cannot be read: {error}")
         except (OSError, EOFError, TimeoutError) as error:
-            _LOG.info("the slave %s is gone: %s", slave.name, error or f"silent for {self._pace.silence_s_max:g} s")
+            self._ends.info(
+                "the slave %s is gone: %s", slave.name, error or f"silent for {self._pace.silence_s_max:g} s"
+            )
 
     def _refuse(self, slave: _Slave, why: str) -> None:
-        _LOG.warning("the slave %s cannot be served: %s", slave.name, why)
+        self._ends.warning("the slave %s cannot be served: %s", slave.name, why)
         self._conditions.set(
             ConditionKind.NOT_REPLICATING, f"the slave {slave.name}: {why}", subject=slave.host, for_ms=REFUSED_MS
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
+from dledger.log_bound import LINES_MAX
 from dledger.remoting import server as module
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import RemotingConnection
@@ -71,6 +73,22 @@ def _with_server(test: Callable[[_Server], Awaitable[None]], requests_max: int, 
             await server.server.close(1)
 
     _on_a_loop(run)
+
+
+def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor the disk that it is on: not with connections beyond the limit, nor with bytes that are no frames."""
+    caplog.set_level(logging.INFO)
+
+    async def test(server: _Server) -> None:
+        for number in range(300):
+            connection, _ = server.accept("192.0.2.1")
+            if number % 2:
+                connection.data_received(bytes(64))
+
+    _with_server(test, 4, 4)
+
+    hung_up = [one for one in caplog.messages if "hung up" in one]
+    assert 0 < len(hung_up) <= LINES_MAX
 
 
 def test_one_host_cannot_use_up_the_requests_of_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -215,14 +216,16 @@ def test_a_taken_port_is_an_error_that_leaves_nothing_running(tmp_path: Path) ->
         pass
 
 
-def test_a_taken_port_of_a_members_node_is_named(tmp_path: Path) -> None:
-    """What ends a start is told, not what its clean-up meets: the node has closed its log by then."""
+def test_a_taken_port_of_a_members_node_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What ends a start is told, and nothing else: the node has closed its log by then, and flushed it."""
     config = alone(tmp_path)
     assert config.dledger is not None
     with socket.create_server(("127.0.0.1", config.dledger.client_port or 0)):
         broker = BrokerServer(config)
         with pytest.raises(ConfigError, match="cannot listen on the client address"):
             broker.start()
+    assert not [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    assert "did not stop cleanly" not in caplog.text
 
     with running(config):
         pass
