@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar, overload
 
 from dledger.errors import ConfigError
 from rocketstore.client.errors import BadAnswerError, UnreadableBodyError
@@ -31,6 +32,7 @@ _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | _COMPRESSION
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+_M = TypeVar("_M", bound="ReceivedMessage")
 
 
 class ReceivedMessage:
@@ -115,8 +117,21 @@ class ReceivedMessage:
         return self._message
 
 
-def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMessage]:
-    """The messages in a pull response. Raises ``BadAnswerError`` for anything but whole, undamaged records."""
+@overload
+def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMessage]: ...
+
+
+@overload
+def split_records(records: bytes, *, check_crc: bool = True, kind: type[_M]) -> list[_M]: ...
+
+
+def split_records(
+    records: bytes, *, check_crc: bool = True, kind: type[ReceivedMessage] = ReceivedMessage
+) -> Sequence[ReceivedMessage]:
+    """The messages in a pull response, as objects of ``kind``.
+
+    Raises ``BadAnswerError`` for anything but whole, undamaged records.
+    """
     found: list[ReceivedMessage] = []
     add, unpack, crc32 = found.append, _HEAD.unpack_from, zlib.crc32
     at, end = 0, len(records)
@@ -136,7 +151,7 @@ def split_records(records: bytes, *, check_crc: bool = True) -> list[ReceivedMes
             raise BadAnswerError(f"the record at byte {at} of the answer to a pull has an impossible body length")
         if check_crc and crc32(record[start:stop]) & CRC_MASK != head[2]:
             raise BadAnswerError(f"the body of the message at queue offset {head[4]} does not match its CRC")
-        add(ReceivedMessage(record, head, start, stop))
+        add(kind(record, head, start, stop))
         at += size
     return found
 

@@ -185,6 +185,8 @@ class GroupQueueHeader:
     consumer_group: str
     topic: str
     queue_id: Int32
+    set_zero_if_not_found: bool = True
+    """RocketMQ 5's: whether a group without an offset in a queue that has all its messages is at 0."""
 
 
 @record(frozen=True, slots=True)

@@ -52,13 +52,13 @@ class Offsets:
         self._pulled_timer: asyncio.TimerHandle | None = None
 
     async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
-        """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin."""
+        """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin, unless it asks not to."""
         parts, header = self._parts, read_header(GroupQueueHeader, frame.fields)
         parts.check_caught_up()
         found = parts.state.offset(header.consumer_group, header.topic, header.queue_id)
         if found == _NONE:
             low, high = await self._range(header.topic, header.queue_id)
-            if low > 0 or await self._is_long(header.topic, header.queue_id, high):
+            if low > 0 or not header.set_zero_if_not_found or await self._is_long(header.topic, header.queue_id, high):
                 raise RequestError(
                     f"Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first: {header.consumer_group} has no "
                     "offset here",

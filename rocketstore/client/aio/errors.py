@@ -9,6 +9,7 @@
     ├── ConnectionEndedError        the connection ended before the answer
     ├── SendQueueFullError          too much is waiting to be sent: slow down
     ├── BadAnswerError              an answer that cannot be understood
+    ├── OffsetOutOfRangeError       of a consumer that must not skip: the next message is gone
     ├── PartlySentError             some messages of one call are stored: ``results`` says which
     └── RefusedError                a broker or name server said no; ``answer_code`` is RocketMQ's number
         ├── NotMasterError          this broker takes no writes now: another one may
@@ -76,6 +77,10 @@ class BadAnswerError(ClientError):
     """Raised when an answer cannot be understood: a body that is no JSON, a field that is no number."""
 
     outcome: Outcome = "unknown"
+
+
+class OffsetOutOfRangeError(ClientError):
+    """Raised when the next message of a queue is gone, for a consumer that must not skip any: ``seek``."""
 
 
 class PartlySentError(ClientError):

@@ -170,3 +170,23 @@ class ProducersByGroup(Body):
     """Answer to GET_ALL_PRODUCER_INFO, by group."""
 
     data: Mapping[str, tuple[ProducerInfo, ...]] = field(default_factory=dict)
+
+
+@record(frozen=True, slots=True)
+class ProcessQueueInfo(Body):
+    """One queue of a consumer in the body below."""
+
+    commit_offset: Int64 = 0
+    cached_msg_count: Int32 = 0
+    cached_msg_size_in_mi_b: Annotated[Int32, Named("cachedMsgSizeInMiB")] = 0
+    locked: bool = False
+    droped: bool = False
+
+
+@record(frozen=True, slots=True)
+class ConsumerRunningInfo(Body):
+    """Answer to GET_CONSUMER_RUNNING_INFO, of a client."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    subscription_set: tuple[SubscriptionData, ...] = ()
+    mq_table: Mapping[MessageQueue, ProcessQueueInfo] = field(default_factory=dict)

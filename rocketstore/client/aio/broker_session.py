@@ -1,0 +1,399 @@
+"""``BrokerSession``: a consumer's queues at the brokers of one name: takes, leaves, locks and commits them.
+
+Each has a task of its own, so that brokers without a master hold up nothing but their own queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from dledger.records import record
+from dledger.remoting.errors import RequestError
+from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
+from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.consumer_options import ConsumerOptions
+from rocketstore.client.aio.errors import BadAnswerError, ClientError, ForbiddenError, NotFoundError, may_repeat
+from rocketstore.client.aio.offsets import OffsetStore, StartOffsets
+from rocketstore.client.aio.queue_reader import PullSettings, QueueReader
+from rocketstore.client.received import sent_expression, tags_of_expression
+from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode
+
+_log = logging.getLogger(__name__)
+REBALANCE_S: Final = 20.0
+"""How often queues are taken without being told to: those that had to be left may be readable again."""
+RETRY_S: Final = 1.0
+"""Before what failed is tried again."""
+SETTLE_S: Final = 0.2
+"""How long a member that loses queues waits for messages in use before it commits."""
+TAKE_OVER_S: Final = 0.3
+"""How long a member that gains queues waits before it asks where to begin, so that the one before can commit."""
+RENEW_S: Final = 20.0
+"""How often locks are renewed, as RocketMQ's clients do."""
+LOCK_VALID_S: Final = 30.0
+"""How long a lock counts without a renewal; the broker's lasts a minute."""
+
+
+@record(frozen=True, slots=True)
+class Subscriptions:
+    """Who consumes what: tag expressions by topic. ``group``: empty for a consumer that commits nothing."""
+
+    group: str
+    client_id: str
+    expressions: Mapping[str, str]
+    options: ConsumerOptions
+
+    @property
+    def needs_locks(self) -> bool:
+        """Whether queues are locked at the brokers before they are read."""
+        return bool(self.group) and self.options.ordered and not self.options.broadcast
+
+    def pull_settings(self, topic: str) -> PullSettings:
+        """How to pull a topic."""
+        expression, options = self.expressions.get(topic, "*"), self.options
+        return PullSettings(
+            self.group,
+            sent_expression(expression),
+            tags_of_expression(expression),
+            options.pull_messages,
+            options.pull_wait_s,
+            options.stock_bytes_max,
+            options.when_out_of_range == "go_on",
+        )
+
+
+@record(frozen=True, slots=True)
+class Plan:
+    """Which queues at these brokers are this consumer's. ``is_alone``: no other member may have had them."""
+
+    queues: frozenset[MessageQueue] = frozenset()
+    is_alone: bool = True
+
+
+class BrokerSession:
+    """``store``: None for a consumer that commits nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        subscriptions: Subscriptions,
+        deliveries: DeliveryQueue,
+        starts: StartOffsets,
+        store: OffsetStore | None,
+    ) -> None:
+        self.name: Final = name
+        self.failure: ClientError | OSError | None = None
+        """Why the plan has not been carried out, or in the end the last offsets not committed."""
+        self._cluster = cluster
+        self._subscriptions = subscriptions
+        self._deliveries = deliveries
+        self._starts = starts
+        self._store = store
+        self._plan: Plan | None = None
+        self._carried_out: Plan | None = None
+        self._leaving: list[Assignment] = []
+        self._reported: dict[str, str] = {}
+        self._committing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._is_closing = False
+        self._apply_at = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"consumer at {name or 'brokers'}")
+
+    # -- for the consumer ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the plan has been carried out."""
+        return self._plan is not None and self._carried_out is self._plan
+
+    @property
+    def planned(self) -> frozenset[MessageQueue]:
+        """The queues that are this consumer's, though it may not have them yet."""
+        return frozenset() if self._plan is None else self._plan.queues
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether the application may still be at work on a message of an ordered queue.
+
+        The next member must not begin before, so the lock is renewed, however long it takes.
+        """
+        if not self._subscriptions.needs_locks:
+            return False
+        assignments = [*self._held(), *self._leaving]
+        return any(one.out for one in assignments) or not (self.is_settled or self.failure is not None)
+
+    def assign(self, plan: Plan) -> None:
+        """Take these queues, and leave all others."""
+        if plan != self._plan:
+            self._plan = plan
+            self._apply_at = 0.0
+            self._wake.set()
+
+    def message_done(self) -> None:
+        """Perhaps it was the last one that a queue waits for."""
+        if self._leaving:
+            self._wake.set()
+
+    async def commit(self, *, adopts: bool = True) -> None:
+        """Commit what is done now. Raises ``ClientError``, and ``OSError`` of a file."""
+        await self._commit(self._held(), adopts=adopts)
+
+    async def stop(self) -> None:
+        """Commit, unlock and end; ``failure`` says whether the last commit failed. Idempotent."""
+        self._is_closing = True
+        self._wake.set()
+        await asyncio.shield(self._task)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``stop`` would return at once."""
+        return self._task.done()
+
+    # -- the task ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        loop, commit_s = asyncio.get_running_loop(), self._subscriptions.options.commit_s
+        renew_at, commit_at = 0.0, loop.time() + (commit_s or float("inf"))
+        master = ""
+        while not self._is_closing:
+            self._wake.clear()
+            broker = self._cluster.routes.broker(self.name)
+            before, master = master, "" if broker is None else broker.master
+            if self._subscriptions.needs_locks and (loop.time() >= renew_at or master != before):
+                failed = await self._try("renew its locks", self._renew)
+                renew_at = loop.time() + (RENEW_S if failed is None else RETRY_S)
+            if self._plan is not None and loop.time() >= self._apply_at:
+                self._apply_at = loop.time() + REBALANCE_S
+                self.failure = await self._try("take its queues", self._apply)
+                if self.failure is not None:
+                    self._apply_in(RETRY_S)
+            if loop.time() >= commit_at:
+                commit_at = loop.time() + (commit_s or float("inf"))
+                await self._try("commit", self.commit)
+            if self._leaving:
+                await self._try("give queues back", self._finish_leaving)
+            due = min(self._apply_at if self._plan is not None else float("inf"), commit_at, loop.time() + RETRY_S)
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        await self._leave()
+
+    async def _leave(self) -> None:
+        assignments = [*self._held(), *self._leaving]
+        for one in assignments:
+            one.reader.stop()
+        self.failure = await self._try("commit at the end", lambda: self._commit(assignments))
+        for one in assignments:
+            self._deliveries.remove(one)
+            one.in_flight.is_abandoned = True
+        await self._unlock([one.queue for one in assignments])
+
+    def _apply_in(self, seconds: float) -> None:
+        self._apply_at = min(self._apply_at, asyncio.get_running_loop().time() + seconds)
+
+    async def _try(self, action: str, run: Callable[[], Awaitable[None]]) -> ClientError | OSError | None:
+        """Its error, if it failed. The same one is logged once."""
+        try:
+            await run()
+        except (ClientError, OSError) as error:
+            if self._reported.get(action) != str(error):
+                self._reported[action] = str(error)
+                at = f" at {self.name}" if self.name else ""
+                _log.warning("group %s: cannot %s%s: %s", self._subscriptions.group, action, at, error)
+            return error
+        except Exception as error:  # noqa: BLE001  # else locks, commits and rebalancing would end without a word
+            _log.exception("group %s: cannot %s, unexpectedly", self._subscriptions.group, action)
+            return ClientError(f"cannot {action}: unexpected {error!r}")
+        self._reported.pop(action, None)
+        return None
+
+    def _held(self) -> list[Assignment]:
+        return [one for queue, one in self._deliveries.assignments.items() if queue.broker_name == self.name]
+
+    # -- taking and leaving queues -------------------------------------------------------------------------------------
+
+    async def _apply(self) -> None:
+        plan = self._plan
+        assert plan is not None
+        held = {one.queue: one for one in self._held()}
+        await self._release([one for queue, one in held.items() if queue not in plan.queues])
+        leaving = {one.queue for one in self._leaving}
+        gained = plan.queues - held.keys() - leaving
+        if gained:
+            if not plan.is_alone:
+                await asyncio.sleep(TAKE_OVER_S)
+            if self._plan is plan and not self._is_closing:
+                await self._gain(plan, gained)
+        if leaving & plan.queues:
+            self._apply_in(RETRY_S)
+        self._carried_out = plan
+
+    async def _gain(self, plan: Plan, gained: Collection[MessageQueue]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if self._subscriptions.needs_locks:
+            gained = await self._lock(gained)
+        added: set[MessageQueue] = set()
+        try:
+            offsets = await self._starts.of(gained)
+            if self._plan is not plan or self._is_closing:  # it took long: perhaps others have them by now
+                return
+            for queue in sorted(offsets, key=lambda one: (one.topic, one.queue_id)):
+                self._add(queue, offsets[queue], began + LOCK_VALID_S if self._subscriptions.needs_locks else None)
+                added.add(queue)
+        finally:
+            await self._unlock([one for one in gained if one not in added])
+
+    def _add(self, queue: MessageQueue, offset: int, usable_until: float | None) -> None:
+        settings = self._subscriptions.pull_settings(queue.topic)
+        reader = QueueReader(self._cluster, queue, offset, settings, self._deliveries.changed)
+        assignment = Assignment(queue, reader, offset, None if self._store is None else offset)
+        if usable_until is not None:
+            assignment.usable_until = usable_until
+        self._deliveries.add(assignment)
+        reader.start()
+
+    async def _release(self, lost: Sequence[Assignment]) -> None:
+        if not lost:
+            return
+        for one in lost:
+            self._deliveries.remove(one)
+            one.reader.stop()
+        self._leaving += lost
+        await self._deliveries.wait_idle(lost, SETTLE_S)
+        await self._finish_leaving()
+
+    async def _finish_leaving(self) -> None:
+        """Commit and unlock; in order only once the message in use is done, because the next member starts then."""
+        ready = [one for one in self._leaving if not (self._subscriptions.options.ordered and one.out)]
+        try:
+            await self._commit(ready)
+        except ClientError as error:
+            if may_repeat(error, harmless=True):
+                raise
+            _log.warning(
+                "group %s: the offsets of queues that it leaves are not committed: %s", self._subscriptions.group, error
+            )
+        for one in ready:
+            one.in_flight.is_abandoned = True
+        self._leaving = [one for one in self._leaving if one not in ready]
+        await self._unlock([one.queue for one in ready])
+
+    # -- locks ---------------------------------------------------------------------------------------------------------
+
+    async def _lock(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+        """Those that are ours now. Raises ``ClientError``."""
+        body = LockQueuesBody(self._subscriptions.client_id, self._subscriptions.group, tuple(queues)).encode()
+        answer = await self._cluster.ask_master(
+            self.name, RequestCode.LOCK_BATCH_MQ, None, body, deadline=self._cluster.deadline()
+        )
+        try:
+            locked = set(LockedQueuesBody.decode(answer.body).locked)
+        except RequestError as error:
+            raise BadAnswerError(f"the answer to a request for locks cannot be read: {error}") from error
+        got = [one for one in queues if one in locked]
+        if len(got) < len(queues):  # another member is not done with them yet
+            self._apply_in(RETRY_S)
+        return got
+
+    async def _renew(self) -> None:
+        began = asyncio.get_running_loop().time()
+        held = self._held()
+        queues = [one.queue for one in (*held, *self._leaving)]
+        got = set(await self._lock(queues) if queues else ())
+        for one in held:
+            if one.queue in got:
+                one.usable_until = began + LOCK_VALID_S
+        self._deliveries.changed()
+        await self._release([one for one in held if one.queue not in got])
+
+    async def _unlock(self, queues: Sequence[MessageQueue]) -> None:
+        """Best effort: an old lock ends by itself."""
+        if not queues or not self._subscriptions.needs_locks:
+            return
+        body = LockQueuesBody(self._subscriptions.client_id, self._subscriptions.group, tuple(queues)).encode()
+        try:
+            await self._cluster.ask_master(
+                self.name, RequestCode.UNLOCK_BATCH_MQ, None, body, deadline=self._cluster.deadline()
+            )
+        except ClientError as error:
+            _log.info("group %s: queues stay locked for a minute: %s", self._subscriptions.group, error)
+
+    # -- offsets -------------------------------------------------------------------------------------------------------
+
+    async def _commit(self, assignments: Sequence[Assignment], *, adopts: bool = True) -> None:
+        """Also of queues that are left: a position that was reset, or is gone, is not overwritten."""
+        store = self._store
+        if not assignments or store is None:
+            return
+        async with self._committing:  # from before the look on: a commit after it would seem to have been undone
+            if adopts:
+                await self._adopt(store, assignments)
+            chosen = {
+                one: one.in_flight.done
+                for one in assignments
+                if not (one.in_flight.is_abandoned or one.is_in_doubt)
+                and (one.may_rewind or one.in_flight.done != one.committed)
+            }
+            if not chosen:
+                return
+            for one, offset in chosen.items():
+                one.offered = offset
+            await store.commit({one.queue: offset for one, offset in chosen.items()})
+            for one, offset in chosen.items():
+                one.committed = offset
+                if one.in_flight.done >= offset:
+                    one.may_rewind = False
+
+    async def _adopt(self, store: OffsetStore, assignments: Sequence[Assignment]) -> None:
+        """Adopt offsets that were changed elsewhere: reset, or committed by the member before."""
+        last = {one: one.reader.last for one in assignments}
+        stored = await store.fetch([one.queue for one in assignments])
+        for one in assignments:
+            if one.queue in stored:
+                one.is_in_doubt = False
+                one.reader.known = last[one] or one.reader.known
+        await self._look_into([one for one in assignments if one.queue not in stored])
+        for one in assignments:
+            offset = stored.get(one.queue)
+            if offset is None or offset in (one.committed, one.offered) or one.may_rewind:
+                continue
+            if offset > one.in_flight.next or (one.committed is not None and offset < one.committed):
+                _log.warning(
+                    "group %s: its offset in queue %d of %s was changed to %d elsewhere; continuing there",
+                    self._subscriptions.group,
+                    one.queue.queue_id,
+                    one.queue.topic,
+                    offset,
+                )
+                self._deliveries.go_to(one, offset)
+            one.committed = offset
+
+    async def _look_into(self, lost: Sequence[Assignment]) -> None:
+        """Offsets are gone: the group or a topic was deleted, or a broker lost its disk. They are stored again."""
+        lost = [one for one in lost if one.committed is not None]
+        for one in lost:
+            try:
+                back = await one.reader.other_history()
+            except (ForbiddenError, NotFoundError):  # it may be readable again later
+                one.is_in_doubt = True
+                continue
+            if back is not None:  # what was pulled ahead is dropped, and what is in use comes again
+                self._deliveries.go_to(one, min(back, one.in_flight.done))
+            one.committed = one.offered = None
+            one.is_in_doubt = False
+        lost = [one for one in lost if one.committed is None]
+        if lost:
+            _log.warning(
+                "group %s: its offsets are gone: the group or a topic was deleted, or the broker lost its disk; they "
+                "are stored again (%s)",
+                self._subscriptions.group,
+                ", ".join(f"queue {one.queue.queue_id} of {one.queue.topic}: {one.in_flight.done}" for one in lost),
+            )

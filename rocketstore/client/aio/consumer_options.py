@@ -1,0 +1,76 @@
+"""The options of a consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypedDict
+
+from dledger.errors import ConfigError
+from dledger.limits import AboveZero, Bytes, Positive, Range, out_of_range
+from dledger.values import MIB
+from rocketstore.client.aio.offsets import Start
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How a consumer works; all members of a group should have the same. ``Consumer`` takes these as keyword arguments.
+
+    ``start``: where a group begins in a topic that is new to it, in all queues at once: ``"last"``, ``"first"``, or a
+    time in ms since 1970; a queue that is added later begins with its first message. ``ordered``: the messages of a
+    queue one after the other; a failing one is tried again in place. ``broadcast``: this consumer gets all queues and
+    keeps its offsets itself, in ``offsets_file`` (None: only until it ends). ``retries_max``: how often a message is
+    delivered again before it goes to the group's dead letters; None: as the group's settings say (16), and in order
+    without end. ``commit_s``: how often offsets are committed; None: only ``commit`` and ``close`` do.
+    ``when_out_of_range``: if the next message is gone, ``"go_on"`` at the nearest that exists (logged, counted in
+    ``skipped``), or raise ``OffsetOutOfRangeError``. ``pending_messages_max`` and ``pending_bytes_max`` limit what is
+    in use of each queue, ``stock_bytes_max`` what is pulled ahead of it. ``pending_span_max``: how far a queue goes on
+    behind a message that is not done, because all of that comes again if this consumer is killed.
+    ``consume_timeout_s``: a message that a handler is not done with after this time is sent back as if it had failed,
+    except in order. ``timeout_s``: for every request.
+    """
+
+    start: Start = "last"
+    ordered: bool = False
+    broadcast: bool = False
+    offsets_file: Path | None = None
+    retries_max: Annotated[int, Range(0)] | None = None
+    commit_s: AboveZero | None = 5.0
+    when_out_of_range: Literal["go_on", "error"] = "go_on"
+    timeout_s: AboveZero = 5.0
+    pending_messages_max: Positive = 1000
+    pending_bytes_max: Bytes = 16 * MIB
+    pending_span_max: Positive = 2000
+    consume_timeout_s: AboveZero = 900.0
+    pull_messages: Positive = 1024
+    pull_wait_s: Annotated[float, Range(0, 60)] = 15.0
+    stock_bytes_max: Bytes = 4 * MIB
+
+    def __post_init__(self) -> None:
+        problems = out_of_range(self)
+        if self.offsets_file is not None and not self.broadcast:
+            problems.append("offsets_file is for broadcast: otherwise the brokers keep the group's offsets")
+        if isinstance(self.start, str) and self.start not in ("first", "last"):
+            problems.append(f"start must be 'first', 'last' or a time in ms since 1970, not {self.start!r}")
+        if problems:
+            raise ConfigError(problems)
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of ``ConsumerOptions``, for type checkers."""
+
+    start: Start
+    ordered: bool
+    broadcast: bool
+    offsets_file: Path | None
+    retries_max: int | None
+    commit_s: float | None
+    when_out_of_range: Literal["go_on", "error"]
+    timeout_s: float
+    pending_messages_max: int
+    pending_bytes_max: int
+    pending_span_max: int
+    consume_timeout_s: float
+    pull_messages: int
+    pull_wait_s: float
+    stock_bytes_max: int

@@ -1,0 +1,438 @@
+"""``QueueReader``: pulls one queue ahead of its consumer, from the master or, while there is none, from a copy.
+
+A queue may lose messages: the oldest by age, the newest with a broker that lost its disk and has no copy, and other
+messages may take their offsets then. The reader knows the last message that it was given; whenever the connection broke
+in between, it compares that one with what is in its place now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from dledger.backoff import Backoff
+from dledger.remoting.codes import AnswerCode
+from dledger.remoting.frame import Frame
+from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.consumed_message import ConsumedMessage, split_pulled
+from rocketstore.client.aio.errors import (
+    BadAnswerError,
+    BrokerFailedError,
+    BrokerUnreachableError,
+    ClientError,
+    OffsetOutOfRangeError,
+    may_repeat,
+    refusal_of,
+)
+from rocketstore.client.aio.offsets import read_answer
+from rocketstore.client.aio.routes import MASTER_ID
+from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.headers import (
+    OffsetAnswer,
+    OffsetByTimeHeader,
+    PullAnswer,
+    PullHeader,
+    write_header,
+)
+
+_log = logging.getLogger(__name__)
+SUSPEND: Final = 2
+"""System flag of a pull: the broker may wait for messages."""
+SUBSCRIPTION: Final = 4
+"""The pull contains its subscription."""
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""The group that reads for nobody: RocketMQ's brokers know it without its being created."""
+PAUSE_S_MIN: Final = 0.05
+PAUSE_S_MAX: Final = 1.0
+IDLE_PAUSE_S: Final = 0.05
+"""The pause after an empty answer that came at once, although the broker could have waited for messages."""
+REFUSED_PAUSE_S: Final = 1.0
+"""The pause before a queue that was refused is asked for again."""
+COPY_WAIT_S: Final = 1.0
+"""How long a copy may wait for messages: a master may be back by then."""
+BEYOND_END_S: Final = 3.0
+"""How long masters must keep reporting that a queue ends before the wanted offset until that is believed: one that was
+paused or disconnected may not know yet that it was replaced, nor what was stored since.
+"""
+LOOK_BACK_S: Final = 1.0
+"""How long a master has to show the last message again after the connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """The parameters of every pull of a topic, and how much is kept in stock per queue.
+
+    ``group``: empty for a consumer that commits nothing. ``tags``: those wanted; None for all.
+    """
+
+    group: str
+    expression: str = "*"
+    tags: frozenset[str] | None = None
+    max_messages: int = 1024
+    wait_s: float = 15.0
+    stock_bytes_max: int = 4 << 20
+    skips_missing: bool = True
+
+
+_GO_ON: Final = frozenset({AnswerCode.SUCCESS, AnswerCode.PULL_RETRY_IMMEDIATELY})
+_ANSWERS: Final = _GO_ON | {AnswerCode.PULL_NOT_FOUND, AnswerCode.PULL_OFFSET_MOVED}
+
+
+class PulledBatch(NamedTuple):
+    """Messages of one answer, and where the queue continues after them."""
+
+    messages: list[ConsumedMessage]
+    next_offset: int
+    size: int = 0
+    rewinds: bool = False
+    """Whether that is before what came earlier: the broker has lost messages."""
+
+
+class _BeyondEnd(Exception):  # noqa: N818  # it is no error, but a finding
+    """The master insists that the queue ends before the wanted offset."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+class QueueReader:
+    """Belongs to one assignment; ``arrived`` is called after every change that ``take`` would see."""
+
+    def __init__(
+        self, cluster: Cluster, queue: MessageQueue, offset: int, settings: PullSettings, arrived: Callable[[], None]
+    ) -> None:
+        self.queue: Final = queue
+        self.max_offset = -1
+        """The queue's end in the last answer; -1 if unknown."""
+        self.skipped = 0
+        """How many offsets were skipped because their messages no longer exist."""
+        self.is_refused = False
+        """Whether it was refused at the last attempt, and is asked for again."""
+        self.last: ConsumedMessage | None = None
+        """The last message that came."""
+        self.known: ConsumedMessage | None = None
+        """The last one that came while the queue was known to be the one that the group's offset is for."""
+        self._cluster = cluster
+        self._settings = settings
+        self._arrived = arrived
+        self._offset = offset
+        self._looked_before_begin = offset <= 0
+        self._is_doubtful = False  # whether the broker may have lost messages since
+        self._beyond_since: float | None = None
+        self._stock: deque[PulledBatch] = deque()
+        self._stock_bytes = 0
+        self._room = asyncio.Event()
+        self._error: ClientError | None = None
+        self._source = MASTER_ID  # the broker id to read from, as the last answer suggested
+        self._avoided = ""  # the address that failed last
+        self._task: asyncio.Task[None] | None = None
+
+    # -- for the consumer ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to pull."""
+        name = f"pull {self.queue.topic} {self.queue.broker_name} {self.queue.queue_id}"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+
+    def stop(self) -> None:
+        """Pull no more. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``take`` would return or raise something."""
+        return bool(self._stock) or self._error is not None
+
+    def take(self) -> PulledBatch | None:
+        """The next messages, or None. Raises ``OffsetOutOfRangeError``, again and again until ``seek``."""
+        if self._stock:
+            batch = self._stock.popleft()
+            self._stock_bytes -= batch.size
+            self._room.set()
+            return batch
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def seek(self, offset: int) -> None:
+        """Drop what is in stock, and continue at ``offset``."""
+        running = self._task is not None
+        self.stop()
+        self._offset = offset
+        self._beyond_since = self._error = None
+        self._stock.clear()
+        self._stock_bytes = 0
+        if running:
+            self.start()
+
+    async def other_history(self) -> int | None:
+        """Where to go on if the broker's queue is not the one that was read so far: it lost its disk. Else None.
+
+        The last message that came while the queue was known to be the same shows it: another one is in its place, or
+        none. What was stored later than it is new. Raises ``ClientError``.
+        """
+        known, offset = self.known, self._offset
+        place = known.queue_offset if known is not None else max(offset - 1, 0)
+        answer, found = await self._message_at(place, self._cluster.timeout_s)
+        if answer.max_offset < offset:
+            is_other = True
+        elif found is not None:
+            is_other = known is not None and _is_replaced(known, found)
+        else:
+            is_other = known is not None and answer.min_offset <= place
+        if not is_other:
+            return None
+        return await self._begin_after(known) if known is not None else max(answer.min_offset, 0)
+
+    # -- pulling -------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff = Backoff(PAUSE_S_MIN, PAUSE_S_MAX)
+        told = ""
+        while True:
+            try:
+                while self._stock_bytes >= self._settings.stock_bytes_max or self._error is not None:
+                    self._room.clear()
+                    await self._room.wait()
+                if await self._pull():
+                    backoff.succeeded()
+                    told = ""
+            except _BeyondEnd as beyond:
+                try:
+                    await self._go_back(beyond.end)
+                except ClientError as error:
+                    _log.warning("%s: %s; retrying", self._named, error)
+                    await asyncio.sleep(backoff.pause())
+            except ClientError as error:
+                self._is_doubtful = True
+                if may_repeat(error, harmless=True) or isinstance(error, BadAnswerError):
+                    if str(error) != told:  # once, not for every attempt
+                        told = str(error)
+                        _log.warning("%s: %s; retrying", self._named, error)
+                    await asyncio.sleep(backoff.pause())
+                    await self._look_for_brokers()
+                else:
+                    await self._wait_out(error)
+            except Exception:  # noqa: BLE001  # else the queue would be read no more without a word
+                _log.exception("%s: an unexpected error; retrying", self._named)
+                await asyncio.sleep(PAUSE_S_MAX)
+
+    @property
+    def _named(self) -> str:
+        at = f" at {self.queue.broker_name}" if self.queue.broker_name else ""
+        return f"queue {self.queue.queue_id} of {self.queue.topic}{at}"
+
+    async def _look_for_brokers(self) -> None:
+        self._cluster.routes.doubt(self.queue.topic)
+        try:
+            async with asyncio.timeout(PAUSE_S_MAX):
+                await self._cluster.routes.refresh_brokers()
+        except (ClientError, TimeoutError):
+            pass  # the next attempt says what is the matter
+
+    async def _wait_out(self, error: ClientError) -> None:
+        """Say once that the queue is refused, and try again after a while: the topic may be made anew."""
+        if not self.is_refused:
+            _log.warning("%s: %s; waiting", self._named, error)
+        self.is_refused = True
+        self._arrived()
+        self._cluster.routes.doubt(self.queue.topic)
+        await asyncio.sleep(REFUSED_PAUSE_S)
+
+    async def _pull(self) -> bool:
+        """Pull once. Whether the broker has answered."""
+        address, is_master = await self._choose()
+        if is_master:
+            await self._look_before_begin()
+            await self._look_back()
+        loop, settings = asyncio.get_running_loop(), self._settings
+        began = loop.time()
+        wait_s = settings.wait_s if is_master else min(settings.wait_s, COPY_WAIT_S)
+        if self.max_offset < 0:
+            wait_s = 0.0  # the first answer says where the queue ends
+        try:
+            answer = await self._ask(
+                address,
+                self._offset,
+                settings.max_messages,
+                expression=settings.expression,
+                wait_s=wait_s,
+                timeout_s=self._cluster.timeout_s,
+            )
+        except ClientError:
+            self._avoided, self._source = address, MASTER_ID
+            raise
+        self._avoided = ""
+        if not self._take_in(answer, is_master=is_master) and loop.time() - began < IDLE_PAUSE_S:
+            await asyncio.sleep(IDLE_PAUSE_S)
+        return True
+
+    async def _choose(self) -> tuple[str, bool]:
+        """Where to read now, and whether that is the master. Raises ``ClientError``."""
+        deadline = self._cluster.deadline()
+        broker = await self._cluster.broker(self.queue.broker_name, deadline)
+        suggested = broker.addresses.get(self._source, "")
+        candidates = dict.fromkeys(one for one in (suggested, *broker.readable) if one)
+        address = next((one for one in candidates if one != self._avoided), self._avoided)
+        if not address:
+            raise BrokerUnreachableError(f"brokers {self.queue.broker_name or 'of this group'} have no address now")
+        return address, address == broker.master
+
+    async def _ask(
+        self, address: str, offset: int, max_messages: int, *, expression: str, wait_s: float, timeout_s: float
+    ) -> Frame:
+        header = PullHeader(
+            consumer_group=self._settings.group or TOOLS_GROUP,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            sys_flag=SUBSCRIPTION | (SUSPEND if wait_s else 0),
+            commit_offset=0,
+            suspend_timeout_millis=round(1000 * wait_s),
+            sub_version=0,
+            subscription=expression,
+            expression_type="TAG",
+        )
+        request = Frame(RequestCode.PULL_MESSAGE, 0, write_header(header), b"")
+        return await self._cluster.connections.call(address, request, wait_s + timeout_s)
+
+    def _take_in(self, answer: Frame, *, is_master: bool) -> bool:
+        """Process an answer to a pull; whether it was of any use. Raises ``ClientError`` and ``_BeyondEnd``."""
+        if answer.code not in _ANSWERS:
+            raise refusal_of(answer, self._named)
+        header = read_answer(PullAnswer, answer)
+        offset, self.max_offset = self._offset, header.max_offset
+        self.is_refused = False
+        self._source = header.suggest_which_broker_id
+        if answer.code in _GO_ON:
+            messages = split_pulled(answer.body, self.queue) if answer.code == AnswerCode.SUCCESS else []
+            if header.next_begin_offset < offset or (messages and header.next_begin_offset == offset):
+                raise BadAnswerError(
+                    f"asked for offset {offset}, but the answer continues at {header.next_begin_offset}"
+                )
+            self._beyond_since = None
+            if header.next_begin_offset == offset:
+                return False
+            self._add(messages, header.next_begin_offset, len(answer.body))
+            return True
+        if answer.code == AnswerCode.PULL_OFFSET_MOVED and header.min_offset > offset:
+            self._beyond_since = None
+            self._go_to(header.min_offset, f"messages {offset} to {header.min_offset - 1} are gone")
+            return True
+        if header.max_offset >= offset or not is_master:  # a copy may lag; only the master knows the end
+            self._beyond_since = None
+        elif self._is_long_beyond():
+            raise _BeyondEnd(max(header.max_offset, 0))
+        self._arrived()
+        return False
+
+    def _add(self, messages: list[ConsumedMessage], next_offset: int, size: int) -> None:
+        if messages:
+            self.last = messages[-1]
+        tags = self._settings.tags
+        if tags is not None:  # brokers compare only hashes
+            messages = [one for one in messages if one.tags in tags]
+        self._offset = next_offset
+        self._stock.append(PulledBatch(messages, next_offset, size))
+        self._stock_bytes += size
+        self._arrived()
+
+    def _is_long_beyond(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._beyond_since is None:
+            self._beyond_since = now
+        return now >= self._beyond_since + BEYOND_END_S
+
+    def _go_to(self, offset: int, reason: str) -> None:
+        self._beyond_since = None
+        if not self._settings.skips_missing:
+            self._error = OffsetOutOfRangeError(f"{self._named}: {reason}")
+        else:
+            _log.warning("%s: %s; continuing at %d", self._named, reason, offset)
+            rewinds = offset <= self._offset
+            self.skipped += max(offset - self._offset, 0)
+            self._offset = offset
+            self._stock.append(PulledBatch([], offset, rewinds=rewinds))
+        self._arrived()
+
+    # -- what the broker may have lost ---------------------------------------------------------------------------------
+
+    async def _look_before_begin(self) -> None:
+        """A message that was read in an earlier life is known, too: the one before the position that was stored."""
+        if self._looked_before_begin:
+            return
+        begin = self._offset
+        try:
+            _, found = await self._message_at(begin - 1, LOOK_BACK_S)
+        except ClientError as error:
+            self._looked_before_begin = not may_repeat(error, harmless=True)
+            return
+        self._looked_before_begin = True
+        if found is not None and self.known is None and found.queue_offset == begin - 1:
+            self.known = found
+
+    async def _look_back(self) -> None:
+        """After a broken connection to the master: it may have lost messages, and taken new ones at their offsets.
+
+        A queue that has become shorter is not believed at once: see ``BEYOND_END_S``.
+        """
+        last, offset = self.last or self.known, self._offset
+        if not self._is_doubtful or last is None:
+            return
+        try:
+            answer, found = await self._message_at(last.queue_offset, LOOK_BACK_S)
+        except BrokerFailedError as error:  # it was read before: what follows is not held up
+            _log.warning("%s: the last message is unreadable now: %s", self._named, error)
+            self._is_doubtful = False
+            return
+        if found is None or not _is_replaced(last, found):
+            self._is_doubtful = answer.max_offset < offset
+            return
+        target = await self._begin_after(last)
+        if target < offset:
+            self._go_to(target, f"the message before {offset} is another one: the broker has lost messages")
+        self._is_doubtful = False
+
+    async def _go_back(self, end: int) -> None:
+        """The queue ends before our offset: behind what was lost, or where a queue in its place begins."""
+        last = self.last or self.known
+        target = min(await self._begin_after(last), end) if last is not None else end
+        self._go_to(target, f"the queue ends at {end}, before {self._offset}")
+
+    async def _message_at(self, offset: int, timeout_s: float) -> tuple[PullAnswer, ConsumedMessage | None]:
+        """The bounds of the queue, and the message there or the next one, if there is any. Of the master."""
+        deadline = self._cluster.deadline(timeout_s)
+        broker = await self._cluster.broker(self.queue.broker_name, deadline)
+        if not broker.master:
+            raise BrokerUnreachableError(f"brokers {self.queue.broker_name or 'of this group'} have no master now")
+        answer = await self._ask(
+            broker.master, offset, 1, expression="*", wait_s=0.0, timeout_s=min(timeout_s, deadline.remaining_s)
+        )
+        if answer.code not in _ANSWERS:
+            raise refusal_of(answer, broker.master)
+        messages = split_pulled(answer.body, self.queue) if answer.code == AnswerCode.SUCCESS else []
+        return read_answer(PullAnswer, answer), messages[0] if messages else None
+
+    async def _begin_after(self, last: ConsumedMessage) -> int:
+        """The offset of the first message stored later than this one."""
+        header = OffsetByTimeHeader(self.queue.topic, self.queue.queue_id, last.store_timestamp + 1)
+        answer = await self._cluster.ask_master(
+            self.queue.broker_name,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            header,
+            deadline=self._cluster.deadline(),
+        )
+        return max(read_answer(OffsetAnswer, answer).offset, 0)
+
+
+def _is_replaced(known: ConsumedMessage, found: ConsumedMessage) -> bool:
+    """Whether another message than ``known`` is in its place now; a broker answers with a later one if it is gone."""
+    return found.record != known.record and found.queue_offset == known.queue_offset
